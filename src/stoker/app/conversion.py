@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,26 +20,10 @@ from stoker.data.columns import Column, to_numpy
 if TYPE_CHECKING:
     from stoker.app.chain import ChainResult
     from stoker.data.user_dataset.load_dataset import AnyDataset
-
-Rows = Mapping[str, NDArray[Any]]
-"""Input -> [rows, ...] values."""
+    from stoker.export.conversion import ConversionSource
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A SavedModel, and rows to ask it about."""
-
-    saved_model: Path
-    """Its folder."""
-
-    rows: Rows
-    """What the conversion is compared on."""
-
-    representative: Rows
-    """What ranges are measured on."""
-
-
-def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> Source:
+def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> ConversionSource:
     """What a chain exported, with rows of its eval split, and of its train split for ranges.
 
     Args:
@@ -47,24 +31,27 @@ def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> S
         chain: Its outputs up to `export`.
         rows: Most rows of each.
     """
+    from stoker.export.conversion import ConversionSource
+
     transform = open_transform(experiment, chain.output("transform"))
     dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
     columns = transform.serving_columns
     held_out = next(eval_rows(dataset, columns, at_once=rows))
-    return Source(
+    return ConversionSource(
         saved_model=chain.output("export"),
         rows=_first(held_out, rows),
         representative=_first(_train_rows(dataset, columns, rows), rows),
     )
 
 
-def of_folder(folder: Path, request: Request | None) -> Source:
+def of_folder(folder: Path, request: Request | None) -> ConversionSource:
     """A SavedModel, or the newest of a folder of versions, with the user's own rows.
 
     Raises:
         ConfigError: there is no SavedModel, or there are no rows.
-        UserError: the rows are none that the model takes.
+        UserError: the model does not take the rows.
     """
+    from stoker.export.conversion import ConversionSource
     from stoker.export.signatures import SERVING_TRANSFORMED, TRANSFORM_FEATURES
     from stoker.registry.callpath import load_model
     from stoker.registry.repository import version_folders
@@ -92,7 +79,7 @@ def of_folder(folder: Path, request: Request | None) -> Source:
         request = replace(request, signature=TRANSFORM_FEATURES)
     spec = chosen(signatures, request.signature)
     rows = to_arrays(padded(request, lambda: signatures), spec)
-    return Source(saved_model=saved_model, rows=rows, representative=rows)
+    return ConversionSource(saved_model=saved_model, rows=rows, representative=rows)
 
 
 def _train_rows(dataset: AnyDataset, columns: Sequence[Any], rows: int) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What is deployed, where, and on which server."""
+"""One deployment: the model, the platform and the server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ GRPC_PORT = 8500
 _MEMORY = re.compile(r"[1-9][0-9]*(Mi|Gi)")
 _CPU = re.compile(r"[1-9][0-9]*m?|0?\.[0-9]+|[1-9][0-9]*\.[0-9]+")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Of a model's name what neither YAML, nor a Dockerfile, nor Kubernetes's `$(VARIABLE)` reads."""
+"""Model names without characters that are special in YAML, Dockerfiles or Kubernetes's `$(VARIABLE)`."""
 
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]*")
-"""Of an image's name all that a registry takes, and nothing that YAML or a shell would read."""
+"""Image names that a registry accepts, without characters that are special in YAML or a shell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,43 +30,43 @@ class Plan:
     """One deployment."""
 
     model: str
-    """The model's name, as clients call it."""
+    """Name of the model for clients."""
 
     version: int
-    """The version that goes into the image."""
+    """Version in the image."""
 
     source: Path
     """Its folder."""
 
     target: Target
-    """What runs containers."""
+    """Platform."""
 
     server: ServerKind
-    """Which server is in the image."""
+    """Server in the image."""
 
     image: str
-    """The image's name, in the registry that the cluster pulls from."""
+    """Name of the image in the registry that the cluster pulls from."""
 
     base: str
-    """The image that it stands on."""
+    """Base image."""
 
     replicas: int = 2
-    """Fewest servers."""
+    """Minimum number of servers."""
 
     max_replicas: int = 10
-    """Most servers."""
+    """Maximum number of servers."""
 
     cpu: str = "1"
-    """Cores that a server requests; Compose's limit."""
+    """CPU cores that a server requests; a limit in Compose."""
 
     memory: str = "2Gi"
-    """Memory that a server may take."""
+    """Memory limit of a server."""
 
     gpu: bool = False
-    """Whether each server gets a GPU, and its image TensorFlow's CUDA libraries."""
+    """Whether each server gets a GPU, and the image TensorFlow's CUDA libraries."""
 
     def __post_init__(self) -> None:
-        """Refuse what a manifest could not hold."""
+        """Check what the manifests cannot express or would misread."""
         if not 1 <= self.replicas <= self.max_replicas:
             raise ConfigError(
                 "there must be at least 1 replica, and no more than --max-replicas",
@@ -93,19 +93,19 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The model's name as the cluster's objects have it."""
+        """The model's name as a valid name of cluster objects."""
         return dns_name(self.model)
 
     @property
     def base_path(self) -> str:
-        """Where the model's versions lie in the image."""
+        """Folder of the model's versions in the image."""
         return f"/models/{self.model}"
 
     @property
     def arguments(self) -> list[str]:
-        """The server's flags."""
+        """Command line of the server."""
         flags = [f"--model_name={self.model}", f"--model_base_path={self.base_path}"]
         ports = [f"--port={GRPC_PORT}", f"--rest_api_port={REST_PORT}"]
-        # In a container the loopback is nobody's: who gets in is said by the network's policy.
+        # Nothing reaches a container's loopback address; the network policy controls access.
         own = ["serve", *flags, "--host=0.0.0.0", "--allow-unauthenticated", *ports]
         return own if self.server == "stoker" else [*flags, *ports]

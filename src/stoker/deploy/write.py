@@ -1,46 +1,54 @@
-"""A plan -> a folder with a Dockerfile, the model, the manifests and what to do with them."""
+"""Writes a deployment: Dockerfile, model, manifests and README."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from string import Template
 
-from stoker.core.errors import ConfigError, Plain
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from stoker.cluster.doctor.framework import cuda_packages
+from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.files import publish_folder, scratch_folder
 from stoker.deploy.plan import REST_PORT, Plan
-from stoker.deploy.requirements import cuda_requirements, pinned_requirements
+
+CUDA_LOCK = "requirements-cuda.lock"
+"""TensorFlow's CUDA libraries with versions and hashes: a link to the file that `make setup` installs."""
 
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
 _LIMITS = {
-    "compose": "One server. It listens on this machine alone.",
-    "kubernetes": "$replicas to $max_replicas servers, spread over nodes, by CPU; only labelled "
-    "clients reach them, and they reach nobody.",
-    "kserve": "$replicas to $max_replicas servers, by CPU. Who may call is KServe's and your mesh's "
-    "matter.",
+    "compose": "One server, reachable from this machine only.",
+    "kubernetes": "$replicas to $max_replicas servers, spread over nodes, by CPU; only labeled "
+    "clients reach them; they cannot connect to anything.",
+    "kserve": "$replicas to $max_replicas servers, by CPU. KServe and your service mesh control who "
+    "may call.",
 }
 
 _UNCHECKED = {
     "stoker": "The image was not built here, and nothing was applied to a cluster.",
     "tensorflow-serving": "The image was not built here, nothing was applied to a cluster, and whether "
-    "the registry has this tag was not asked.",
+    "the registry has this tag was not checked.",
 }
 
 
 def write_deployment(plan: Plan, out: Path) -> list[Path]:
-    """Write the folder, whole or not at all.
+    """Write the folder; on failure, write nothing.
 
     Args:
-        plan: What is deployed.
-        out: Where to; must not exist.
+        plan: The deployment.
+        out: The folder to write; must not exist.
 
     Returns:
-        Its files but the model's, relative to it.
+        The files other than the model's, relative to `out`.
 
     Raises:
         ConfigError: `out` exists.
@@ -49,7 +57,7 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
         raise ConfigError(
             "--out must be a folder that does not exist yet",
             got=str(out),
-            fix="Name another: what was written before may have been changed by hand.",
+            fix="Name another folder: this one may contain changes made by hand.",
         )
     texts = _texts(plan, out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +74,7 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
 
 
 def _copy(source: Path, to: Path) -> None:
-    """Copy a folder; unlike `shutil.copytree` it ends at a full disk, and says that it is one."""
+    """Copy a folder; unlike `shutil.copytree`, stop at a full disk with its error."""
     to.mkdir(parents=True)
     for path in sorted(source.rglob("*")):
         if path.is_dir():
@@ -76,7 +84,7 @@ def _copy(source: Path, to: Path) -> None:
 
 
 def _texts(plan: Plan, out: Path) -> dict[str, str]:
-    """File -> its text."""
+    """File -> text."""
     values = _values(plan, out)
     texts = {"Dockerfile": _fill(f"dockerfile-{plan.server}", **values)}
     texts[".dockerignore"] = "compose.yaml\nkubernetes/\nkserve/\nREADME.md\n"
@@ -106,7 +114,7 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         f"import urllib.request as r; r.urlopen('http://127.0.0.1:{REST_PORT}/readyz', timeout=3)"
     )
     health = ["CMD", "python", "-c", check]
-    # TensorFlow Serving's image has no curl and no Python, but bash, which can connect.
+    # TensorFlow Serving's image has neither curl nor Python; bash can connect.
     connect = ["CMD", "bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{REST_PORT}"]
     return {
         "name": plan.name,
@@ -141,7 +149,7 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
 
 
 def _gpu_values(plan: Plan) -> dict[str, str]:
-    """What a GPU adds to the Dockerfile, the manifests and the README; nothing without one."""
+    """Additions for a GPU to the Dockerfile, the manifests and the README; empty without one."""
     parts = {
         "cuda_file": " requirements-cuda.txt",
         "cuda_install": _fill("dockerfile-cuda-install"),
@@ -159,7 +167,7 @@ def _pod(plan: Plan, values: dict[str, str]) -> str:
 
 
 def _block(text: str, indent: int) -> str:
-    """Lines as they stand at a `$place`: all but the first further in."""
+    """Text for a placeholder, with all lines but the first indented."""
     return text.rstrip("\n").replace("\n", "\n" + " " * indent)
 
 
@@ -168,18 +176,83 @@ def _fill(template: str, **values: str) -> str:
     return Template(text).substitute(values)
 
 
+def pinned_requirements(root: str = "stoker") -> list[str]:
+    """Return `name==version` of all dependencies of a package, as installed here.
+
+    Args:
+        root: The package; not part of the result.
+
+    Raises:
+        UserError: a dependency is not installed.
+    """
+    found: dict[str, str] = {}
+    todo = [(root, frozenset[str]())]
+    seen = set()
+    while todo:
+        name, extras = todo.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        for requirement in _requires(name, extras):
+            needed = canonicalize_name(requirement.name)
+            found[needed] = _version(requirement.name)
+            todo.append((needed, frozenset(requirement.extras)))
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def cuda_requirements() -> str:
+    """Return the lock file of TensorFlow's CUDA libraries: names, versions and hashes.
+
+    Raises:
+        UserError: the lock does not match the installed TensorFlow.
+    """
+    text = (resources.files(__package__) / CUDA_LOCK).read_text("utf-8")
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+    for package in cuda_packages():
+        version = locked.get(package.name)
+        if version is None or not SpecifierSet(package.wanted).contains(version):
+            raise UserError(
+                f"the lock of CUDA libraries must match the installed TensorFlow, which needs "
+                f"{package.name}{package.wanted}",
+                got=Plain("not in the lock" if version is None else f"version {version}"),
+                fix="Install the TensorFlow version for which this Stoker was released.",
+            )
+    return text
+
+
+def _requires(name: str, extras: frozenset[str]) -> list[Requirement]:
+    requirements = [Requirement(text) for text in metadata.requires(name) or []]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None
+        or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"{name} must be installed: the image gets the versions that are installed here",
+            got=Plain("not installed"),
+            fix="Install Stoker with all its dependencies.",
+        ) from None
+
+
 def read_model(folder: Path, *, version: int | None) -> tuple[str, int, Path]:
-    """The model that a folder holds, checked against its manifest.
+    """Find a version of a model in a folder and check it against its manifest.
 
     Args:
         folder: A folder of versions.
-        version: Which; the newest if None.
+        version: The version; None for the newest.
 
     Returns:
         Its name, version and folder.
 
     Raises:
-        ConfigError: there is no such version.
+        ConfigError: the version does not exist.
         DataError: it is damaged.
     """
     from stoker.registry.repository import checked_name, verify, version_folders

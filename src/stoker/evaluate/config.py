@@ -15,57 +15,57 @@ from stoker.evaluate.slices import columns_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """What a metric over the whole eval split must reach; at least one limit is set."""
+    """Limits of a metric on the whole eval split; at least one is set."""
 
     min: float | None = None
-    """Least value that passes."""
+    """Minimum value that passes."""
 
     max: float | None = None
-    """Greatest value that passes."""
+    """Maximum value that passes."""
 
     max_drop: float | None = None
-    """How much worse than the version now in the repository it may be, on the same rows, in the
-    metric's own unit and direction (for a loss: how much higher)."""
+    """How much worse than the version in the repository the metric may be, on the same rows, in its
+    own unit and direction (for a loss: how much higher)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceGate:
-    """What a metric must reach in every slice of some columns."""
+    """Limits of a metric in every slice of some columns."""
 
     slices: tuple[str, ...]
-    """Raw columns, or crosses like `day*payment_type`, whose slices are held to the limits."""
+    """Raw columns, or crosses like `day*payment_type`, whose slices are checked."""
 
     values: tuple[str, ...] = ()
-    """Only these slices, as the report prints them; every slice by default. A value that no row
-    has fails, as every slice under `min_rows` does."""
+    """Only these slices, as printed in the report; by default all. A value without rows fails, as
+    does every slice with fewer rows than `min_rows`."""
 
     min: float | None = None
-    """Least value that passes."""
+    """Minimum value that passes."""
 
     max: float | None = None
-    """Greatest value that passes."""
+    """Maximum value that passes."""
 
     min_rows: int = 100
-    """Fewest rows that a slice must have to be judged; one with fewer fails."""
+    """Minimum number of rows of a slice; a slice with fewer fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateConfig:
-    """What is measured on the eval split, and what it must reach before the model is pushed."""
+    """Metrics on the eval split, and their limits for a push."""
 
     metrics: tuple[str, ...] = ()
-    """Names of metrics; empty: chosen by the task. Metrics that a gate names are added. Of a model
-    of several outputs they are `OUTPUT_METRIC`, of one label of several `label_N_METRIC` with its
-    place N from 0, also in the gates."""
+    """Names of metrics (default: those of the task). Metrics of gates are added. With several outputs
+    they are `OUTPUT_METRIC`, for one of several labels `label_N_METRIC` with N from 0, also in the
+    gates."""
 
     slices: tuple[str, ...] = ()
-    """Raw columns to break the metrics down by; `a*b` crosses two or more."""
+    """Raw columns by whose values metrics are reported; `a*b` crosses two or more."""
 
     gates: dict[str, Gate] = field(default_factory=dict)
-    """Metric -> what it must reach over the whole split."""
+    """Metric -> its limits on the whole split."""
 
     slice_gates: dict[str, SliceGate] = field(default_factory=dict)
-    """Metric -> what it must reach in each slice."""
+    """Metric -> its limits in each slice."""
 
     def __post_init__(self) -> None:
         for name in self.metrics:
@@ -77,20 +77,20 @@ class EvaluateConfig:
 
     @property
     def all_slices(self) -> tuple[str, ...]:
-        """Every slice that is reported or gated, once."""
+        """Every slice that is reported or has a gate, once."""
         gated = (name for gate in self.slice_gates.values() for name in gate.slices)
         return tuple(dict.fromkeys([*self.slices, *gated]))
 
 
 def slice_columns(config: EvaluateConfig, columns: Sequence[str]) -> tuple[str, ...]:
-    """The raw columns that must be read to build the slices.
+    """The raw columns that the slices need.
 
     Args:
-        config: What to evaluate.
-        columns: Names of the raw columns that there are.
+        config: The slices.
+        columns: Names of all raw columns.
 
     Raises:
-        ConfigError: a slice names a column that is not there; names the nearest.
+        ConfigError: a slice names an unknown column; the error names the nearest.
     """
     needed: dict[str, None] = {}
     for name in config.all_slices:
@@ -108,23 +108,23 @@ def slice_columns(config: EvaluateConfig, columns: Sequence[str]) -> tuple[str, 
 def require_metrics_of(
     config: EvaluateConfig, outputs: Sequence[str], *, any_label: bool = False
 ) -> None:
-    """Refuse metrics that the model's outputs have not.
+    """Raise an error for a metric that no output of the model has.
 
     Args:
-        config: What to evaluate.
+        config: The metrics and gates.
         outputs: Names of the outputs with a label.
-        any_label: Accept the metrics of any label of an output: how many a row has is not known.
+        any_label: Accept the metrics of any label of an output: their number is not known.
 
     Raises:
-        ConfigError: a metric is of no output; names the nearest.
+        ConfigError: no output has the metric; the error names the nearest.
     """
     known = metrics_of(outputs)
-    asked = {
+    settings = {
         "evaluate.metrics": config.metrics,
         "evaluate.gates": config.gates,
         "evaluate.slice_gates": config.slice_gates,
     }
-    for key, names in asked.items():
+    for key, names in settings.items():
         for name in names:
             whole = without_label(name) if any_label else name
             if name not in known and whole not in known:
@@ -135,7 +135,7 @@ def require_metrics_of(
 
 
 def outputs_and_labels(shapes: Mapping[str, Sequence[int | None]]) -> list[str]:
-    """The outputs, and each label of those whose rows may have several.
+    """The outputs, and each label of outputs with several labels per row.
 
     Args:
         shapes: Output -> shape of its label, without the batch axis.
@@ -178,7 +178,7 @@ def _check_drop(key: str, name: str, max_drop: float) -> None:
         )
     if better_direction(name) == "neither":
         raise ConfigError(
-            f"{key} needs a metric of which more, or less, is better",
+            f"{key} needs a metric that has a better direction",
             got=name,
             fix="Give it min and max instead.",
         )
@@ -204,7 +204,7 @@ def _check_slice_gate(name: str, gate: SliceGate) -> None:
         raise ConfigError(
             f"{key}.min_rows must be at least 1",
             got=gate.min_rows,
-            fix="Set it to the fewest rows on which the metric means something.",
+            fix="Set it to the minimum number of rows for a meaningful metric.",
         )
 
 

@@ -1,4 +1,4 @@
-"""One evaluation: metrics over the split and by slice, the gates' verdicts, and its JSON."""
+"""One evaluation: metrics, slices, calibration and confusion, the verdicts of the gates, and its JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.core.multi_output import ONLY, alone, of_output
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
-from stoker.evaluate.curves import CalibrationBin, calibration_bins, confusion_matrix
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict, check_gates
 from stoker.evaluate.metrics import (
     MetricValue,
@@ -24,20 +24,42 @@ from stoker.evaluate.metrics import (
     measure_all,
     metrics_of,
     metrics_of_labels,
+    predicted_ids,
+    probability_of_one,
 )
 from stoker.evaluate.slices import slice_rows
-from stoker.evaluate.task import Examples, Task
+from stoker.evaluate.task import Examples, FloatArray, Task
+
+_BINS = 10
+"""Number of calibration bins, each with about the same number of rows."""
+
+_MAX_CLASSES = 100
+"""Maximum number of classes with a confusion matrix: 10,000 cells."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationBin:
+    """Rows with similar predictions."""
+
+    rows: int
+    """Number of rows."""
+
+    mean_prediction: float
+    """Mean of the predictions."""
+
+    mean_label: float
+    """Mean of the labels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputEvaluation:
-    """What was found of one output, beside its metrics."""
+    """Results of one output other than its metrics."""
 
     task: Task
-    """What the output means."""
+    """Task of the output."""
 
     calibration: tuple[CalibrationBin, ...] = ()
-    """Mean prediction against mean label by tenths of the predictions; not for many classes."""
+    """Mean prediction and mean label by tenths of the predictions; empty for many classes."""
 
     confusion: tuple[tuple[int, ...], ...] = ()
     """[label][prediction] rows; empty for a regression, several labels, and beyond 100 classes."""
@@ -45,35 +67,35 @@ class OutputEvaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What was found on the eval split, and whether the model may be pushed."""
+    """Results on the eval split, and whether the model may be pushed."""
 
     rows: int
     """Rows of the eval split."""
 
     outputs: Mapping[str, OutputEvaluation]
-    """By the model's output."""
+    """Results by output of the model."""
 
     metrics: Mapping[str, MetricValue]
-    """Over the whole split; the first is the one to look at. Of several outputs they are named
-    `{output}_{metric}`, as Keras names them."""
+    """Metrics of the whole split, the main one first. With several outputs their names are
+    `{output}_{metric}`, as in Keras."""
 
     slices: tuple[SliceResult, ...]
-    """By slice, the configuration's order, then the largest first."""
+    """Metrics by slice, in the order of the configuration, then by number of rows."""
 
     verdicts: tuple[Verdict, ...]
-    """One a limit, and one for each thing that no model may do."""
+    """One verdict per limit, and one per check that applies to every model."""
 
     baseline: BaselineMetrics | None
-    """The version that `max_drop` compared with; None where there is none yet."""
+    """The version that `max_drop` compares with; None if no version was pushed."""
 
     @property
     def main_metric(self) -> str:
-        """The metric to look at: the first that was asked for, or the task's own."""
+        """Name of the main metric: the first in the configuration, or the default of the task."""
         return next(iter(self.metrics))
 
     @property
     def blessed(self) -> bool:
-        """True when nothing said no: the model may be pushed."""
+        """Whether every verdict passed: the model may be pushed."""
         return all(verdict.passed for verdict in self.verdicts)
 
 
@@ -84,18 +106,18 @@ def evaluate(
     config: EvaluateConfig,
     baseline: BaselineMetrics | None,
 ) -> Evaluation:
-    """Measure a model's predictions and let the gates judge them.
+    """Compute metrics of a model's predictions and check the gates.
 
     Args:
-        outputs: Labels and predictions by output (`pair`), all of the same rows; a model of one
-            output has it by `ONLY`.
+        outputs: Labels and predictions by output (`pair`), all of the same rows; the key of a
+            single output is `ONLY`.
         slice_columns: Raw column -> [rows] values, for the columns that `config` slices by.
         config: Metrics, slices and gates.
         baseline: The version now in the repository on the same rows (`measure_baseline`); None
-            where there is none yet.
+            if no version was pushed.
 
     Raises:
-        ConfigError: a metric is asked for that no output has.
+        ConfigError: no output has a configured metric.
     """
     labelled = by_label(outputs)
     require_metrics_of(config, list(labelled))
@@ -124,18 +146,62 @@ def evaluate(
 def measure_baseline(
     outputs: Mapping[str, Examples], *, config: EvaluateConfig, version: str
 ) -> BaselineMetrics:
-    """Measure the version now in the repository on the rows that the new model is measured on.
+    """Compute the metrics of the version in the repository on the rows of the new model.
 
     Args:
         outputs: As for `evaluate`, the predictions those of the version in the repository.
-        config: Names the metrics.
-        version: What to call it, e.g. `version 3`.
+        config: The metrics.
+        version: Its name in messages, e.g. `version 3`.
 
     Returns:
         Its metrics.
     """
     metrics = measure_all(_metric_names(config, outputs), by_label(outputs))
     return BaselineMetrics(version=version, rows=_rows(outputs), metrics=metrics)
+
+
+def calibration_bins(examples: Examples) -> tuple[CalibrationBin, ...]:
+    """Mean prediction and mean label by tenths of the rows, sorted by prediction.
+
+    Args:
+        examples: Two classes, or a regression with one output.
+
+    Returns:
+        At most ten bins, equal predictions in the same bin; none for more classes or outputs.
+    """
+    whole = examples.take(examples.finite)
+    predictions = probability_of_one(whole)
+    if predictions.ndim != 1 or not whole.rows:
+        return ()
+    _, place, counts = np.unique(predictions, return_inverse=True, return_counts=True)
+    middle = np.cumsum(counts) - counts / 2.0
+    bin_of = np.minimum((middle * _BINS / whole.rows).astype(np.int64), _BINS - 1)[place]
+    bins = [bin_of == number for number in range(_BINS) if (bin_of == number).any()]
+    return tuple(_calibration_bin(whole.labels[inside], predictions[inside]) for inside in bins)
+
+
+def _calibration_bin(labels: FloatArray, predictions: FloatArray) -> CalibrationBin:
+    """Divide before summing, so that large numbers do not overflow."""
+    rows = len(predictions)
+    return CalibrationBin(
+        rows=rows,
+        mean_prediction=float((predictions / rows).sum()),
+        mean_label=float((labels / rows).sum()),
+    )
+
+
+def confusion_matrix(examples: Examples) -> tuple[tuple[int, ...], ...]:
+    """[label][prediction] number of rows with finite values; empty beyond 100 classes.
+
+    Also empty if a row may have several labels.
+    """
+    classes = 0 if examples.task.kind == "multilabel" else examples.task.classes
+    if not 0 < classes <= _MAX_CLASSES:
+        return ()
+    whole = examples.take(examples.finite)
+    cells = whole.labels.astype(np.int64) * classes + predicted_ids(whole)
+    table = np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+    return tuple(tuple(int(cell) for cell in row) for row in table)
 
 
 def write_evaluation(evaluation: Evaluation, path: Path) -> None:
@@ -179,7 +245,7 @@ def evaluation_from_json(raw: Mapping[str, Any]) -> Evaluation:
     """The inverse of `evaluation_to_json`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no evaluation.
+        KeyError, TypeError, ValueError: it is not an evaluation.
     """
     baseline, order = raw["baseline"], raw["metric_order"]
     evaluation = Evaluation(
@@ -232,7 +298,7 @@ def _measure_slices(
 
 
 def _always_checked(outputs: Mapping[str, Examples]) -> list[Verdict]:
-    """What needs no gate: an empty split proves nothing, and NaN is no answer to serve."""
+    """Checks without a gate: the split has rows, and no prediction or label is NaN."""
     failed = []
     if not _rows(outputs):
         failed.append(("evaluate.rows", "eval split", "at least one row", "0 rows"))
@@ -249,19 +315,19 @@ def _always_checked(outputs: Mapping[str, Examples]) -> list[Verdict]:
 
 
 def _outputs_to_json(outputs: Mapping[str, OutputEvaluation]) -> dict[str, Any]:
-    """The only output's parts stand beside the others; of several `outputs` holds them by name."""
-    told = alone({name: dataclasses.asdict(output) for name, output in outputs.items()})
-    return told if ONLY in outputs else {"outputs": told}
+    """The parts of a single output; several outputs are in `outputs` by name."""
+    parts = alone({name: dataclasses.asdict(output) for name, output in outputs.items()})
+    return parts if ONLY in outputs else {"outputs": parts}
 
 
 def _outputs_from_json(raw: Mapping[str, Any]) -> dict[str, OutputEvaluation]:
     return {
         name: OutputEvaluation(
-            task=Task(**told["task"]),
-            calibration=tuple(CalibrationBin(**part) for part in told["calibration"]),
-            confusion=tuple(tuple(row) for row in told["confusion"]),
+            task=Task(**parts["task"]),
+            calibration=tuple(CalibrationBin(**part) for part in parts["calibration"]),
+            confusion=tuple(tuple(row) for row in parts["confusion"]),
         )
-        for name, told in raw.get("outputs", {ONLY: raw}).items()
+        for name, parts in raw.get("outputs", {ONLY: raw}).items()
     }
 
 
@@ -278,7 +344,7 @@ def _metrics_to_json(metrics: Mapping[str, MetricValue]) -> dict[str, Any]:
 
 
 def _metrics_from_json(raw: Mapping[str, Any], order: Sequence[str]) -> dict[str, MetricValue]:
-    """Metrics in their own order: a file of sorted keys has lost it."""
+    """Metrics in their original order, which a file with sorted keys does not keep."""
     return {name: _value_from_json(raw[name]) for name in order if name in raw}
 
 

@@ -1,4 +1,4 @@
-"""Gates: what the metrics must reach. Whatever cannot be judged does not pass."""
+"""Gates: limits on metrics. An undefined metric fails its gate."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stoker.evaluate.metrics import MetricValue, Undefined, better_direction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineMetrics:
-    """The version now in the repository, on the same rows."""
+    """The version in the repository, measured on the same rows."""
 
     version: str
-    """What to call it, e.g. `version 3`."""
+    """Its name in messages, e.g. `version 3`."""
 
     rows: int = 0
-    """Rows that it was measured on."""
+    """Number of rows."""
 
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
     """Its metrics."""
 
     error: str = ""
-    """Why it could not be evaluated, a clause; "" where it could."""
+    """Why its evaluation failed, a clause; "" if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,36 +33,36 @@ class SliceResult:
     """One slice's metrics."""
 
     column: str
-    """The raw column, or the cross."""
+    """The raw column, or a cross of columns."""
 
     value: str
-    """What its rows have in common, as printed."""
+    """The value that its rows share, as printed."""
 
     rows: int
-    """How many there are."""
+    """Number of rows."""
 
     metrics: Mapping[str, MetricValue]
-    """The same metrics as over the whole split."""
+    """The same metrics as for the whole split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What one limit said."""
+    """Result of one limit."""
 
     key: str
-    """The setting that asked, e.g. `evaluate.gates.auc.min`."""
+    """The setting, e.g. `evaluate.gates.auc.min`."""
 
     subject: str
-    """What was judged: a metric, and the slice where there is one."""
+    """The metric, and the slice if there is one."""
 
     rule: str
-    """What must hold, a clause."""
+    """The limit, a clause."""
 
     passed: bool
-    """Whether it does."""
+    """Whether the limit holds."""
 
     reason: str
-    """What was found, a clause."""
+    """The measured value, a clause."""
 
 
 def check_gates(
@@ -73,17 +73,17 @@ def check_gates(
     slices: Sequence[SliceResult] = (),
     baseline: BaselineMetrics | None = None,
 ) -> list[Verdict]:
-    """Judge the metrics by every gate.
+    """Check the metrics against every gate.
 
     Args:
         config: The gates.
         rows: Rows of the eval split.
-        metrics: Metrics over the whole split; a gated one that is not there fails.
-        slices: Metrics by slice; a gated slice that is not there fails.
-        baseline: The version now in the repository; None where there is none yet.
+        metrics: Metrics of the whole split; a missing one fails its gate.
+        slices: Metrics by slice; a missing slice fails its gate.
+        baseline: The version in the repository; None if no version was pushed.
 
     Returns:
-        One verdict a limit, in the order of the configuration.
+        One verdict per limit, in the order of the configuration.
     """
     verdicts: list[Verdict] = []
     for name, gate in config.gates.items():
@@ -137,7 +137,7 @@ def _drop(
     if isinstance(new, Undefined):
         return _failed(key, name, rule=rule, reason=f"undefined: {new.reason}")
     if baseline is None:
-        reason = "no baseline yet: nothing has been pushed, so only the other limits speak"
+        reason = "no baseline yet: nothing has been pushed, so only the other limits apply"
         return Verdict(key=key, subject=name, rule=rule, passed=True, reason=reason)
     old = _baseline_value(name, baseline, rows)
     if isinstance(old, Undefined):
@@ -150,8 +150,8 @@ def _drop(
 
 
 _ROUNDINGS = 4
-"""Roundings, in units of the metric's last place, that a difference of two metrics may carry:
-0.95 - 0.945 is above 0.005 in binary and must not fail a `max_drop` of 0.005."""
+"""Rounding error of the difference of two metrics, in units of the last place: 0.95 - 0.945 is above
+0.005 in binary and must not fail a `max_drop` of 0.005."""
 
 
 def _baseline_value(name: str, baseline: BaselineMetrics, rows: int) -> MetricValue:
@@ -198,7 +198,7 @@ def _failed(key: str, subject: str, *, rule: str, reason: str) -> Verdict:
 
 
 def _shown(number: float, other: float) -> str:
-    """A number in few digits, in all where few would make it look equal to the other one."""
+    """A number with five digits, or with all if it would look equal to the other one."""
     short = f"{number:.5g}"
     return short if number == other or short != f"{other:.5g}" else repr(number)
 

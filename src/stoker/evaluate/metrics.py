@@ -1,4 +1,4 @@
-"""The metrics: exact, over all rows at once, and undefined with a reason rather than NaN."""
+"""The metrics: exact, over all rows at once; an undefined one has a reason instead of NaN."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from stoker.evaluate.task import Examples, FloatArray, Kind, Task
 Direction = Literal["higher", "lower", "neither"]
 
 PROBABILITY_FLOOR = 1e-7
-"""Least probability whose logarithm is taken: Keras's epsilon, about the spacing of float32 at 1.
+"""Minimum probability in a logarithm: Keras's epsilon, about the spacing of float32 at 1.
 Source: `keras.config.epsilon`."""
 
 _PROBABILITY_SLACK = 1e-3
-"""How far a probability may leave 0..1: the rounding of a bfloat16 output."""
+"""How far a probability may be outside 0..1: the rounding error of bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undefined:
-    """A metric that these rows do not define."""
+    """A metric that is undefined for these rows."""
 
     reason: str
-    """Why, a clause."""
+    """Reason, a clause."""
 
 
 MetricValue = float | Undefined
@@ -38,19 +38,19 @@ MetricValue = float | Undefined
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One metric: how it is computed, for which tasks, and which way is better."""
+    """One metric: its computation, its tasks and its better direction."""
 
     compute: Callable[[Examples], MetricValue]
-    """Reads at least one row; all labels and predictions are finite."""
+    """Computes the metric of at least one row; all labels and predictions are finite."""
 
     tasks: tuple[Kind, ...]
-    """What it is defined for; a multiclass model of two columns also has the binary ones."""
+    """Tasks for which it is defined; a multiclass model of two columns also has the binary ones."""
 
     direction: Direction
-    """Which way is better."""
+    """Which direction is better."""
 
     reads: Literal["scores", "classes", "probabilities", "values"]
-    """What it needs of a prediction."""
+    """The part of a prediction that it uses."""
 
 
 def measure(name: str, examples: Examples) -> MetricValue:
@@ -58,15 +58,15 @@ def measure(name: str, examples: Examples) -> MetricValue:
 
     Args:
         name: One of `METRICS`.
-        examples: What it is computed over.
+        examples: The rows.
 
     Returns:
-        A finite number, or why there is none.
+        A finite number, or why it is undefined.
     """
     metric = METRICS[name]
-    hindrance = _hindrance(name, metric, examples)
-    if hindrance:
-        return Undefined(reason=hindrance)
+    reason = _why_undefined(name, metric, examples)
+    if reason:
+        return Undefined(reason=reason)
     with np.errstate(all="ignore"):
         value = metric.compute(examples)
     if isinstance(value, Undefined):
@@ -77,11 +77,11 @@ def measure(name: str, examples: Examples) -> MetricValue:
 
 
 def measure_all(names: Iterable[str], outputs: Mapping[str, Examples]) -> dict[str, MetricValue]:
-    """Compute several metrics, in the order of their names' first mention.
+    """Compute several metrics, each once, in the order of `names`.
 
     Args:
         names: Each is one of `metrics_of(outputs)`.
-        outputs: By output what is computed over.
+        outputs: The rows by output.
     """
     known = metrics_of(outputs)
     found = {name: known[name] for name in dict.fromkeys(names)}
@@ -89,17 +89,17 @@ def measure_all(names: Iterable[str], outputs: Mapping[str, Examples]) -> dict[s
 
 
 def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Every metric by its name, of several outputs `{output}_{metric}` -> the output, the metric.
+    """Name of every metric (with several outputs `{output}_{metric}`) -> output and metric.
 
     Raises:
-        ConfigError: a name would mean two metrics.
+        ConfigError: two metrics would have the same name.
     """
     found: dict[str, tuple[str, str]] = {}
     for output, metric in itertools.product(outputs, METRICS):
         name = of_output(output, metric)
         if name in found:
             raise ConfigError(
-                f"outputs must be named so that {name} is one metric",
+                f"the names of outputs must not give two metrics the name {name}",
                 got=Plain(f"outputs {found[name][0]!r} and {output!r}"),
                 fix="Give one of the outputs' layers another name.",
             )
@@ -108,9 +108,9 @@ def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def better_direction(name: str) -> Direction | None:
-    """Which way is better of a metric, of whatever output; None where a name is of no metric.
+    """The better direction of a metric of any output; None if no metric has the name.
 
-    Where the name ends like several metrics (`top_5_accuracy`), these agree.
+    If the name ends like several metrics (`top_5_accuracy`), they agree.
     """
     ends = (metric for ending, metric in METRICS.items() if f"_{name}".endswith(f"_{ending}"))
     metric = next(ends, None)
@@ -118,7 +118,7 @@ def better_direction(name: str) -> Direction | None:
 
 
 def default_metrics(task: Task) -> tuple[str, ...]:
-    """The metrics for a task where nobody chose; the first is the one to look at."""
+    """The default metrics of a task, the main one first."""
     if task.kind == "regression":
         return ("rmse", "mae", "r2", "mean_label", "mean_prediction")
     if task.kind == "multilabel":
@@ -137,12 +137,12 @@ def default_metrics(task: Task) -> tuple[str, ...]:
 
 
 def applies(metric: Metric, task: Task) -> bool:
-    """Whether a metric is defined for a task at all."""
+    """Whether a metric is defined for a task."""
     return task.kind in metric.tasks or (task.two_classes and "binary" in metric.tasks)
 
 
 def metrics_of_labels(task: Task) -> tuple[str, ...]:
-    """The metrics of each label where nobody chose; none for more than `LABELS_MEASURED` labels."""
+    """The default metrics of each label; none for more than `LABELS_MEASURED` labels."""
     if task.kind != "multilabel" or task.classes > LABELS_MEASURED:
         return ()
     names = ("precision", "recall", "f1", "auc")
@@ -150,7 +150,7 @@ def metrics_of_labels(task: Task) -> tuple[str, ...]:
 
 
 def by_label(outputs: Mapping[str, Examples]) -> dict[str, Examples]:
-    """The outputs, and each label of the multi-label ones as an output of its own."""
+    """The outputs, and each label of multi-label outputs as an additional output."""
     found = dict(outputs)
     for output, examples in outputs.items():
         if examples.task.kind == "multilabel":
@@ -160,28 +160,28 @@ def by_label(outputs: Mapping[str, Examples]) -> dict[str, Examples]:
 
 
 def of_label(label: int, metric: str = "") -> str:
-    """The name of a label, or of a metric of it, by the label's place in the row."""
+    """The name of a label, or of one of its metrics, by the label's index in the row."""
     return f"label_{label}_{metric}" if metric else f"label_{label}"
 
 
 def without_label(name: str) -> str:
-    """The name of a metric of one label, as that of all labels of its output."""
+    """The name of a label's metric without the label: that of all labels of the output."""
     return re.sub(r"(^|_)label_\d+_", r"\1", name, count=1)
 
 
 def is_of_label(name: str) -> bool:
-    """Whether a metric is one of a single label."""
+    """Whether a metric is that of a single label."""
     return without_label(name) != name
 
 
 LABELS_MEASURED = 20
-"""Most labels that are measured one by one unless asked for by name."""
+"""Maximum number of labels with default metrics of their own."""
 
 
 def predicted_ids(examples: Examples) -> NDArray[np.int64]:
     """The predicted class, [rows]: above 0.5 for one column, else the largest column.
 
-    Of a multi-label task [rows, labels]: 1 for each label above 0.5.
+    For a multi-label task [rows, labels]: 1 for each label above 0.5.
     """
     if examples.predictions.ndim == 1 or examples.task.kind == "multilabel":
         return (examples.predictions > 0.5).astype(np.int64)
@@ -194,7 +194,7 @@ def probability_of_one(examples: Examples) -> FloatArray:
     return examples.predictions[:, 1] if two_columns else examples.predictions
 
 
-def _hindrance(name: str, metric: Metric, examples: Examples) -> str:
+def _why_undefined(name: str, metric: Metric, examples: Examples) -> str:
     task = examples.task
     if not applies(metric, task):
         others = [other for other in default_metrics(task) if other.endswith(f"_{name}")]
@@ -205,12 +205,12 @@ def _hindrance(name: str, metric: Metric, examples: Examples) -> str:
         )
     if not examples.rows:
         return "there are no rows"
-    broken = int((~examples.finite).sum())
-    if broken:
-        return f"NaN or infinite predictions or labels in {broken} of {examples.rows} rows"
+    invalid = int((~examples.finite).sum())
+    if invalid:
+        return f"NaN or infinite predictions or labels in {invalid} of {examples.rows} rows"
     if _needs_probabilities(metric, examples) and not _are_probabilities(examples.predictions):
         return (
-            "predictions leave 0..1: they are no probabilities "
+            "predictions outside 0..1 are not probabilities "
             "(compile the loss with from_logits=True if they are logits)"
         )
     return ""
@@ -219,8 +219,8 @@ def _hindrance(name: str, metric: Metric, examples: Examples) -> str:
 def _needs_probabilities(metric: Metric, examples: Examples) -> bool:
     if examples.task.kind == "regression":
         return False
-    one_by_one = examples.predictions.ndim == 1 or examples.task.kind == "multilabel"
-    by_threshold = metric.reads == "classes" and one_by_one
+    per_column = examples.predictions.ndim == 1 or examples.task.kind == "multilabel"
+    by_threshold = metric.reads == "classes" and per_column
     return by_threshold or metric.reads == "probabilities"
 
 
@@ -250,9 +250,9 @@ def _auc(examples: Examples) -> MetricValue:
 
 
 def _average_precision(examples: Examples) -> MetricValue:
-    """Precision at each distinct score, weighted by the recall that it adds.
+    """Precision at each distinct score, weighted by the increase of recall.
 
-    Source: scikit-learn, `average_precision_score`; no interpolation, which flatters.
+    Source: scikit-learn, `average_precision_score`; no interpolation, which overestimates.
     """
     positives = float((examples.labels == 1).sum())
     if not positives:
@@ -261,20 +261,20 @@ def _average_precision(examples: Examples) -> MetricValue:
     scores = examples.scores[order]
     last_of_tie = np.append(np.diff(scores) != 0, True)
     hits = np.cumsum(examples.labels[order] == 1)[last_of_tie]
-    taken = (np.arange(len(scores)) + 1)[last_of_tie]
+    ranks = (np.arange(len(scores)) + 1)[last_of_tie]
     recall_added = np.diff(hits, prepend=0) / positives
-    return float((hits / taken * recall_added).sum())
+    return float((hits / ranks * recall_added).sum())
 
 
 def _counts(examples: Examples) -> tuple[int, int, int]:
     """True positives, rows predicted positive, rows labelled positive."""
-    said, true = predicted_ids(examples) == 1, examples.labels == 1
-    return int((said & true).sum()), int(said.sum()), int(true.sum())
+    predicted, true = predicted_ids(examples) == 1, examples.labels == 1
+    return int((predicted & true).sum()), int(predicted.sum()), int(true.sum())
 
 
 def _precision(examples: Examples) -> MetricValue:
-    hits, said, _ = _counts(examples)
-    return hits / said if said else Undefined(reason="no row is predicted as class 1")
+    hits, predicted, _ = _counts(examples)
+    return hits / predicted if predicted else Undefined(reason="no row is predicted as class 1")
 
 
 def _recall(examples: Examples) -> MetricValue:
@@ -283,14 +283,14 @@ def _recall(examples: Examples) -> MetricValue:
 
 
 def _f1(examples: Examples) -> MetricValue:
-    hits, said, true = _counts(examples)
-    if not said + true:
+    hits, predicted, true = _counts(examples)
+    if not predicted + true:
         return Undefined(reason="no row has the label 1 and none is predicted as class 1")
-    return 2.0 * hits / (said + true)
+    return 2.0 * hits / (predicted + true)
 
 
 def _micro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], MetricValue]:
-    """A binary metric over every label of every row."""
+    """A binary metric over all labels of all rows."""
 
     def over_all(examples: Examples) -> MetricValue:
         value = compute(examples.flat())
@@ -302,7 +302,7 @@ def _micro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], M
 
 
 def _macro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], MetricValue]:
-    """The plain mean of a binary metric over the labels that define it.
+    """The unweighted mean of a binary metric over the labels for which it is defined.
 
     Source: scikit-learn, `average="macro"` with `zero_division=numpy.nan`.
     """
@@ -318,29 +318,29 @@ def _macro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], M
 
 
 def _subset_accuracy(examples: Examples) -> MetricValue:
-    """The share of rows of which every label is right."""
+    """Share of rows whose labels are all right."""
     return float((predicted_ids(examples) == examples.labels).all(axis=1).mean())
 
 
 def _hamming_loss(examples: Examples) -> MetricValue:
-    """The share of wrong labels over all labels of all rows."""
+    """Share of wrong labels among all labels of all rows."""
     return float((predicted_ids(examples) != examples.labels).mean())
 
 
 def _macro_f1(examples: Examples) -> MetricValue:
-    """The plain mean of F1 over the classes that occur as label or as prediction."""
+    """The unweighted mean of F1 over the classes that occur as label or prediction."""
     if examples.task.kind == "multilabel":
         return _macro(_f1)(examples)
-    said, true = predicted_ids(examples), examples.labels.astype(np.int64)
+    predicted, true = predicted_ids(examples), examples.labels.astype(np.int64)
     size = examples.task.classes
-    hits = np.bincount(true[said == true], minlength=size)
-    both = np.bincount(said, minlength=size) + np.bincount(true, minlength=size)
+    hits = np.bincount(true[predicted == true], minlength=size)
+    both = np.bincount(predicted, minlength=size) + np.bincount(true, minlength=size)
     occurs = both > 0
     return float((2.0 * hits[occurs] / both[occurs]).mean())
 
 
 def _log_loss(examples: Examples) -> MetricValue:
-    """The mean over rows, and over the labels of each row, as Keras has it."""
+    """The mean over rows, and over the labels of each row, as in Keras."""
     ids = examples.labels.astype(np.int64)
     if examples.predictions.ndim == 1 or examples.task.kind == "multilabel":
         of_label = np.where(ids == 1, examples.predictions, 1.0 - examples.predictions)
@@ -351,13 +351,13 @@ def _log_loss(examples: Examples) -> MetricValue:
 
 
 _TOP = 5
-"""Classes that a top-5 answer may name."""
+"""Number of classes in a top-5 answer."""
 
 
 def _top_5_accuracy(examples: Examples) -> MetricValue:
-    """The share of rows whose label is among the five largest, ties broken evenly.
+    """Share of rows whose label is among the five largest predictions, ties counted in part.
 
-    Counting every tied class as named would give a model with one constant answer 100 %.
+    Counting every tied class in full would give a constant model 100 %.
     """
     if examples.task.classes <= _TOP:
         return Undefined(reason=f"with {examples.task.classes} classes it is always 1")
@@ -385,7 +385,7 @@ def _rmse(examples: Examples) -> MetricValue:
 
 
 def _r2(examples: Examples) -> MetricValue:
-    """One less the squared error by the squared spread of the labels, mean over the outputs."""
+    """1 - squared error / squared deviation of the labels, mean over the outputs."""
     spread = np.square(examples.labels - examples.labels.mean(axis=0)).sum(axis=0)
     if not np.all(spread > 0):
         return Undefined(reason=f"all {examples.rows} labels are equal")
@@ -401,7 +401,7 @@ def _mean_prediction(examples: Examples) -> MetricValue:
 
 
 def _calibration(examples: Examples) -> MetricValue:
-    """Mean prediction by mean label: 1 when the model's average is right.
+    """Mean prediction / mean label: 1 if the model is right on average.
 
     Source: TensorFlow Model Analysis, `tfma.metrics.Calibration`.
     """
@@ -457,4 +457,4 @@ METRICS: dict[str, Metric] = {
     "mean_prediction": _metric(_mean_prediction, "binary", "regression", **_MEAN),
     "calibration": _metric(_calibration, "binary", "regression", **_MEAN),
 }
-"""Every metric by its name in `evaluate.metrics`."""
+"""Name in `evaluate.metrics` -> metric."""

@@ -1,4 +1,4 @@
-"""The evaluation as a page."""
+"""Writes an evaluation as an HTML page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stoker.core.files import write_atomic
-from stoker.evaluate.curves import CalibrationBin
-from stoker.evaluate.evaluation import Evaluation, OutputEvaluation
+from stoker.evaluate.evaluation import CalibrationBin, Evaluation, OutputEvaluation
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict
 from stoker.evaluate.metrics import MetricValue, Undefined, better_direction
 from stoker.pages.bars import meter
@@ -21,13 +20,13 @@ from stoker.pages.plot import Axis, line_plot
 from stoker.pages.table import Code, Fill, Number, Prose, table
 
 _SHOWN_CLASSES = 30
-"""Widest confusion matrix that a page shows; the JSON holds it up to 100 classes."""
+"""Maximum number of classes with a confusion matrix on the page; the JSON has it up to 100."""
 
 _PLOT_PX = 300
-"""Side of the calibration chart's plot."""
+"""Width and height of the calibration chart, pixels."""
 
 _NO_NAMES: Mapping[str, Sequence[str]] = MappingProxyType({})
-"""Classes are numbers."""
+"""Default of `classes`: no class has a name."""
 
 
 def write_report(
@@ -37,13 +36,13 @@ def write_report(
     title: str = "",
     classes: Mapping[str, Sequence[str]] = _NO_NAMES,
 ) -> None:
-    """Write the evaluation as a page for people.
+    """Write the page.
 
     Args:
-        evaluation: What was found.
+        evaluation: The results.
         path: The HTML file.
-        title: What was evaluated, e.g. the experiment's name.
-        classes: Output -> class id -> what the data calls it; numbers where there are none.
+        title: What was evaluated, e.g. the name of the experiment.
+        classes: Output -> names of its classes by id; the page shows ids of the others.
     """
     write_atomic(path, report_html(evaluation, title=title, classes=classes))
 
@@ -51,7 +50,7 @@ def write_report(
 def report_html(
     evaluation: Evaluation, *, title: str = "", classes: Mapping[str, Sequence[str]] = _NO_NAMES
 ) -> str:
-    """The page as text."""
+    """Return the page as text."""
     kinds = [
         f"{output}: {found.task.described}" if output else found.task.described
         for output, found in evaluation.outputs.items()

@@ -1,4 +1,4 @@
-"""Slices: the rows of the eval split, grouped by what a raw column says."""
+"""Slices: the rows of the eval split, grouped by the value of a raw column."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_DISTINCT_NUMBERS = 20
-"""A number column with more different values than this is cut at its quartiles."""
+"""A number column with more distinct values than this is split at its quartiles."""
 
 MAX_SLICES = 100
-"""Most slices of one column; the rows of the rarest values are joined into one."""
+"""Maximum number of slices of one column; the rarest values share one."""
 
 MISSING = "(missing)"
-"""How the slice of the rows without a value is printed."""
+"""Printed value of the slice of rows without a value."""
 
 OTHER = "(other)"
-"""How the slice of the values beyond the `MAX_SLICES` most frequent is printed."""
+"""Printed value of the slice that the rarest values share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +29,13 @@ class Slice:
     """The rows that share one value, or one range, of a column."""
 
     column: str
-    """The raw column, or the cross `a*b`, as the configuration names it."""
+    """The raw column, or the cross `a*b`, as in the configuration."""
 
     value: str
-    """What its rows have in common, as printed."""
+    """The value that its rows share, as printed."""
 
     rows: NDArray[np.int64]
-    """Their indices, ascending."""
+    """Indices of the rows, ascending."""
 
 
 _Coded = tuple[NDArray[np.int64], list[str]]
@@ -43,7 +43,7 @@ _Coded = tuple[NDArray[np.int64], list[str]]
 
 
 def columns_of(name: str, columns: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
-    """The raw columns that a slice's name stands for: itself where there is one, else a cross."""
+    """The raw columns of a slice: the one with its name, else the columns of a cross."""
     return (name,) if name in columns else tuple(part.strip() for part in name.split("*"))
 
 
@@ -56,7 +56,7 @@ def slice_rows(name: str, columns: Mapping[str, NDArray[Any]]) -> list[Slice]:
             `str`, "" = missing).
 
     Returns:
-        The slices, the one with the most rows first, equal ones by value.
+        The slices by number of rows, descending, then by value.
     """
     coded = [_coded(np.asarray(columns[part])) for part in columns_of(name, columns)]
     codes, names = functools.reduce(_crossed, coded)
@@ -64,7 +64,7 @@ def slice_rows(name: str, columns: Mapping[str, NDArray[Any]]) -> list[Slice]:
 
 
 def _crossed(one: _Coded, two: _Coded) -> _Coded:
-    """The pairs that occur; naming all possible ones would not fit in memory for two id columns."""
+    """The pairs that occur; all possible pairs of two id columns would not fit in memory."""
     pairs, codes = np.unique(one[0] * len(two[1]) + two[0], return_inverse=True)
     firsts, seconds = np.divmod(pairs, len(two[1]))
     names = [f"{one[1][i]} * {two[1][j]}" for i, j in zip(firsts, seconds, strict=True)]
@@ -97,7 +97,7 @@ def _coded_numbers(values: NDArray[Any]) -> _Coded:
 
 
 def _quartiles(present: NDArray[Any]) -> _Coded:
-    """Ranges between quartiles that are values of the column, equal ones joined."""
+    """Ranges between quartiles that are values of the column, equal ones merged."""
     ordered = np.sort(present)
     edges = np.unique(ordered[[math.ceil(len(ordered) * part / 4) - 1 for part in (1, 2, 3, 4)]])
     lows = [ordered[0], *edges[:-1]]
@@ -109,7 +109,7 @@ def _quartiles(present: NDArray[Any]) -> _Coded:
 
 
 def _number(value: Any) -> str:
-    """The shortest text that reads back as the same number, whole ones without a fraction."""
+    """The shortest text that parses to the same number, integers without a fraction."""
     if value.dtype.kind != "f":
         return str(value)
     value = value + value.dtype.type(0)  # so that -0.0 reads as 0

@@ -1,4 +1,4 @@
-"""What kind of answer the model gives, and labels and predictions in one form for every metric."""
+"""The task of a model, and its labels and predictions in the form that every metric takes."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What the model's output means."""
+    """Meaning of an output of the model."""
 
     kind: Kind
-    """`binary`: one column, the probability of class 1. `multiclass`: one column a class, one class
-    a row. `multilabel`: one column a label, any number of labels a row. `regression`: numbers."""
+    """`binary`: one column, the probability of class 1. `multiclass`: one column per class, one class
+    per row. `multilabel`: one column per label, any number of labels per row. `regression`: numbers."""
 
     classes: int
     """Number of classes or labels: 2 for `binary`, 0 for `regression`."""
 
     from_logits: bool = False
-    """True when the output still lacks its sigmoid or softmax."""
+    """Whether the output is a logit: sigmoid or softmax not yet applied."""
 
     @property
     def two_classes(self) -> bool:
-        """Whether a row is of one of two classes."""
+        """Whether a row has one of two classes."""
         return self.classes == 2 and self.kind != "multilabel"
 
     @property
     def described(self) -> str:
-        """The kind and the number of classes, for people."""
+        """The kind and the number of classes as text."""
         what = "labels" if self.kind == "multilabel" else "classes"
         return f"{self.kind}, {self.classes} {what}" if self.classes else self.kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """Labels beside predictions, as every metric reads them."""
+    """Labels and predictions in the form that every metric takes."""
 
     task: Task
-    """What they mean."""
+    """Their task."""
 
     labels: FloatArray
-    """[rows] class ids or values; [rows, k] values where a regression has k outputs, or 0 and 1
-    where a row has k labels."""
+    """[rows] class ids or values; [rows, k] values of a regression with k outputs, or 0 and 1 for k
+    labels per row."""
 
     predictions: FloatArray
     """[rows] probability of class 1, or value; [rows, k] probability by class or label, or k
     values."""
 
     scores: FloatArray
-    """[rows] what ranks the rows by class 1 (a logit where there is one, since a sigmoid makes
-    ties of large ones), [rows, k] by each label; empty where there are not exactly two classes."""
+    """[rows] ranks the rows by class 1 (logits if available: the sigmoid of large ones is tied),
+    [rows, k] by each label; empty unless there are exactly two classes."""
 
     finite: NDArray[np.bool_]
-    """[rows] True where label and prediction are finite numbers."""
+    """[rows] Whether label and prediction are finite numbers."""
 
     @property
     def rows(self) -> int:
@@ -79,11 +79,11 @@ class Examples:
         )
 
     def of_label(self, label: int) -> Examples:
-        """One label of a multi-label task, a binary task of its own."""
+        """One label of a multi-label task as a binary task."""
         return self._as_binary(lambda values: values[:, label], finite=self.finite)
 
     def flat(self) -> Examples:
-        """Every label of every row as a row of one binary task."""
+        """All labels of all rows as the rows of one binary task."""
         finite = np.repeat(self.finite, self.task.classes)
         return self._as_binary(lambda values: values.reshape(-1), finite=finite)
 
@@ -107,23 +107,23 @@ def infer_task(
     multi_hot: bool = False,
     one_class: bool = False,
 ) -> Task:
-    """Read off labels and output shape what the model does.
+    """Infer the task from labels and output shape.
 
     Args:
-        labels: [rows], [rows, 1] or one-hot [rows, k]; any numeric dtype. NaN is left out.
+        labels: [rows], [rows, 1] or one-hot [rows, k]; any numeric dtype. NaN is ignored.
         prediction_shape: [rows], [rows, 1] or [rows, k].
         from_logits: The loss was compiled with `from_logits=True`.
-        multi_hot: A row of the whole data set has no class or several, even if none here has.
-        one_class: The model is trained for exactly one class a row, so its outputs are not labels.
+        multi_hot: Some row of the whole dataset has no class or several, even if none of these rows has.
+        one_class: The model is trained for exactly one class per row, so its outputs are not labels.
 
     Returns:
         k > 1 outputs and class ids, or one-hot labels: multiclass; k > 1 outputs and labels of 0
-        and 1, with any number of ones a row: multilabel; one output and labels 0 and 1: binary;
-        else regression, whose output is taken as it is.
+        and 1, with any number of ones per row: multilabel; one output and labels 0 and 1: binary;
+        otherwise: regression.
 
     Raises:
-        ConfigError: the output has another rank, or a row does not have its one class.
-        DataError: labels and outputs do not belong together.
+        ConfigError: the output has another rank, or a row does not have exactly one class.
+        DataError: labels and outputs do not match.
     """
     outputs = _outputs(prediction_shape)
     values = _numbers(labels)
@@ -141,12 +141,12 @@ def infer_task(
 
 
 def pair(labels: NDArray[Any], predictions: NDArray[Any], *, task: Task) -> Examples:
-    """Bring labels and predictions into the one form that metrics read.
+    """Convert labels and predictions to the form that every metric takes.
 
     Args:
         labels: [rows], [rows, 1], or one-hot or multi-hot [rows, k].
         predictions: [rows], [rows, 1] or [rows, k].
-        task: What they mean.
+        task: Their task.
 
     Raises:
         DataError: the numbers of rows differ, or a label is not a class of the model.
@@ -179,7 +179,7 @@ def _outputs(shape: Sequence[int]) -> int:
         raise ConfigError(
             "the model's output must have shape [rows], [rows, 1] or [rows, k] to be evaluated",
             got=Plain(str(list(shape))),
-            fix="Reduce the output to one answer a row.",
+            fix="Reduce the output to one answer per row.",
         )
     return 1 if len(shape) == 1 else int(shape[1])
 
@@ -200,9 +200,9 @@ def _numbers(values: NDArray[Any]) -> FloatArray:
 def _one_output(values: FloatArray, *, from_logits: bool) -> Task:
     if values.ndim != 1:
         raise DataError(
-            "a model with one output needs one label a row",
+            "a model with one output needs one label per row",
             got=Plain(f"labels of shape {list(values.shape)}"),
-            fix="Give the model one output a label, or the label one value a row.",
+            fix="Give the model one output per label, or the label one value per row.",
         )
     present = values[np.isfinite(values)]
     if bool(np.isin(present, (0.0, 1.0)).all()):
@@ -213,7 +213,7 @@ def _one_output(values: FloatArray, *, from_logits: bool) -> Task:
 def _many_labels(values: FloatArray, outputs: int, *, from_logits: bool) -> Task:
     if values.ndim != 2 or values.shape[1] != outputs:
         raise DataError(
-            f"a model with {outputs} outputs needs one class id or {outputs} labels a row",
+            f"a model with {outputs} outputs needs one class id or {outputs} labels per row",
             got=Plain(f"labels of shape {list(values.shape)}"),
         )
     present = values[_finite_rows(values)]
@@ -228,7 +228,7 @@ def _refuse_several(values: FloatArray) -> NoReturn:
     ones = values[_finite_rows(values)].sum(axis=1)
     wrong = ones[ones != 1.0]
     raise ConfigError(
-        "a row must have exactly one class to be evaluated, as the model's loss or softmax needs it",
+        "a row must have exactly one class to be evaluated, as the model's loss or softmax requires",
         got=Plain(f"{len(wrong):,} rows with another number of classes, such as {int(wrong[0])}"),
         fix="Leave such rows out, or for several classes at once use sigmoid and "
         "binary_crossentropy.",
@@ -245,9 +245,9 @@ def _require_shapes(labels: FloatArray, outputs: FloatArray, task: Task) -> None
         fits = of_label == of_output and len(of_output) <= (task.kind == "regression")
     if not fits:
         raise DataError(
-            f"labels and predictions must belong together as a {task.kind} task",
+            f"the shapes of labels and predictions must match for a {task.kind} task",
             got=Plain(f"labels {list(labels.shape)}, predictions {list(outputs.shape)}"),
-            fix="Give the model one output a label, or one output a class.",
+            fix="Give the model one output per label, or one output per class.",
         )
 
 
@@ -263,7 +263,7 @@ def _require_class_ids(present: FloatArray, classes: int) -> None:
 
 
 def _argmax_labels(one_hot: FloatArray) -> FloatArray:
-    """Class ids of one-hot rows; NaN where the row holds one."""
+    """Class ids of one-hot rows; NaN for rows that contain NaN."""
     whole = _finite_rows(one_hot)
     ids = np.full(len(one_hot), np.nan)
     ids[whole] = one_hot[whole].argmax(axis=1)

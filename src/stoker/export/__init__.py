@@ -1,1 +1,1 @@
-"""A trained model and its transform -> a SavedModel that takes raw features; and where it lives."""
+"""Exports a trained model and its transform as a SavedModel, and converts it to other formats."""

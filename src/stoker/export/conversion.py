@@ -1,4 +1,4 @@
-"""A SavedModel in another form, held against the SavedModel on real rows before anyone sees it."""
+"""Converts a SavedModel to another format and compares the two on real rows before publishing."""
 
 from __future__ import annotations
 
@@ -14,225 +14,243 @@ from numpy.typing import NDArray
 from stoker.core.config import nearest
 from stoker.core.errors import CheckFailed, ConfigError, Plain
 from stoker.core.files import list_files, publish_folder, scratch_folder, write_json
-from stoker.export.carried import Converted, NotCarriedError
 from stoker.export.litert import FORMATS as LITERT
+from stoker.export.model_format import Arrays, ModelFormat, UnsupportedOperationsError
 from stoker.export.onnx import FORMATS as ONNX
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
 from stoker.export.tfjs import FORMATS as TFJS
-from stoker.export.tfjs import form as tfjs_form
+from stoker.export.tfjs import tfjs_format
 from stoker.registry.callpath import LoadedModel, TensorSpec, load_model
 
-Rows = Mapping[str, NDArray[Any]]
-"""Input -> [rows, ...] values."""
-
-FORMATS: Mapping[str, Converted] = {**LITERT, **ONNX, **TFJS}
-"""Name -> how a model is written in it, and asked."""
+FORMATS: Mapping[str, ModelFormat] = {**LITERT, **ONNX, **TFJS}
+"""Every format by its name for `--to`."""
 
 REPORT = "conversion.json"
-"""What was converted, from what, and how far it is off; beside the model."""
+"""File next to the converted model: the `Conversion`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConversionSource:
+    """A SavedModel, and raw rows to compare it on."""
+
+    saved_model: Path
+    """Its folder."""
+
+    rows: Arrays
+    """Raw rows on which the answers are compared."""
+
+    representative: Arrays
+    """Raw rows from which int8 quantization measures ranges."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """What was written, and how it compares."""
+    """A converted model, and how its answers compare with the SavedModel's."""
 
     to: str
-    """The form."""
+    """Name of the format."""
 
     signature: str
-    """The signature that it answers."""
+    """The signature that was converted."""
 
     why: str
-    """Why it is not the usual one; "" where it is."""
+    """Why it is not the default signature; "" if it is."""
 
     inputs: dict[str, str]
-    """What it takes: name -> dtype and shape."""
+    """Input -> dtype and shape."""
 
     rows: int
-    """Rows that it was compared on."""
+    """Number of rows that were compared."""
 
     tolerance: float
-    """Most that an answer may be off, absolute plus relative."""
+    """Maximum difference of an answer, absolute plus relative."""
 
     differences: dict[str, float]
-    """Output -> the most by which it is off, as a share of what the tolerance is a share of."""
+    """Output -> largest difference, as |difference| / (1 + |expected|)."""
 
     same_choice: dict[str, float]
-    """Output of several values -> the share of rows in which the same one is the largest."""
+    """Output of several values -> share of rows whose largest value is at the same place."""
 
     size_bytes: int
-    """Of its files."""
+    """Size of the converted model's files, bytes."""
 
     saved_model_bytes: int
-    """Of the SavedModel's."""
+    """Size of the SavedModel's files, bytes."""
 
 
 def convert(
-    saved_model: Path,
+    source: ConversionSource,
     to: str,
     out: Path,
     *,
-    rows: Rows,
-    representative: Rows,
     signature: str = "",
     tolerance: float | None = None,
     tfjs_python: Path | None = None,
 ) -> Conversion:
-    """Convert, compare, and publish the folder `out`; or leave nothing.
+    """Convert a model, compare the answers, and publish the folder `out`; on failure, write nothing.
 
     Args:
-        saved_model: Its folder.
+        source: The SavedModel, and the rows to compare.
         to: One of `FORMATS`.
-        out: Where to; must not exist.
-        rows: Raw rows that both are asked about.
-        representative: Raw rows by which ranges are measured, where the form needs them.
-        signature: Which one; if "", the usual one, else the model behind its transform.
-        tolerance: Most that an answer may be off; the form's own if None.
-        tfjs_python: The interpreter that has TensorFlow.js's converter; ours if None.
+        out: The folder to write; must not exist.
+        signature: The signature to convert; if "", the default one, or else the model behind its
+            transform.
+        tolerance: Maximum difference of an answer; None for the format's default.
+        tfjs_python: Interpreter that has the TensorFlow.js converter; None for the current one.
 
     Raises:
-        ConfigError: the folder exists, or there is no such form or signature.
-        UserError: the SavedModel is damaged, or does not take the rows; or a package is missing.
-        NotCarriedError: the form has no word for some of the model's operations, which are named.
-        CheckFailed: it answers otherwise.
+        ConfigError: the folder exists, or the format or signature is unknown.
+        UserError: the SavedModel is damaged or refuses the rows, or a package is missing.
+        UnsupportedOperationsError: the format does not support some operations; names each of them.
+        CheckFailed: the answers differ by more than the tolerance.
     """
-    form = _form(to, tfjs_python)
-    allowed = form.tolerance if tolerance is None else tolerance
+    model_format = _required_format(to, tfjs_python)
+    allowed = model_format.tolerance if tolerance is None else tolerance
     if os.path.lexists(out):
         raise ConfigError("--out must be a folder that does not exist yet", got=str(out))
-    model = load_model(saved_model)
+    model = load_model(source.saved_model)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(out) as scratch:
-            taken, why = _write(form, model, scratch, representative, signature)
-            asked = _as_taken(model, rows, taken)
-            expected = model.call(taken, asked)
-            found = form.ask(scratch, taken, asked)
-            compared = _compare(to, expected, found, allowed)
-            made = Conversion(
+            name, why = _write(model_format, model, scratch, source.representative, signature)
+            inputs = _signature_inputs(model, source.rows, name)
+            expected = model.call(name, inputs)
+            answers = model_format.run(scratch, name, inputs)
+            conversion = Conversion(
                 to=to,
-                signature=taken,
+                signature=name,
                 why=why,
-                inputs={n: str(s) for n, s in model.signatures[taken].inputs.items()},
-                rows=_count(rows),
+                inputs={n: str(spec) for n, spec in model.signatures[name].inputs.items()},
+                rows=_row_count(source.rows),
                 tolerance=allowed,
-                differences=compared,
-                same_choice=_same_choice(expected, found),
+                differences=_compare(to, expected, answers, allowed),
+                same_choice=_same_choice(expected, answers),
                 size_bytes=_size(scratch),
-                saved_model_bytes=_size(saved_model),
+                saved_model_bytes=_size(source.saved_model),
             )
-            write_json(scratch / REPORT, asdict(made) | {"saved_model": str(saved_model)})
+            report = asdict(conversion) | {"saved_model": str(source.saved_model)}
+            write_json(scratch / REPORT, report)
             publish_folder(scratch, out)
-            return made
+            return conversion
     finally:
         model.close()
 
 
-def _form(to: str, tfjs_python: Path | None) -> Converted:
+def _required_format(to: str, tfjs_python: Path | None) -> ModelFormat:
     if to not in FORMATS:
         raise ConfigError(
             f"a model is converted to one of {', '.join(FORMATS)}", got=to, fix=nearest(to, FORMATS)
         )
-    form = tfjs_form(tfjs_python) if to in TFJS else FORMATS[to]
-    form.require()
-    return form
+    model_format = tfjs_format(tfjs_python) if to in TFJS else FORMATS[to]
+    model_format.require()
+    return model_format
 
 
 def _write(
-    form: Converted, model: LoadedModel, folder: Path, representative: Rows, signature: str
+    model_format: ModelFormat,
+    model: LoadedModel,
+    folder: Path,
+    representative: Arrays,
+    signature: str,
 ) -> tuple[str, str]:
-    """Write the first signature that the form can carry; returns it, and why it is not the usual."""
+    """Write the first signature that the format supports.
+
+    Returns:
+        The signature, and why it is not the default one.
+    """
     if signature and signature not in model.signatures:
         raise ConfigError(
             "the signature must be one of the model's",
             got=signature,
             fix=nearest(signature, model.signatures),
         )
-    wanted = [signature or SERVING_DEFAULT]
+    candidates = [signature or SERVING_DEFAULT]
     if not signature and SERVING_TRANSFORMED in model.signatures:
-        wanted.append(SERVING_TRANSFORMED)
-    refusals = []
-    for name in wanted:
+        candidates.append(SERVING_TRANSFORMED)
+    errors = []
+    for name in candidates:
         try:
-            _require_words(form, model, name)
-            form.write(model, name, folder, _as_taken(model, representative, name))
-        except NotCarriedError as error:
-            refusals.append(error)
+            _refuse_text(model_format, model, name)
+            model_format.write(model, name, folder, _signature_inputs(model, representative, name))
+        except UnsupportedOperationsError as error:
+            errors.append(error)
         else:
-            return name, "".join(refusal.line() for refusal in refusals)
-    raise refusals[-1]
+            return name, "".join(error.line() for error in errors)
+    raise errors[-1]
 
 
-def _require_words(form: Converted, model: LoadedModel, signature: str) -> None:
-    """Refuse text before the converter is asked: a device has no use for one, and some say yes."""
-    taken = {**model.signatures[signature].inputs, **model.signatures[signature].outputs}
-    texts = [name for name, spec in taken.items() if spec.dtype == "string"]
+def _refuse_text(model_format: ModelFormat, model: LoadedModel, signature: str) -> None:
+    """Raise an error for text before the converter runs: some converters accept it."""
+    tensors = {**model.signatures[signature].inputs, **model.signatures[signature].outputs}
+    texts = [name for name, spec in tensors.items() if spec.dtype == "string"]
     if texts:
-        raise NotCarriedError(form.name, [f"text, which {name} is" for name in texts])
+        raise UnsupportedOperationsError(
+            model_format.name, [f"text, which {name} is" for name in texts]
+        )
 
 
-def _as_taken(model: LoadedModel, rows: Rows, signature: str) -> Rows:
-    """Raw rows as a signature takes them: for the model behind its transform what that makes."""
+def _signature_inputs(model: LoadedModel, rows: Arrays, signature: str) -> Arrays:
+    """Raw rows as a signature takes them: transformed for the model behind its transform."""
     if signature == SERVING_TRANSFORMED:
         return model.call(TRANSFORM_FEATURES, rows)
     specs = model.signatures[signature].inputs
-    return {n: _whole(array, specs[n]) if n in specs else array for n, array in rows.items()}
+    return {n: _full_rank(array, specs[n]) if n in specs else array for n, array in rows.items()}
 
 
-def _whole(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """With the trailing axes of length one that a server lets be left out, and no other form does."""
+def _full_rank(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """Add the trailing axes of length one that a server lets clients leave out."""
     if spec.shape is None or not spec.takes(array.shape):
-        return array  # the SavedModel refuses what it does not take, by the input's name
+        return array  # the SavedModel's own error names the input
     return array.reshape(array.shape + (1,) * (len(spec.shape) - array.ndim))
 
 
-def _count(rows: Rows) -> int:
-    """How many rows they are; a single value, of a model without rows, is one."""
+def _row_count(rows: Arrays) -> int:
+    """The number of rows; a scalar, of a model without a batch axis, counts as one."""
     first = next(iter(rows.values()))
     return len(first) if first.ndim else 1
 
 
-def _compare(to: str, expected: Rows, found: Rows, allowed: float) -> dict[str, float]:
-    """Output -> how far off it is, at most.
+def _compare(to: str, expected: Arrays, answers: Arrays, allowed: float) -> dict[str, float]:
+    """Output -> its largest difference.
 
     Raises:
-        CheckFailed: one is further off than is allowed.
+        CheckFailed: a difference exceeds the tolerance.
     """
-    if set(expected) != set(found):
+    if set(expected) != set(answers):
         raise CheckFailed(
             f"the {to} model must have the outputs {', '.join(sorted(expected))}",
-            got=Plain(", ".join(sorted(found))),
+            got=Plain(", ".join(sorted(answers))),
         )
-    differences = {name: _off(expected[name], found[name]) for name in sorted(expected)}
+    differences = {name: _difference(expected[name], answers[name]) for name in sorted(expected)}
     worst = max(differences, key=differences.__getitem__)
     if not differences[worst] <= allowed:
         raise CheckFailed(
             f"the {to} model must answer as the SavedModel does, within {allowed:g} absolute plus "
             "relative",
             got=Plain(f"{differences[worst]:.3g} for output {worst!r}"),
-            fix="Give more representative rows, another form, or a --tolerance you can live with.",
+            fix="Give more representative rows, another format, or a larger --tolerance.",
         )
     return differences
 
 
-def _off(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """The largest |difference| / (1 + |expected|): what the tolerance is compared with."""
-    if expected.shape != found.shape:
+def _difference(expected: NDArray[Any], answer: NDArray[Any]) -> float:
+    """The largest |difference| / (1 + |expected|)."""
+    if expected.shape != answer.shape:
         return float("inf")
     if expected.dtype.kind not in "fiu":
-        return 0.0 if (expected == found).all() else float("inf")
-    wide, other = expected.astype(np.float64), found.astype(np.float64)
+        return 0.0 if (expected == answer).all() else float("inf")
+    wide, other = expected.astype(np.float64), answer.astype(np.float64)
     same = (wide == other) | (np.isnan(wide) & np.isnan(other))
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0.0, np.abs(wide - other) / (1.0 + np.abs(wide)))
-    # NaN on one side only is as far off as can be.
+    # NaN on one side only counts as an infinite difference.
     return float(np.nan_to_num(off, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
-def _same_choice(expected: Rows, found: Rows) -> dict[str, float]:
+def _same_choice(expected: Arrays, answers: Arrays) -> dict[str, float]:
     several = [name for name, v in expected.items() if v.ndim == 2 and v.shape[1] > 1]
     return {
-        name: float(np.mean(expected[name].argmax(axis=1) == found[name].argmax(axis=1)))
+        name: float(np.mean(expected[name].argmax(axis=1) == answers[name].argmax(axis=1)))
         for name in several
     }
 

@@ -19,59 +19,60 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.core.files import read_json, write_json
-from stoker.export.carried import (
-    NAMES,
+from stoker.export.model_format import (
+    INPUT_NAMES_FILE,
     Arrays,
-    Converted,
-    NotCarriedError,
-    argument_of,
-    by_names_in_file,
-    names_in_file,
+    ModelFormat,
+    UnsupportedOperationsError,
+    converted_input_names,
+    graph_input_names,
+    rename_inputs,
 )
 from stoker.registry.callpath import LoadedModel
 
 FILE = "model.tflite"
 """The model's file."""
 
-_NOT_CARRIED = re.compile(r"'tf\.(\w+)' op is neither")
-"""How the converter says it. Source: TensorFlow 2.21, seen."""
+_UNSUPPORTED = re.compile(r"'tf\.(\w+)' op is neither")
+"""The converter's error about an operation. Source: observed with TensorFlow 2.21."""
 
 _OPERATOR = re.compile(r"^  Op#\d+ (\w+)\(.*\) -> \[(.*)\]$", re.MULTILINE)
 _FLOAT = re.compile(r"^  (T#\d+)\(.*type:FLOAT32\b", re.MULTILINE)
-"""Operators with what they make, and tensors of floats. Source: tf.lite.experimental.Analyzer."""
+"""Operators with their outputs, and float tensors. Source: tf.lite.experimental.Analyzer."""
 
-_AT_THE_EDGE = {"DEQUANTIZE", "CAST"}
-"""What makes floats of integers, and works out nothing."""
+_CONVERSIONS = {"DEQUANTIZE", "CAST"}
+"""Operators that only convert integers to floats."""
 
 
 def _write(
     model: LoadedModel, signature: str, folder: Path, representative: Arrays, *, weights: str
 ) -> None:
-    with _hushed() as said:
+    with _captured_stderr() as printed:
         converter = tf.lite.TFLiteConverter.from_saved_model(
             str(model.path), signature_keys=[signature]
         )
-        _ask_for(converter, weights, representative)
+        _configure(converter, weights, representative)
         try:
             content = converter.convert()
-        # Its own ConverterError derives from Exception alone and has no public name, and its
-        # quantiser raises RuntimeError and ValueError: only the words tell. What is not an
-        # operation without a word is raised on as it came.
+        # Its ConverterError derives from Exception and has no public name; its quantizer raises
+        # RuntimeError and ValueError. Only the message tells an unsupported operation; all other
+        # errors are raised again.
         except Exception as error:
-            found = _NOT_CARRIED.findall(f"{error}\n{said()}")
-            if not found:
+            unsupported = _UNSUPPORTED.findall(f"{error}\n{printed()}")
+            if not unsupported:
                 raise
-            raise NotCarriedError("LiteRT", found) from error
-        left = _left_in_floats(content) if weights == "int8" else []
-    if left:
-        raise NotCarriedError("LiteRT in int8", left)
+            raise UnsupportedOperationsError("LiteRT", unsupported) from error
+        floats = _float_operators(content) if weights == "int8" else []
+    if floats:
+        raise UnsupportedOperationsError("LiteRT in int8", floats)
     (folder / FILE).write_bytes(content)
-    with _hushed():
-        taken = _runner(folder, signature).get_input_details()
-    write_json(folder / NAMES, names_in_file(argument_of(model, signature), list(taken)))
+    with _captured_stderr():
+        present = list(_runner(folder, signature).get_input_details())
+    names = converted_input_names(graph_input_names(model, signature), present)
+    write_json(folder / INPUT_NAMES_FILE, names)
 
 
-def _ask_for(converter: Any, weights: str, representative: Arrays) -> None:
+def _configure(converter: Any, weights: str, representative: Arrays) -> None:
     if weights == "float32":
         return
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -91,25 +92,25 @@ def _ask_for(converter: Any, weights: str, representative: Arrays) -> None:
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
 
 
-def _left_in_floats(content: bytes) -> list[str]:
-    """Operators that still work in floats: the converter leaves what has no int8 kernel as it is."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+def _float_operators(content: bytes) -> list[str]:
+    """Operators that still compute floats: the converter keeps those without an int8 kernel."""
+    listing = io.StringIO()
+    with contextlib.redirect_stdout(listing):
         tf.lite.experimental.Analyzer.analyze(model_content=content)
-    left = []
-    for subgraph in told.getvalue().split("\nSubgraph#")[1:]:
+    found = []
+    for subgraph in listing.getvalue().split("\nSubgraph#")[1:]:
         floats = set(_FLOAT.findall(subgraph))
-        for name, made in _OPERATOR.findall(subgraph):
-            if floats & set(made.split(", ")) and name not in _AT_THE_EDGE:
-                left.append(name)
-    return left
+        for name, outputs in _OPERATOR.findall(subgraph):
+            if floats & set(outputs.split(", ")) and name not in _CONVERSIONS:
+                found.append(name)
+    return found
 
 
-def _ask(folder: Path, signature: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    with _hushed():
-        fed = by_names_in_file(inputs, read_json(folder / NAMES))
-        found = _runner(folder, signature)(**fed)
-        return {name: np.asarray(values) for name, values in found.items()}
+def _run(folder: Path, signature: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
+    with _captured_stderr():
+        feed = rename_inputs(inputs, read_json(folder / INPUT_NAMES_FILE))
+        outputs = _runner(folder, signature)(**feed)
+        return {name: np.asarray(values) for name, values in outputs.items()}
 
 
 def _runner(folder: Path, signature: str) -> Any:
@@ -117,45 +118,45 @@ def _runner(folder: Path, signature: str) -> Any:
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[Any]:
-    """Without what the converter's libraries print: they say by lines for themselves what is raised.
+def _captured_stderr() -> Iterator[Any]:
+    """Capture what the converter's libraries print: they repeat the error that is raised.
 
     Yields:
-        A function that gives what was printed so far.
+        A function that returns the text printed so far.
     """
-    with tempfile.TemporaryFile() as printed, warnings.catch_warnings():
-        # The interpreter, by which the converter measures ranges, too, is deprecated for
-        # ai_edge_litert: a package more, of versions of its own. Stoker's TensorFlow has it.
+    with tempfile.TemporaryFile() as captured, warnings.catch_warnings():
+        # The converter measures ranges with tf.lite.Interpreter, which is deprecated in favor of
+        # ai_edge_litert, another package with its own versions. TensorFlow still has it.
         warnings.simplefilter("ignore", UserWarning)
         stderr = os.dup(2)
         if sys.stderr is not None:
             sys.stderr.flush()
-        os.dup2(printed.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
 
-        def said() -> str:
-            printed.seek(0)
-            return printed.read().decode(errors="replace")
+        def printed() -> str:
+            captured.seek(0)
+            return captured.read().decode(errors="replace")
 
         try:
-            yield said
+            yield printed
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
 
 
-def _form(name: str, weights: str, tolerance: float) -> Converted:
-    return Converted(
+def _litert_format(name: str, weights: str, tolerance: float) -> ModelFormat:
+    return ModelFormat(
         name=name,
         tolerance=tolerance,
         packages={},
         write=partial(_write, weights=weights),
-        ask=_ask,
+        run=_run,
     )
 
 
 FORMATS = {
-    "litert": _form("LiteRT", "float32", 1e-4),
-    "litert-float16": _form("LiteRT with float16 weights", "float16", 1e-2),
-    "litert-int8": _form("LiteRT in int8", "int8", 0.1),
+    "litert": _litert_format("LiteRT", "float32", 1e-4),
+    "litert-float16": _litert_format("LiteRT with float16 weights", "float16", 1e-2),
+    "litert-int8": _litert_format("LiteRT in int8", "int8", 0.1),
 }
-"""Form -> how it is written. Tolerances: other orders of summing; 11 bits of a weight; 8 bits."""
+"""Format name -> format. Tolerances: another order of summation; weights of 11 bits; of 8 bits."""

@@ -1,4 +1,4 @@
-"""A trained model and its transform -> one SavedModel that takes raw features."""
+"""Exports a trained model and its transform as one SavedModel that takes raw features."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError
 from stoker.core.files import write_atomic
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.export.signatures import (
@@ -25,23 +27,26 @@ from stoker.export.signatures import (
     takes_examples,
 )
 
+Features = Mapping[str, tf.Tensor]
+"""Transformed features by name, each [batch, ...]."""
+
 
 def export_saved_model(
     model: keras.Model,
-    adapt: Callable[[Mapping[str, tf.Tensor]], Any],
+    adapt: Callable[[Features], Any],
     transform: AnyTransform,
     folder: Path,
 ) -> None:
     """Write the SavedModel: raw features in (for images: encoded bytes), float32 answers out.
 
-    Keras's ExportArchive is used, because a SavedModel that holds a Keras 3 model and was saved in
-    another way is not restored by TensorFlow Serving's session loader.
+    Uses Keras's ExportArchive: TensorFlow Serving's session loader does not restore a Keras 3 model
+    that was saved in another way.
 
     Args:
         model: The trained model.
-        adapt: Named features -> what the model is called with.
-        transform: Its graph is called first, inside the same SavedModel.
-        folder: Where to; must not exist.
+        adapt: Named features -> the model's input (`input_adapter`).
+        transform: Its graph runs first, inside the same SavedModel.
+        folder: The folder to write; must not exist.
     """
     columns = transform.serving_columns
 
@@ -80,11 +85,50 @@ def export_saved_model(
     _rename_inputs(folder, names)
 
 
+def input_adapter(model: keras.Model, features: Mapping[str, str]) -> Callable[[Features], Any]:
+    """Return a function that turns named features into the model's input structure.
+
+    Args:
+        model: A functional, sequential or subclassed model.
+        features: Feature name -> the name of the `keras.Input` made for it.
+
+    Returns:
+        A function of named features. A functional model gets exactly its own inputs, in its own
+        structure; any other model gets the whole mapping.
+
+    Raises:
+        ConfigError: the model has an input that is not a feature.
+    """
+    structure = _input_structure(model)
+    if structure is None:
+        return dict
+    feature_of = {input_name: name for name, input_name in features.items()}
+    for tensor in keras.tree.flatten(structure):
+        if tensor.name not in feature_of:
+            raise ConfigError(
+                "every input of the model must be one of the features that build received",
+                got=tensor.name,
+                fix=nearest(tensor.name, feature_of),
+            )
+
+    def adapt(values: Features) -> Any:
+        return keras.tree.map_structure(lambda tensor: values[feature_of[tensor.name]], structure)
+
+    return adapt
+
+
+def _input_structure(model: keras.Model) -> Any:
+    if isinstance(model, keras.Sequential):
+        # Before its first call it has no `input`, but `inputs`.
+        return model.inputs[0] if model.inputs else None
+    return model.input if hasattr(model, "operations") else None
+
+
 def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
-    """What a model answers, by the names of its outputs; floats as float32."""
+    """The answers of a model by the names of its outputs; floats as float32."""
     flat = keras.tree.flatten(outputs)
     if isinstance(outputs, Mapping):
-        # In the order in which Keras takes a dict apart, which is not that of the dict.
+        # In the order in which Keras flattens a dict, which is not that of the dict.
         names = keras.tree.flatten({name: name for name in outputs})
     else:
         names = list(getattr(model, "output_names", None) or [])
@@ -96,7 +140,7 @@ def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def _transformed_specs(transform: AnyTransform) -> dict[str, tf.TensorSpec]:
-    """Feature -> what the model takes of it; nothing where the model takes the raw columns."""
+    """Feature -> its spec as an input of the model; empty if the model takes the raw columns."""
     traced = tf.function(transform.apply_features, autograph=False).get_concrete_function(
         feature_specs(transform.serving_columns)
     )
@@ -111,11 +155,11 @@ def _transformed_specs(transform: AnyTransform) -> dict[str, tf.TensorSpec]:
 
 
 _NO_WORK = {"Placeholder", "Identity", "NoOp"}
-"""Operations of a transform that hands columns on as they are."""
+"""Operations of a transform that does not change its columns."""
 
 
 def _rename_inputs(folder: Path, signatures: Mapping[str, Mapping[str, str]]) -> None:
-    """Give the signatures' inputs the columns' own names ("mean radius").
+    """Rename the inputs of the signatures to the names of the columns ("mean radius").
 
     A traced function's arguments must be identifiers; the names in a SignatureDef, which clients
     of TensorFlow Serving use, need not be.

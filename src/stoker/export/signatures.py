@@ -1,4 +1,4 @@
-"""What an exported model takes: raw features by name, or serialized `tf.train.Example`s."""
+"""Signatures of an exported model: raw features by name, or serialized `tf.train.Example`s."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ SERVING_EXAMPLES = "serving_examples"
 """Takes `examples`: [batch] serialized `tf.train.Example`."""
 
 TRANSFORM_FEATURES = "transform_features"
-"""Takes raw features, answers what the model sees of them. Source: TensorFlow Extended's name."""
+"""Takes raw features, returns the transformed ones. Source: TensorFlow Extended's name."""
 
 SERVING_TRANSFORMED = "serving_transformed"
-"""Takes what `transform_features` answers: the model without its transform, for devices that cannot
-carry the transform's tables and decoders."""
+"""Takes the answers of `transform_features`: the model without its transform, for devices that do not
+support the transform's tables and decoders."""
 
 EXAMPLES_INPUT = "examples"
-"""Name of that signature's one input."""
+"""Name of the only input of `serving_examples`."""
 
 _MISSING_WHOLE = -(2**63)
-"""Stands for "no value" between parsing an Example's int64_list and turning it into NaN."""
+"""Marks a missing value between parsing an Example's int64_list and converting it to NaN."""
 
 
 def argument_names(columns: Sequence[AnyColumn]) -> dict[str, str]:
-    """Column name -> the name of the graph's argument: an identifier, and no other column's."""
+    """Column name -> argument name in the graph: a unique identifier."""
     return arguments_of([column.name for column in columns])
 
 
 def arguments_of(features: Sequence[str]) -> dict[str, str]:
-    """Name -> the name of the graph's argument: an identifier, and no other one's."""
+    """Feature name -> argument name in the graph: a unique identifier."""
     names: dict[str, str] = {}
     for index, feature in enumerate(features):
         name = re.sub(r"[^A-Za-z0-9_]", "_", feature)
@@ -64,7 +64,7 @@ def feature_specs(columns: Sequence[AnyColumn]) -> dict[str, tf.TensorSpec]:
 
 
 def takes_examples(columns: Sequence[AnyColumn]) -> bool:
-    """Whether an Example can hold these columns: it has three types, and no open sizes."""
+    """Whether an Example can hold these columns: it has three types and needs known sizes."""
     tensors = [column for column in columns if isinstance(column, TensorColumn)]
     return all(
         column.dtype in ("int64", "float32", "string") and None not in column.shape
@@ -75,9 +75,9 @@ def takes_examples(columns: Sequence[AnyColumn]) -> bool:
 def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[str, tf.Tensor]:
     """[batch] serialized Examples -> raw columns, missing values as columns.py says.
 
-    A whole number column with gaps stands in an `int64_list`; a missing float or string, or a whole
-    vector of them, may be left out; a column that never misses values must be there. A list of
-    varying length may be left out in any case, and is an empty one then.
+    An integer column with missing values is an `int64_list`. A missing float or string, or a whole
+    vector of them, may be left out; a column without missing values must be present. A list of
+    varying length may be left out, and is empty then.
 
     Returns:
         Column name -> [batch], or [batch, length] of vectors, or [batch, longest] of lists.
@@ -87,7 +87,7 @@ def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[
 
 
 def make_examples(columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """The same rows as serialized Examples: [batch] bytes, missing values left out."""
+    """Rows as serialized Examples: [batch] bytes, missing values left out."""
     count = len(next(iter(rows.values())))
     serialized = [
         tf.train.Example(
@@ -135,7 +135,7 @@ def _densified(column: AnyColumn, values: Any) -> tf.Tensor:
 
 
 def _value(column: AnyColumn, values: NDArray[Any], row: int) -> Any:
-    """A row's value; a list of varying length without its padding."""
+    """The value of a row; a list of varying length without its padding."""
     if isinstance(column, Column) and column.is_ragged:
         return values[row][: list_lengths(column, values[row : row + 1])[0]]
     return values[row]

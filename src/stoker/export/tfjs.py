@@ -1,7 +1,7 @@
-"""TensorFlow.js, by its own converter in a process of its own.
+"""TensorFlow.js: written by its converter in its own process.
 
-Checked by reading the written files back as TensorFlow.js does, graph and weights, and running that
-graph by TensorFlow: what the files hold is what is asked. JavaScript itself is not run.
+The check reads graph and weights from the written files, as TensorFlow.js does, and runs that graph
+in TensorFlow. No JavaScript runs.
 """
 
 from __future__ import annotations
@@ -20,64 +20,67 @@ from numpy.typing import NDArray
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json, write_json
 from stoker.export import tfjs_process
-from stoker.export.carried import (
-    NAMES,
+from stoker.export.model_format import (
+    INPUT_NAMES_FILE,
     Arrays,
-    Converted,
-    argument_of,
-    by_names_in_file,
-    names_in_file,
+    ModelFormat,
+    converted_input_names,
+    graph_input_names,
+    rename_inputs,
+    run_converter,
 )
-from stoker.export.converter import run_converter
 from stoker.registry.callpath import LoadedModel, first_line
 
 FILE = "model.json"
-"""The graph, and where its weights lie."""
+"""File with the graph and the paths of its weights."""
 
 PINNED = ("tensorflowjs==4.22.0", "tf-keras==2.21.0", "six==1.17.0")
-"""The converter, and what it imports beside TensorFlow; as in requirements-tfjs.lock."""
+"""The converter and its imports other than TensorFlow; as in requirements-tfjs.lock."""
 
-_NOT_CARRIED = re.compile(rf"{tfjs_process.UNSUPPORTED} [\w ]+\n(.*)")
-"""How the converter says it. Source: tensorflowjs 4.22, tf_saved_model_conversion_v2.py."""
+_UNSUPPORTED = re.compile(rf"{tfjs_process.UNSUPPORTED} [\w ]+\n(.*)")
+"""The converter's list of operations. Source: tensorflowjs 4.22, tf_saved_model_conversion_v2.py."""
 
 
-def form(python: Path | None = None) -> Converted:
-    """TensorFlow.js, written by the interpreter that has its converter; by ours if None."""
+def tfjs_format(python: Path | None = None) -> ModelFormat:
+    """The format TensorFlow.js, written by this interpreter (default: the current one)."""
     pip = f"{python or sys.executable} -m pip install"
-    return Converted(
+    return ModelFormat(
         name="TensorFlow.js",
-        tolerance=1e-4,  # other orders of summing
+        tolerance=1e-4,  # another order of summation
         packages={
             "tensorflow": f"tensorflow=={tf.__version__}",
             "tensorflowjs": PINNED[0],
             "tf_keras": PINNED[1],
             "six": PINNED[2],
         },
-        # Its own requirements name a TensorFlow of 2024, by way of decision forests.
-        pip=f"{pip} --no-deps {' '.join(PINNED)}"
+        # Its own requirements ask for a TensorFlow of 2024 (through decision forests).
+        install_command=f"{pip} --no-deps {' '.join(PINNED)}"
         + ("" if python is None else f"`, after `{pip} tensorflow=={tf.__version__}"),
         write=partial(_write, python=python),
-        ask=_ask,
+        run=_run,
         python=python,
     )
 
 
-def _refusals(said: str) -> list[str]:
-    found = _NOT_CARRIED.search(said)
+def _unsupported(stderr: str) -> list[str]:
+    found = _UNSUPPORTED.search(stderr)
     return re.findall(r"\w+", found.group(1)) if found else []
 
 
 def _write(
     model: LoadedModel, signature: str, folder: Path, _: Arrays, *, python: Path | None
 ) -> None:
-    # By its file, not by its name: the other interpreter need not have Stoker. Without the folder
-    # that Python looks in first, the present one: what lies there is not the converter's.
+    # By file, not by module name: the other interpreter may not have Stoker. _START removes the
+    # current folder from sys.path: the converter must not import from it.
     command = [str(python or sys.executable), "-c", _START, tfjs_process.__file__]
     command += [str(model.path.absolute()), signature, str(folder.absolute())]
-    run_converter(command, folder / FILE, form="TensorFlow.js", refusals=_refusals)
-    # The process calls an input by its whole name in the graph.
-    whole = {n: f"{signature}_{argument}" for n, argument in argument_of(model, signature).items()}
-    write_json(folder / NAMES, names_in_file(whole, list(_tensors(read_json(folder / FILE)))))
+    run_converter(
+        command, folder / FILE, format_name="TensorFlow.js", find_unsupported=_unsupported
+    )
+    # The process names an input by its full name in the graph.
+    full = {n: f"{signature}_{name}" for n, name in graph_input_names(model, signature).items()}
+    names = converted_input_names(full, list(_tensors(read_json(folder / FILE))))
+    write_json(folder / INPUT_NAMES_FILE, names)
 
 
 _START = (
@@ -86,7 +89,7 @@ _START = (
 )
 
 
-def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
+def _run(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
     written = read_json(folder / FILE)
     graph_def = json_format.ParseDict(
         written["modelTopology"], tf.compat.v1.GraphDef(), ignore_unknown_fields=True
@@ -94,47 +97,47 @@ def _ask(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
     weights = _weights(folder, written["weightsManifest"])
     for node in graph_def.node:
         if node.name in weights:
-            # TensorFlow.js has 32 bits for whole numbers; the graph still says how many it had.
+            # TensorFlow.js stores integers in 32 bits; the graph keeps the original dtype.
             dtype = tf.dtypes.as_dtype(node.attr["dtype"].type).as_numpy_dtype
             values = weights[node.name].astype(dtype)
             node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(values))
     tensors = _tensors(written)
-    fed = by_names_in_file(inputs, read_json(folder / NAMES))
+    fed = rename_inputs(inputs, read_json(folder / INPUT_NAMES_FILE))
     outputs = {name: info["name"] for name, info in written["signature"]["outputs"].items()}
     try:
         with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
             tf.graph_util.import_graph_def(graph_def, name="")
             feed = {graph.get_tensor_by_name(tensors[name]): v for name, v in fed.items()}
-            found: dict[str, NDArray[Any]] = session.run(outputs, feed)
+            answers: dict[str, NDArray[Any]] = session.run(outputs, feed)
     except (ValueError, tf.errors.OpError) as error:
         raise CheckFailed(
-            "the graph that was written for TensorFlow.js must run", got=Plain(first_line(error))
+            "the graph written for TensorFlow.js must run", got=Plain(first_line(error))
         ) from error
-    return found
+    return answers
 
 
 def _tensors(written: Any) -> dict[str, str]:
-    """Name of an input's node -> its tensor; the keys beside have a ":0" or have not."""
+    """Name of an input's node -> its tensor (the keys of the file may or may not end with ":0")."""
     inputs = written["signature"]["inputs"].values()
     return {info["name"].partition(":")[0]: info["name"] for info in inputs}
 
 
 def _weights(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Name -> values, read as TensorFlow.js reads them: one after the other from the joined files."""
+    """Name -> values, read from the concatenated files as TensorFlow.js reads them."""
     weights = {}
     for group in manifest:
         content = b"".join((folder / path).read_bytes() for path in group["paths"])
-        place = 0
+        offset = 0
         for weight in group["weights"]:
             if weight["dtype"] == "string":
-                raise CheckFailed("constants that are written for TensorFlow.js must be numbers")
+                raise CheckFailed("constants written for TensorFlow.js must be numbers")
             dtype, shape = np.dtype(weight["dtype"]), tuple(weight["shape"])
             count = int(np.prod(shape, dtype=np.int64))
-            values = np.frombuffer(content, dtype, count, place)
-            place += count * dtype.itemsize
+            values = np.frombuffer(content, dtype, count, offset)
+            offset += count * dtype.itemsize
             weights[weight["name"]] = values.reshape(shape)
     return weights
 
 
-FORMATS = {"tfjs": form()}
-"""Form -> how it is written."""
+FORMATS = {"tfjs": tfjs_format()}
+"""Format name -> format."""

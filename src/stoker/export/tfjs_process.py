@@ -1,8 +1,8 @@
-"""The TensorFlow.js converter, without the packages that it imports and does not need.
+"""Runs the TensorFlow.js converter, without the packages that it imports but does not need.
 
-tensorflowjs 4.22 imports decision forests, TensorFlow Hub and JAX at its start. The first crashes
-under TensorFlow 2.21, the second wants a setuptools of 2024. None of them has a part in converting a
-SavedModel; in this process, which does nothing else, empty modules stand for them.
+tensorflowjs 4.22 imports decision forests, TensorFlow Hub and JAX on import. The first crashes with
+TensorFlow 2.21, the second needs a setuptools of 2024. Converting a SavedModel uses none of them, so
+this process, which does nothing else, replaces them with empty modules.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 UNSUPPORTED = "Unsupported Ops in the model"
-"""How the converter begins its list of what it cannot carry, and so how ours begins."""
+"""Start of the converter's message about unsupported operations; this module prints the same."""
 
 _TABLES = {"HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2", "AnonymousHashTable"}
-"""What must be filled before it is asked, by a graph of its own that nothing here could check."""
+"""Tables that a graph of their own must initialize, which nothing here could check."""
 
 
 def main(saved_model: str, signature: str, out: str) -> None:
@@ -27,21 +27,21 @@ def main(saved_model: str, signature: str, out: str) -> None:
     for name in ("tensorflow_decision_forests", "tensorflow_hub"):
         sys.modules[name] = types.ModuleType(name)
     jax = types.ModuleType("tensorflowjs.converters.jax_conversion")
-    # A module has no such attribute until it is given one, which mypy cannot know.
+    # mypy does not know attributes that are set on a module.
     jax.convert_jax = None  # type: ignore[attr-defined]
     sys.modules[jax.__name__] = jax
     from tensorflowjs.converters import tf_saved_model_conversion_v2
 
     with tempfile.TemporaryDirectory() as scratch:
-        write_alone(saved_model, signature, scratch)
+        write_one_signature(saved_model, signature, scratch)
         tf_saved_model_conversion_v2.convert_tf_saved_model(scratch, out, signature_def=signature)
 
 
-def write_alone(saved_model: str, signature: str, folder: str) -> None:
-    """Write a SavedModel that has one signature of another, its variables as constants.
+def write_one_signature(saved_model: str, signature: str, folder: str) -> None:
+    """Write a SavedModel with one signature of another one, its variables frozen to constants.
 
-    The converter takes the tables of all signatures along, and fails on those that its own does not
-    use.
+    The converter also converts the tables of other signatures, and fails on those that the chosen
+    signature does not use.
     """
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         meta = tf.compat.v1.saved_model.load(session, ["serve"], saved_model)
@@ -53,10 +53,10 @@ def write_alone(saved_model: str, signature: str, folder: str) -> None:
     inputs = dict(sorted(definition.inputs.items()))
     _require_no_tables(frozen)
 
-    def call(**fed: tf.Tensor) -> dict[str, tf.Tensor]:
-        given = {info.name: fed[_argument(info)] for info in inputs.values()}
+    def call(**inputs_by_name: tf.Tensor) -> dict[str, tf.Tensor]:
+        feed = {info.name: inputs_by_name[_argument(info)] for info in inputs.values()}
         found = tf.graph_util.import_graph_def(
-            frozen, input_map=given, return_elements=list(outputs.values())
+            frozen, input_map=feed, return_elements=list(outputs.values())
         )
         return dict(zip(outputs, found, strict=True))
 
@@ -72,7 +72,7 @@ def write_alone(saved_model: str, signature: str, folder: str) -> None:
 
 
 def _argument(info: Any) -> str:
-    """An input's name in the graph, which is an identifier."""
+    """The name of an input in the graph, a valid identifier."""
     return str(Path(info.name.partition(":")[0]).name)
 
 
@@ -83,7 +83,7 @@ def _require_no_tables(graph: Any) -> None:
 
 
 def _reachable(graph: Any) -> list[Any]:
-    """The nodes of a graph and of the functions that it calls; the library holds others, too."""
+    """The nodes of a graph and of the functions that it calls; its library may hold more."""
     library = {function.signature.name: function for function in graph.library.function}
     found: list[Any] = []
     todo, seen = list(graph.node), set[str]()

@@ -1,4 +1,4 @@
-"""The gate before a push: the SavedModel is loaded as a server loads it, and must answer."""
+"""Checks a SavedModel before a push: loads it as a server does and runs its signatures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tensorflow.core.protobuf import saved_model_pb2
 
 from stoker.core.errors import CheckFailed, Plain
 from stoker.data.user_dataset.description import AnyColumn
-from stoker.export.python_calls import require_no_python
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
     SERVING_DEFAULT,
@@ -21,13 +21,17 @@ from stoker.export.signatures import (
 from stoker.registry.callpath import load_model
 
 MAX_DIFFERENCE = 1e-6
-"""Most by which the answers of the two signatures may differ, relative and absolute."""
+"""Maximum difference between the answers of the two signatures, relative and absolute."""
+
+PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+"""Operations that call a function of the process that saved the model, by its number: loading the
+model in that process proves nothing about them. Source: `tf.py_function`, `tf.numpy_function`."""
 
 
 def vet_model(
     folder: Path, columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
-    """Load by TensorFlow's session loader and run its signatures on real rows.
+    """Load a SavedModel with TensorFlow's session loader and run its signatures on real rows.
 
     Args:
         folder: The SavedModel.
@@ -35,12 +39,12 @@ def vet_model(
         rows: Some rows of the eval split by column, each [rows].
 
     Returns:
-        What was seen: signatures, number of rows, names of the outputs.
+        The facts found: signatures, number of rows, names of the outputs.
 
     Raises:
-        CheckFailed: it calls Python, does not load, does not answer, answers NaN, or the signatures disagree.
+        CheckFailed: it calls Python, does not load or run, answers NaN, or its signatures disagree.
     """
-    require_no_python(folder)
+    _require_no_python(folder)
     loaded = load_model(folder)
     try:
         plain = loaded.call(SERVING_DEFAULT, {c.name: rows[c.name] for c in columns})
@@ -57,12 +61,27 @@ def vet_model(
     return {"signatures": signatures, "rows": count, "outputs": sorted(plain)}
 
 
+def _require_no_python(folder: Path) -> None:
+    saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    for meta_graph in saved.meta_graphs:
+        graph = meta_graph.graph_def
+        nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+        for node in nodes:
+            if node.op in PYTHON_OPS:
+                raise CheckFailed(
+                    f"{folder}: a model that is served must use TensorFlow operations only",
+                    got=Plain(f"{node.op}, which calls Python, as {node.name}"),
+                    fix="Replace tf.py_function and tf.numpy_function in build and "
+                    "preprocessing_fn.",
+                )
+
+
 def _check_answer(
     folder: Path, name: str, answer: NDArray[Any], parsed: NDArray[Any], rows: int
 ) -> None:
     if answer.shape[:1] != (rows,):
         raise CheckFailed(
-            f"{folder}: output {name!r} must have one answer a row",
+            f"{folder}: output {name!r} must have one answer per row",
             got=Plain(f"shape {answer.shape} for {rows} rows"),
             fix="Keep the batch as the first dimension in build.",
         )
@@ -79,6 +98,6 @@ def _check_answer(
     )
     if not same:
         raise CheckFailed(
-            f"{folder}: both signatures must give one answer for output {name!r}",
+            f"{folder}: both signatures must give the same answer for output {name!r}",
             got=Plain("different answers from features and from Examples"),
         )

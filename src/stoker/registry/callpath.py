@@ -1,4 +1,4 @@
-"""How an exported model is called: a session callable on the v1-loaded graph.
+"""Loads and calls exported models: a session callable on the v1-loaded graph.
 
 Measured on one core with lookup tables and string inputs: 41 k calls/s this way,
 2.6 k by `signature(...)` of `tf.saved_model.load`.
@@ -11,6 +11,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,36 +24,37 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.sessions import inter_op_pool, session_config
+
+_log = logging.getLogger(__name__)
 
 SERVE_TAG = "serve"
-"""The tag of the graph that a SavedModel is served from."""
+"""Tag of the graph that servers use."""
 
 DEFAULT_SIGNATURE = "serving_default"
-"""The signature that is called where none is named."""
+"""Signature of calls that do not name one."""
 
 Shape = tuple[int | None, ...]
-"""One length per axis; None where any length is taken."""
+"""Length of each axis; None for any length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """What one input must be, or one output is."""
+    """Declared dtype and shape of one input or output."""
 
     dtype: str
-    """TensorFlow's name of the element type: "float32", "string", "bfloat16"."""
+    """TensorFlow's name of the dtype: "float32", "string", "bfloat16"."""
 
     shape: Shape | None
-    """The length of each axis, None where any is taken; None as a whole where the rank is open."""
+    """Length of each axis, None for any length; None instead of a tuple for any rank."""
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {shape_text(self.shape)}"
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape may be fed.
+        """Whether the input accepts an array of this shape.
 
-        Trailing axes of length one may be left out: TensorFlow Serving checks no shape, and its
-        documented example feeds [3] where [-1, 1] is declared.
+        Trailing axes of length one may be missing: TensorFlow Serving does not check shapes, and its
+        documented example sends [3] for [-1, 1].
         """
         declared = self.shape
         if declared is None:
@@ -66,11 +68,11 @@ class TensorSpec:
 
 
 def zeros(spec: TensorSpec, rows: int) -> np.ndarray[Any, Any]:
-    """Zeros, or empty texts, of what may be fed.
+    """An array of zeros, or of empty strings, that an input accepts.
 
     Args:
-        spec: What is declared.
-        rows: Length of the first axis, where any is taken; of other such axes it is one.
+        spec: The input.
+        rows: Length of a first axis of any length; other such axes get length one.
     """
     first, inner = ((None,), ()) if spec.shape is None else (spec.shape[:1], spec.shape[1:])
     shape = (*(rows if length is None else length for length in first), *(n or 1 for n in inner))
@@ -84,19 +86,90 @@ class Signature:
     """One way to call a model: named tensors in, named tensors out."""
 
     inputs: Mapping[str, TensorSpec]
-    """Input name -> what must be fed."""
+    """Input name -> dtype and shape."""
 
     outputs: Mapping[str, TensorSpec]
-    """Output name -> what comes back."""
+    """Output name -> dtype and shape."""
 
     method: str
-    """The method name in the SavedModel, "tensorflow/serving/predict" as a rule."""
+    """The method name in the SavedModel, usually "tensorflow/serving/predict"."""
 
     feed_names: Mapping[str, str] = field(default_factory=dict)
-    """Input name -> the tensor in the graph that receives it."""
+    """Input name -> name of its tensor in the graph."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Input name -> the TensorProto that replaces it if it is not sent."""
+    """Input name -> its default as a TensorProto."""
+
+
+INLINE = -1
+"""Thread count that makes a session run a call in its caller's thread."""
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU in this process."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def session_config(
+    given: tf.compat.v1.ConfigProto | None = None,
+    *,
+    gpu_memory_fraction: float = 0.0,
+    intra_op_threads: int = 0,
+    inter_op_threads: int = 0,
+) -> tf.compat.v1.ConfigProto:
+    """The configuration of every session in a process.
+
+    GPU memory grows on demand. A fraction is a limit enforced by TensorFlow's allocator. It refers
+    to the memory of the device that the session sees, so it is right for a MIG instance too.
+
+    Without a GPU, a call runs in its caller's thread: there is no hand-over, and a load at low
+    priority stays there. With a GPU, kernels end in threads of the driver; CPU operations after
+    them would run there and delay other calls. So TensorFlow's own threads are used, as by default.
+    Which of the two is faster on a GPU has not been measured.
+
+    Args:
+        given: The user's settings; the other arguments are applied on top.
+        gpu_memory_fraction: Largest share of a GPU's memory, 0..1; 0 sets no limit.
+        intra_op_threads: Threads that compute one operation; 0: TensorFlow's choice.
+        inter_op_threads: Operations that run at once; 0: as described above.
+    """
+    config = tf.compat.v1.ConfigProto()
+    if given is not None:
+        config.CopyFrom(given)
+    config.gpu_options.allow_growth = True
+    if gpu_memory_fraction:
+        config.gpu_options.per_process_gpu_memory_fraction = gpu_memory_fraction
+    # A model may name a device that this worker does not have.
+    config.allow_soft_placement = True
+    if intra_op_threads:
+        config.intra_op_parallelism_threads = intra_op_threads
+    if inter_op_threads:
+        config.inter_op_parallelism_threads = inter_op_threads
+        config.use_per_session_threads = True  # otherwise the process's first session decides
+    elif not config.inter_op_parallelism_threads and not has_gpu():
+        config.inter_op_parallelism_threads = INLINE
+    return config
+
+
+def inter_op_pool(session: tf.compat.v1.Session) -> int:
+    """The pool for calls of a session: `INLINE` if it runs them in the caller's thread."""
+    inline = session._config.inter_op_parallelism_threads == INLINE  # noqa: SLF001 - public nowhere
+    return INLINE if inline else 0
+
+
+def open_devices(config: tf.compat.v1.ConfigProto) -> None:
+    """Open the GPU with this configuration, before anything else does.
+
+    One allocator serves all sessions of a process, and eager code too: whatever opens the device
+    first sets its limit.
+    """
+    if not has_gpu():
+        return
+    tf.compat.v1.Session(graph=tf.Graph(), config=config).close()
+    fraction = config.gpu_options.per_process_gpu_memory_fraction
+    limit = f"at most {fraction:.1%} of its memory" if fraction else "memory growing on demand"
+    _log.info("models run on the first GPU that is visible here, with %s", limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +181,7 @@ class _Bound:
 
 
 class LoadedModel:
-    """A SavedModel in memory, in a graph and a session of its own; may be called by many threads."""
+    """A SavedModel in memory, with its own graph and session; safe for calls from several threads."""
 
     def __init__(
         self,
@@ -124,7 +197,7 @@ class LoadedModel:
             session: Holds the graph.
             signature_defs: Signature -> its definition.
             path: The folder.
-            runs: Signature -> what runs it, if that is not the session.
+            runs: Signature -> function that runs it instead of the session.
         """
         self.path = path
         self.signature_defs = dict(signature_defs)
@@ -140,7 +213,7 @@ class LoadedModel:
 
     @property
     def signatures(self) -> dict[str, Signature]:
-        """Name -> signature of all that can be called."""
+        """Name -> signature, for all that can be called."""
         return {name: bound.signature for name, bound in self._bound.items()}
 
     def call(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -155,8 +228,8 @@ class LoadedModel:
             Output name -> array; strings as an object array of `bytes`.
 
         Raises:
-            UserError: the signature or an input is unknown, an input is missing or is not of its
-                declared dtype and shape, or the graph refused the values.
+            UserError: the signature or an input is unknown, an input is missing or has another dtype or
+                shape than declared, or the graph raised an error for the values.
         """
         bound = self._bound.get(signature)
         if bound is None:
@@ -166,24 +239,24 @@ class LoadedModel:
         return self.run(signature, checked_inputs(bound.signature, inputs))
 
     def run(self, signature: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Run one signature once, as `call`, on what `checked_inputs` gave for it.
+        """Run one signature once, like `call`, on the arrays from `checked_inputs`.
 
         Raises:
-            UserError: the graph refused the values.
+            UserError: the graph raised an error for the values.
         """
         bound = self._bound[signature]
         try:
             values = bound.run(*arrays)
         except _REFUSED_BY_GRAPH as error:
             raise UserError(
-                f"the model must be able to work on {_fed_text(bound.signature, arrays)}",
+                f"the model failed on {_fed_text(bound.signature, arrays)}",
                 got=Plain(first_line(error)),
                 fix="Correct the values or the shape of the inputs.",
             ) from error
         return dict(zip(bound.signature.outputs, values, strict=True))
 
     def close(self) -> None:
-        """Give the memory back; no call may be running, none may follow."""
+        """Free the memory; no call may run now or later."""
         self._bound = {}
         if self._session is not None:
             self._session.close()
@@ -198,17 +271,17 @@ _REFUSED_BY_GRAPH = (
     tf.errors.DataLossError,
     tf.errors.UnimplementedError,
 )
-"""What a graph raises because of the values that were fed."""
+"""Errors of a graph about its input values."""
 
 _NOT_LOADABLE = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError)
-"""What the loader raises for a damaged or foreign SavedModel, beside TensorFlow's own errors."""
+"""Errors of the loader for a damaged or foreign SavedModel, other than TensorFlow's own."""
 
 
 def load_model(path: Path) -> LoadedModel:
-    """Load a SavedModel as TensorFlow Serving's session loader does, its tables initialised.
+    """Load a SavedModel as TensorFlow Serving's session loader does, with its tables initialized.
 
     Raises:
-        UserError: there is no SavedModel, or it is damaged, or it has nothing that can be called.
+        UserError: there is no SavedModel, it is damaged, or it has no signature to call.
     """
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph, config=session_config())
@@ -225,9 +298,9 @@ def load_model(path: Path) -> LoadedModel:
 
 
 def not_loadable(path: Path, why: str, *, tags: str = SERVE_TAG) -> UserError:
-    """The error of a folder that holds no SavedModel that can be served."""
+    """Return the error for a folder without a SavedModel that can be served."""
     return UserError(
-        f"{path} must be a whole SavedModel with the tag {tags!r}",
+        f"{path} must be a complete SavedModel with the tag {tags!r}",
         got=Plain(why),
         fix="Export it again with Keras's ExportArchive (`stoker export`).",
     )
@@ -236,10 +309,10 @@ def not_loadable(path: Path, why: str, *, tags: str = SERVE_TAG) -> UserError:
 def checked_inputs(
     signature: Signature, inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray[Any, Any]]:
-    """The arrays in the signature's order, each proved to be what was declared.
+    """Return the arrays in the signature's order, with dtypes and shapes checked.
 
     Raises:
-        UserError: an input is unknown, missing, or of another dtype or shape; it is named.
+        UserError: an input is unknown, missing, or of another dtype or shape; the error names it.
     """
     arrays = typed_inputs(signature, inputs)
     for error in wrong_shapes(signature, arrays):
@@ -250,7 +323,7 @@ def checked_inputs(
 def typed_inputs(
     signature: Signature, inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray[Any, Any]]:
-    """The arrays in the signature's order, each of the declared dtype; shapes may differ.
+    """Return the arrays in the signature's order, with dtypes checked; shapes may differ.
 
     Raises:
         UserError: an input is unknown, missing, or of another dtype; the error names it.
@@ -261,7 +334,7 @@ def typed_inputs(
 
 
 def wrong_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> list[UserError]:
-    """One error for each array from `typed_inputs` whose shape the signature does not declare."""
+    """Return one error for each array from `typed_inputs` that does not have its declared shape."""
     return [
         _wrong_kind(name, spec, array)
         for (name, spec), array in zip(signature.inputs.items(), arrays, strict=True)
@@ -281,32 +354,32 @@ def _wrong_names(signature: Signature, inputs: Mapping[str, np.ndarray]) -> User
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """NumPy's name of a dtype, which NumPy puts together anew each time."""
+    """NumPy's name of a dtype, which NumPy builds again on each access."""
     return dtype.name
 
 
 def shape_text(shape: tuple[int | None, ...] | None) -> str:
-    """A shape as TensorFlow Serving prints it: [-1,16], [?] where the rank is open."""
+    """A shape as TensorFlow Serving prints it: [-1,16], or [?] for any rank."""
     if shape is None:
         return "[?]"
     return "[" + ",".join("-1" if size is None else str(size) for size in shape) + "]"
 
 
 _IN_FUNCTION = re.compile(r"^(\{\{function_node [^}]*\}\} ?)+")
-"""TensorFlow's mark of an operation in a function, by the name that the tracer gave it."""
+"""TensorFlow's prefix of an operation in a function, with the name from the tracer."""
 
 
 def first_line(error: BaseException) -> str:
-    """The line of an error that says why, without TensorFlow's heading and traceback."""
+    """The line of an error with the reason, without TensorFlow's heading and traceback."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = (line.strip() for line in str(text).splitlines())
-    said = [
+    reasons = [
         _IN_FUNCTION.sub("", line) for line in lines if line and line != "Graph execution error:"
     ]
-    for line, after in itertools.pairwise(said):  # of a function, behind the stack that made it
+    for line, after in itertools.pairwise(reasons):  # in a function, after its stack
         if after.startswith("[[{{node"):
             return line.rstrip(".")
-    return said[0].rstrip(".") if said else type(error).__name__
+    return reasons[0].rstrip(".") if reasons else type(error).__name__
 
 
 def _typed(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -326,7 +399,7 @@ def _name_of_dtype(array: np.ndarray[Any, Any]) -> str:
 
 
 def _as_strings(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array as objects of `bytes`; one that holds no strings comes back as it is."""
+    """An array of strings as objects of `bytes`; other arrays unchanged."""
     if value.dtype.kind not in "OSU":
         return value
     array = value.astype(object)
@@ -343,7 +416,7 @@ def _as_strings(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _return_free_memory() -> None:
-    """Make glibc give freed pages back: it kept 100 MB after 15 loads of a 16 MB model."""
+    """Make glibc return freed pages: it kept 100 MB after 15 loads of a 16 MB model."""
     with contextlib.suppress(OSError, AttributeError):  # another libc has no such call
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -356,7 +429,7 @@ def _fed_text(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> s
 def _callable(
     session: tf.compat.v1.Session | None, definition: meta_graph_pb2.SignatureDef
 ) -> Callable[..., list[np.ndarray]]:
-    assert session is not None  # what has none is given what runs it
+    assert session is not None  # without a session, `runs` is given
     options = config_pb2.CallableOptions()
     options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
     options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
@@ -380,7 +453,7 @@ def _signature(definition: meta_graph_pb2.SignatureDef) -> Signature:
 def _spec(name: str, info: meta_graph_pb2.TensorInfo) -> TensorSpec:
     if info.WhichOneof("encoding") != "name":
         raise ValueError(
-            f"its tensor {name!r} is sparse or composite, and only dense ones are served"
+            f"its tensor {name!r} is sparse or composite; only dense tensors are served"
         )
     shape = info.tensor_shape
     sizes = tuple(None if dim.size < 0 else dim.size for dim in shape.dim)

@@ -1,4 +1,4 @@
-"""Where models live: TensorFlow Serving's layout, each version either whole or not there.
+"""The model repository: TensorFlow Serving's layout; a version is complete or does not exist.
 
 root/<model>/<version>/           a SavedModel and `stoker.manifest.json`
 root/<model>/aliases.json         alias -> version
@@ -31,42 +31,42 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint
 
 MANIFEST = "stoker.manifest.json"
-"""The file of a version that is written last and holds the hash of every other."""
+"""File of a version with the hash of every other file; written last."""
 
 ALIASES = "aliases.json"
-"""The file beside the versions that names some of them."""
+"""File next to the versions: alias -> version."""
 
 WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
-"""Where a version has its requests; they may be laid beside it after it was pushed."""
+"""File of a version with warm-up requests; may be added after the push."""
 
 MAX_VERSION = 2**63 - 1
-"""TensorFlow Serving holds a version in 64 signed bits."""
+"""TensorFlow Serving stores a version as a signed 64-bit integer."""
 
 _FORMAT = 1
 _LOCK = ".push.lock"
 _NAME_CHARS = 128
-"""Longest model or alias name: a folder's name may have 255 bytes, and ours get a suffix."""
+"""Maximum length of a model or alias name: a folder name has at most 255 bytes, with our suffix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """What a push did."""
+    """Result of a push."""
 
     version: int
-    """The version that now holds the content."""
+    """The version with the content."""
 
     path: Path
     """Its folder."""
 
     already: bool
-    """Whether the newest version held this very content before."""
+    """Whether the newest version already had this content."""
 
 
 class Repository:
-    """Models by name, versions by number, aliases by version."""
+    """A folder of models with their versions and aliases."""
 
     def __init__(self, root: Path) -> None:
-        """Args: root: the folder of all models; it need not exist yet."""
+        """Args: root: the folder of all models; may not exist yet."""
         self.root = root
 
     def models(self) -> list[str]:
@@ -81,7 +81,7 @@ class Repository:
         return sorted(version_folders(self.base(model)))
 
     def newest(self, model: str) -> int | None:
-        """The highest version, None if there is none."""
+        """The highest version; None without versions."""
         return max(version_folders(self.base(model)), default=None)
 
     def base(self, model: str) -> Path:
@@ -92,7 +92,7 @@ class Repository:
         """The folder of one version.
 
         Raises:
-            UserError: there is no such version.
+            UserError: the version does not exist.
         """
         folders = version_folders(self.base(model))
         if version not in folders:
@@ -104,21 +104,21 @@ class Repository:
         return folders[version]
 
     def content_hash(self, model: str, version: int) -> str:
-        """One SHA-256 for all files of a version as they lie on the disk now, less the manifest.
+        """One SHA-256 of all current files of a version except the manifest.
 
-        Requests that were laid beside it after it was pushed do not count: it is the same model.
+        Warm-up requests that were added after the push do not count: the model is the same.
         """
-        return _content(_less_requests(self.path(model, version)))
+        return _content(_without_added_warm_up(self.path(model, version)))
 
     def aliases(self, model: str) -> dict[str, int]:
         """Alias -> version."""
         return read_aliases(self.base(model))
 
     def set_alias(self, model: str, alias: str, *, version: int) -> None:
-        """Let an alias name another version, in one step.
+        """Point an alias to another version, atomically.
 
         Raises:
-            UserError: there is no such version.
+            UserError: the version does not exist.
         """
         self.path(model, version)
         with _exclusive(self.base(model)):
@@ -132,24 +132,24 @@ class Repository:
         alias: str = "champion",
         lineage: Mapping[str, Any] | None = None,
     ) -> Pushed:
-        """Copy a SavedModel in as the next version, so that no reader ever sees half of it.
+        """Copy a SavedModel in as the next version; readers never see an incomplete one.
 
         Args:
             saved_model: The folder that holds `saved_model.pb`.
             model: The model's name.
-            alias: The name that this version gets, and another loses.
-            lineage: What the version came from: anything that JSON can hold.
+            alias: The alias to point to this version.
+            lineage: The origin of the version: any JSON value.
 
         Raises:
-            ConfigError: the model's name or the alias could not be a folder's name.
-            UserError: there is no SavedModel, or the disk is full; the repository is as before.
+            ConfigError: the model's name or the alias is not a valid folder name.
+            UserError: there is no SavedModel, or the disk is full; the repository is unchanged.
             DataError: the SavedModel holds links, or changed while it was copied.
         """
         base, source = self.base(model), _savedmodel_hashes(saved_model)
         checked_name(alias)
         base.mkdir(parents=True, exist_ok=True)
         with _exclusive(base):
-            # What a killed push left: whoever holds the lock is the only one pushing.
+            # Files of a killed push: only the process with the lock pushes.
             sweep(base, "*")
             newest = self.newest(model)
             if newest is not None and self.content_hash(model, newest) == _content(source):
@@ -167,14 +167,14 @@ def is_model_name(name: str) -> bool:
 
 
 def checked_name(name: str, *, what: str = "a model's name and an alias") -> str:
-    """The name itself.
+    """Return the name if it is valid.
 
     Args:
-        name: Of a model, or an alias.
-        what: What a message calls it.
+        name: The name of a model, or an alias.
+        what: The subject of the error.
 
     Raises:
-        ConfigError: it could lead out of the repository or hide itself there.
+        ConfigError: it could lead out of the repository, or be a hidden folder.
     """
     if not is_model_name(name):
         raise ConfigError(
@@ -212,14 +212,14 @@ def read_aliases(base: Path) -> dict[str, int]:
 
 
 def verify(folder: Path) -> bool:
-    """Hold every file of a version against its manifest.
+    """Check every file of a version against its manifest.
 
     Returns:
-        Whether there is a manifest; without one nothing is known.
+        Whether there is a manifest; without one, nothing is checked.
 
     Raises:
-        DataError: a file is damaged, missing, or was not there when it was pushed (but for
-            `WARM_UP_FILE`, which is no part of the model); it is named.
+        DataError: a file is damaged, missing, or was added after the push (except `WARM_UP_FILE`,
+            which is not part of the model); the error names it.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -229,7 +229,7 @@ def verify(folder: Path) -> bool:
         raise _damaged(path, "other bytes than were written")
     if manifest.get("format") != _FORMAT:
         raise _damaged(path, f"format {manifest.get('format')!r}, known is {_FORMAT}")
-    _compare(folder, manifest["files"], _less_requests(folder))
+    _compare(folder, manifest["files"], _without_added_warm_up(folder))
     return True
 
 
@@ -254,7 +254,7 @@ def _is_version(name: str) -> bool:
 
 
 def _hashed(folder: Path) -> dict[str, str]:
-    """Name -> hash of every file but the manifest; links are refused, they lead elsewhere."""
+    """Name -> hash of every file except the manifest; raises an error for links."""
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DataError(
@@ -265,8 +265,8 @@ def _hashed(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in hash_folder(folder).items() if name != MANIFEST}
 
 
-def _less_requests(folder: Path) -> dict[str, str]:
-    """The same, less requests to warm it that its manifest does not know."""
+def _without_added_warm_up(folder: Path) -> dict[str, str]:
+    """The same, without warm-up requests that are not in the manifest."""
     found = _hashed(folder)
     if WARM_UP_FILE not in found:
         return found
@@ -294,23 +294,23 @@ def _savedmodel_hashes(saved_model: Path) -> dict[str, str]:
 def _publish(
     saved_model: Path, source: Mapping[str, str], *, base: Path, lineage: Mapping[str, Any]
 ) -> int:
-    """Copy, check the copy, write its manifest last, and rename to the next free number."""
+    """Copy, check the copy, write its manifest last, and rename to the next free version."""
     with scratch_folder(base / "version") as scratch:
         _copy(saved_model, scratch)
         if _hashed(scratch) != source:
             raise DataError(
                 f"{saved_model} must not change while it is pushed",
                 got=Plain("other bytes in the copy"),
-                fix="Push it again when its writer has ended.",
+                fix="Push it again when nothing writes to it.",
             )
         write_json(scratch / MANIFEST, _manifest(source, lineage))
         while True:
-            taken = [int(name) for name in os.listdir(base) if _is_version(name)]  # noqa: PTH208
-            version = max(taken, default=0) + 1
+            used = [int(name) for name in os.listdir(base) if _is_version(name)]  # noqa: PTH208
+            version = max(used, default=0) + 1
             try:
                 publish_folder(scratch, base / str(version))
             except FileExistsError:
-                continue  # somebody without our lock took the number first
+                continue  # a process without our lock used the number first
             return version
 
 
@@ -322,7 +322,7 @@ def _copy(source: Path, target: Path) -> None:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
     for folder in source.rglob("*"):
-        if folder.is_dir():  # a SavedModel without assets may still have the empty folder
+        if folder.is_dir():  # a SavedModel without assets may have the empty folder
             (target / folder.relative_to(source)).mkdir(parents=True, exist_ok=True)
 
 
@@ -344,7 +344,7 @@ def _write_alias(base: Path, alias: str, version: int) -> None:
 
 @contextlib.contextmanager
 def _exclusive(base: Path) -> Iterator[None]:
-    """Let one push at a time into a model's folder; the kernel frees the lock of a killed one."""
+    """Allow one push at a time to a model's folder; the kernel frees the lock of a killed one."""
     with full_disk_is_named(base), (base / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

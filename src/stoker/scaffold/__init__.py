@@ -1,4 +1,4 @@
-"""What `stoker init` does: look at the user's data, write the two files that train on it."""
+"""`stoker init`: inspects the data and writes the two files of an experiment."""
 
 from stoker.scaffold.write import Scaffolded, default_name, write_experiment
 

@@ -1,4 +1,4 @@
-"""model.py as text: which column is fed to the model how, and what the model answers."""
+"""The text of `model.py`: the inputs of the model by column, and its output."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.ingest import ColumnDescription, SourceDescription
-from stoker.scaffold.label import Label
+from stoker.scaffold.source_facts import Label
 from stoker.scaffold.spelling import fill, python_list, python_text
 
 FEW_WORDS = 200
-"""A text column with at most this many different values gets a vocabulary; above, it is hashed."""
+"""A text column with at most this many distinct values gets a vocabulary; above, it is hashed."""
 
 _ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|index|key)$|^unnamed", re.IGNORECASE)
-"""How columns are called that number the records."""
+"""Names of columns that number the records."""
 
 
 @dataclass(slots=True)
 class _Columns:
-    """Columns by what becomes of them."""
+    """Columns by their use in the model."""
 
     numbers: list[str]
     words: list[str]
@@ -32,7 +32,7 @@ def table_model(seen: SourceDescription, label: Label) -> str:
     """model.py for a table.
 
     Raises:
-        ConfigError: there is no column to predict from.
+        ConfigError: no column but the label is usable.
     """
     image = next((c.column.name for c in seen.columns if c.column.dtype == "image"), None)
     if image is not None:
@@ -62,7 +62,7 @@ def table_model(seen: SourceDescription, label: Label) -> str:
 
 
 def _suffix(lists: list[str], seen: SourceDescription) -> str:
-    """What makes a list's name that of its length, spelled in Python; no column has that name."""
+    """Suffix that makes a new, unused name for a list's length, as a Python literal."""
     names, suffix = {column.column.name for column in seen.columns}, " length"
     while not names.isdisjoint(name + suffix for name in lists):
         suffix += "_"
@@ -73,9 +73,9 @@ def image_model(image: str, label: Label, *, preprocessing: bool = False) -> str
     """model.py for images.
 
     Args:
-        image: The column that holds them.
-        label: What they show.
-        preprocessing: True where other columns are there that the model is not to see.
+        image: The image column.
+        label: The label.
+        preprocessing: Whether there are other columns, which the model does not use.
     """
     function = ""
     if preprocessing:
@@ -109,7 +109,7 @@ def _sorted_out(columns: Iterable[ColumnDescription], *, rows: int) -> _Columns:
 
 
 def _why_useless(column: ColumnDescription, rows: int) -> str:
-    """Why a column cannot help, "" where it may."""
+    """Why a column is left out; "" if it may be useful."""
     dtype, distinct = column.column.dtype, column.distinct
     if distinct is not None and distinct < 2 and column.lengths < 2:
         return "the same in every row"

@@ -1,4 +1,4 @@
-"""The text of the files that `stoker init` writes, and how values get into it safely."""
+"""Templates of the files that `stoker init` writes, and Python and YAML literals for them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from string import Template
 import yaml
 
 _LINE = 100
-"""Width that a list of names may have before it is written one name a line."""
+"""Maximum width of a list on one line; wider lists have one name per line."""
 
 
 def fill(template: str, **values: object) -> str:
-    """One of the texts in `templates/`, its `$name` places filled in.
+    """Return a template from `templates/` with its `$name` placeholders replaced.
 
     Args:
         template: Its file name without `.txt`.
-        values: What goes where, as it is to stand there.
+        values: Placeholder -> its replacement.
     """
     text = (resources.files(__package__) / "templates" / f"{template}.txt").read_text(
         encoding="utf-8"
@@ -26,13 +26,13 @@ def fill(template: str, **values: object) -> str:
 
 
 def python_text(value: str) -> str:
-    """A string as Python spells it, in double quotes where that needs no escape."""
+    """A string as a Python literal, in double quotes if that needs no escape."""
     spelled = repr(value)
     return f'"{spelled[1:-1]}"' if spelled[0] == "'" and '"' not in spelled else spelled
 
 
 def python_list(values: Sequence[str]) -> str:
-    """A list of strings as Python spells it, one a line where they do not fit in one."""
+    """A list of strings as a Python literal, one per line if they do not fit on one."""
     spelled = [python_text(value) for value in values]
     one_line = f"[{', '.join(spelled)}]"
     if len(one_line) < _LINE - len("NUMBERS = "):
@@ -41,13 +41,13 @@ def python_list(values: Sequence[str]) -> str:
 
 
 def yaml_flow(value: str | dict[str, str]) -> str:
-    """A text or a mapping as YAML spells it in one line, quoted where it would read back as other.
+    """A string or a mapping as YAML on one line, quoted if YAML would read it differently.
 
     Args:
-        value: Whatever the user's data calls its columns and files.
+        value: Names from the user's data: columns, files.
     """
     texts = [value] if isinstance(value, str) else [*value, *value.values()]
-    # Left to itself PyYAML writes a line's end as a line's end.
+    # By default PyYAML writes a line break as a line break.
     style = None if all(text.isprintable() for text in texts) else '"'
     spelled: str = yaml.safe_dump(
         [value],

@@ -1,4 +1,4 @@
-"""The two files: what goes into them, and where."""
+"""Writes the two files of an experiment: `stoker.yaml` and `model.py`."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from stoker.data.sources.columns.table import UnusableColumn
 from stoker.data.sources.config import ColumnsConfig
 from stoker.data.sources.uri import is_uri, parse_uri
 from stoker.data.sources.written_numbers import NumberText
-from stoker.scaffold.label import Label, TaskKind, find_label
-from stoker.scaffold.look import reading_of
 from stoker.scaffold.model import image_model, table_model
+from stoker.scaffold.source_facts import Label, TaskKind, find_label, read_settings
 from stoker.scaffold.spelling import fill, python_text, yaml_flow
 
 EXAMPLES_SEEN = 300_000
-"""Rows times epochs that training on a table aims at: about a minute on two cores."""
+"""Rows times epochs of a training on a table: about a minute on two cores."""
 
 IMAGES_SEEN = 60_000
-"""The same for images, each of which costs a hundred times as much."""
+"""The same for images, which cost about a hundred times as much."""
 
 LEAST_ROWS = 2
-"""Records that data must have: in one alone nothing varies, so that nothing can be a label."""
+"""Minimum number of records: a single one has no column that varies and could be a label."""
 
 MAX_DROP = 0.02
-"""How much worse than the version before a model may be: about what training the same model again
-varies by on a few hundred rows."""
+"""Default of the gate `max_drop`: about how much the metric varies when the same model is trained
+again on a few hundred rows."""
 
 METRICS: dict[TaskKind, tuple[str, ...]] = {
     "binary": ("auc", "accuracy"),
     "multiclass": ("accuracy", "macro_f1"),
     "regression": ("r2", "rmse", "mae"),
 }
-"""What is measured; the gate is on the first. For numbers that is r2: how much rmse may worsen
-depends on the label's unit."""
+"""Metrics by task; the gate is on the first. For a regression it is r2, which does not depend on the
+label's unit as rmse does."""
 
 _IMAGE, _FOLDER_NAME = "image", "label"
-"""The columns of a folder of images by class."""
+"""Columns of a folder of images by class."""
 
 _ENDINGS = re.compile(
     r"(\.(csv|tsv|txt|jsonl|ndjson|gz|parquet|pq|tfrecords?|tfrec))+$", re.IGNORECASE
@@ -50,24 +49,38 @@ _ENDINGS = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """A described source."""
+
+    config: IngestConfig
+    """The settings to read it with."""
+
+    description: SourceDescription
+    """Its columns and rows, without columns that cannot be used."""
+
+    notes: list[str]
+    """A line for each column that is left out or whose type was assumed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scaffolded:
-    """What `stoker init` wrote and decided."""
+    """Files and decisions of `stoker init`."""
 
     files: tuple[Path, ...]
     """The files, `stoker.yaml` first."""
 
     label: str
-    """The column to be predicted."""
+    """The column that the model predicts."""
 
     task: TaskKind
-    """What kind of answer the model gives."""
+    """Kind of answer."""
 
     note: str
-    """Which label and task were taken, why, and how to choose another; one line."""
+    """The label and the task, why, and how to choose others; one line."""
 
 
 def default_name(source: Path | str) -> str:
-    """The name of an experiment on some data, fit for hosts, URLs and folders."""
+    """Default name of an experiment on some data, valid as host name, in URLs and as folder."""
     located = _located(source)
     uri = parse_uri(located) if is_uri(located) else None
     path = Path(located) if uri is None else Path("/", uri.bucket, uri.key)
@@ -77,33 +90,33 @@ def default_name(source: Path | str) -> str:
 def write_experiment(
     folder: Path, source: Path | str, *, label: str | None = None, name: str | None = None
 ) -> Scaffolded:
-    """Write `stoker.yaml` and `model.py` for some data; they run as they are.
+    """Write a `stoker.yaml` and a `model.py` that run as they are.
 
     Args:
-        folder: Where they go; made if need be.
+        folder: Their folder; created if it does not exist.
         source: A table or TFRecord file, a folder or glob of them, or a folder of images by class; a
             path or a URI.
-        label: The column to be predicted; guessed by default.
-        name: The experiment's name; by default the source's. Both are made fit for a host name.
+        label: The column to predict; guessed by default.
+        name: The experiment's name (default: from the source); converted to a valid host name.
 
     Raises:
         UserError: one of the files exists already.
-        ConfigError: there is no such label, it cannot be one, or nothing is left to learn from.
+        ConfigError: the label does not exist or cannot be one, or no other column is usable.
         DataError: the source cannot be read.
     """
     files = (folder / "stoker.yaml", folder / "model.py")
     _require_free(folder, files)
     _require_outside(folder, source)
-    config, seen, notes = _described(reading_of(_located(source)), label)
+    described = _describe(read_settings(_located(source)), label)
+    seen = described.description
     _require_rows(seen, source)
     images = seen.format == "images"
-    found = _folder_label(seen, label) if images else find_label(seen, config, label)
+    found = _folder_label(seen, label) if images else find_label(seen, described.config, label)
     code = image_model(_IMAGE, found) if images else table_model(seen, found)
-    note = _note(found, seen) + "".join(f" {line}" for line in notes)
+    note = " ".join([_note(found, seen), *described.notes])
     settings = _settings(
         found,
-        seen,
-        config=config,
+        described,
         name=dns_name(name) if name else default_name(source),
         path=_path_from(folder, source),
         preprocessing="def preprocessing_fn" in code,
@@ -114,15 +127,8 @@ def write_experiment(
     return Scaffolded(files=files, label=found.name, task=found.task, note=note)
 
 
-def _described(
-    config: IngestConfig, label: str | None
-) -> tuple[IngestConfig, SourceDescription, list[str]]:
-    """Describe a source, without its unusable columns.
-
-    Returns:
-        The settings to read it with, its description, and a line for each column that is left out
-        or whose type was assumed.
-    """
+def _describe(config: IngestConfig, label: str | None) -> _Source:
+    """Describe a source without its unusable columns."""
     notes: list[str] = []
     unusable: UnusableColumn | None = None
     while True:
@@ -142,7 +148,8 @@ def _described(
             raise unusable from None  # it was the last column
         written = {each.column: each.number for each in seen.assumptions if each.number}
         if not written:
-            return config, seen, notes + [f"{each.text}." for each in seen.assumptions]
+            notes += [f"{each.text}." for each in seen.assumptions]
+            return _Source(config=config, description=seen, notes=notes)
         notes += [
             f"Column {name!r} is read as numbers such as {number}."
             for name, number in written.items()
@@ -152,22 +159,18 @@ def _described(
 
 
 def _require_rows(seen: SourceDescription, source: Path | str) -> None:
-    """Hold that there is something to go by.
-
-    Raises:
-        DataError: there is not.
-    """
+    """Raise an error for too few readable records."""
     if not seen.rows and seen.bad:
         raise DataError(
             f"{source} must hold at least one record that can be read",
-            got=Plain(f"{seen.bad} records that cannot, and none that can"),
+            got=Plain(f"{seen.bad} records, all unreadable"),
             fix="Save it as UTF-8 text with a header, numbers within 64 bits.",
         )
     if seen.rows < LEAST_ROWS:
         raise DataError(
             f"{source} must hold at least {LEAST_ROWS} records",
             got=Plain(f"{len(seen.columns)} columns and {'one' if seen.rows else 'no'} record"),
-            fix="Check that it is the right file, and whole.",
+            fix="Check that the file is the right one and complete.",
         )
 
 
@@ -231,14 +234,7 @@ def _note(label: Label, seen: SourceDescription) -> str:
 
 
 def _settings(
-    label: Label,
-    seen: SourceDescription,
-    *,
-    config: IngestConfig,
-    name: str,
-    path: str,
-    preprocessing: bool,
-    note: str,
+    label: Label, source: _Source, *, name: str, path: str, preprocessing: bool, note: str
 ) -> str:
     metrics = METRICS[label.task]
     function = "preprocessing: model:preprocessing_fn  # what the model sees of the raw columns\n"
@@ -246,18 +242,19 @@ def _settings(
         "stoker.yaml",
         name=yaml_flow(name),
         source=yaml_flow(path),
-        data_options=_data_options(label, seen, config),
+        data_options=_data_options(label, source),
         preprocessing=function if preprocessing else "",
         label_note=note,
         label=yaml_flow(label.name),
-        epochs=_epochs(seen),
+        epochs=_epochs(source.description),
         metrics=", ".join(metrics),
         main_metric=metrics[0],
         max_drop=MAX_DROP,
     )
 
 
-def _data_options(label: Label, seen: SourceDescription, config: IngestConfig) -> str:
+def _data_options(label: Label, source: _Source) -> str:
+    config, seen = source.config, source.description
     lines = []
     if config.delimiter != ",":
         lines.append(f"delimiter: {yaml_flow(config.delimiter)}")
@@ -299,7 +296,7 @@ def _epochs(seen: SourceDescription) -> int:
 
 
 def _path_from(folder: Path, source: Path | str) -> str:
-    """Relative where the data lies in the experiment's folder, so that both can move together."""
+    """The source, relative if it is in the experiment's folder: both can then be moved together."""
     located = _located(source)
     if is_uri(located):
         return located
@@ -308,5 +305,5 @@ def _path_from(folder: Path, source: Path | str) -> str:
 
 
 def _located(source: Path | str) -> str:
-    """A URI as it is, a path made absolute."""
+    """The source as a URI or an absolute path."""
     return str(source) if is_uri(str(source)) else str(Path(source).absolute())

@@ -84,9 +84,13 @@ def other(inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
 @pytest.mark.parametrize(
     ("plain", "parsed", "said"),
     [
-        (lost_batch, None, "must have one answer a row"),
+        (lost_batch, None, "must have one answer per row"),
         (with_nan, None, "must be finite for every row .* row 2"),
-        (lambda inputs: {"answer": filled(inputs)}, other, "both signatures must give one answer"),
+        (
+            lambda inputs: {"answer": filled(inputs)},
+            other,
+            "both signatures must give the same answer",
+        ),
     ],
 )
 def test_a_model_that_must_not_be_served_is_refused(

@@ -14,9 +14,8 @@ import tensorflow as tf
 from keras.export import ExportArchive
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-from stoker.registry.callpath import LoadedModel
+from stoker.registry.callpath import INLINE, LoadedModel, has_gpu, session_config
 from stoker.registry.repository import WARM_UP_FILE
-from stoker.registry.sessions import INLINE, has_gpu, session_config
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.sizes import with_sizes
 from stoker.serve.servables.servable import LoadOptions, Servable, State

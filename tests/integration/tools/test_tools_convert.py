@@ -8,7 +8,6 @@ import os
 import shutil
 import venv
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from tests.integration.app.conftest import MODEL_PY, STOKER_YAML, write_csv
 from stoker.cli.main import invoke
 from stoker.core.errors import CheckFailed, ConfigError, UserError
 from stoker.export import conversion, tfjs
-from stoker.export.carried import NotCarriedError
-from stoker.export.conversion import FORMATS
+from stoker.export.conversion import FORMATS, Conversion, ConversionSource
+from stoker.export.model_format import Arrays, UnsupportedOperationsError
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
 
 LITERT = ("litert", "litert-float16", "litert-int8")
@@ -36,14 +35,25 @@ TFJS_PYTHON = Path(__file__).parents[3] / ".tools" / "tfjs" / "bin" / "python"
 def need(form: str) -> None:
     """Skip where what writes a form is not installed; in CI it must be."""
     try:
-        (tfjs.form(TFJS_PYTHON) if form == "tfjs" else FORMATS[form]).require()
+        (tfjs.tfjs_format(TFJS_PYTHON) if form == "tfjs" else FORMATS[form]).require()
     except ConfigError as error:
         if os.environ.get("CI") == "true":
             pytest.fail(f"must be there in CI: {error}")
         pytest.skip(str(error))
 
 
-convert = partial(conversion.convert, tfjs_python=TFJS_PYTHON)
+def convert(
+    saved_model: Path,
+    to: str,
+    out: Path,
+    *,
+    rows: Arrays,
+    representative: Arrays,
+    tfjs_python: Path | None = TFJS_PYTHON,
+    **options: Any,
+) -> Conversion:
+    source = ConversionSource(saved_model=saved_model, rows=rows, representative=representative)
+    return conversion.convert(source, to, out, tfjs_python=tfjs_python, **options)
 
 
 def export(folder: Path, endpoints: Mapping[str, Any], *tracked: Any) -> Path:
@@ -138,7 +148,7 @@ def test_a_converted_model_answers_as_the_savedmodel(
     need(form)
     made = convert(models["dense"], form, tmp_path / "out", rows=X, representative=X)
     report = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    found = FORMATS[form].ask(tmp_path / "out", SERVING_DEFAULT, X)
+    found = FORMATS[form].run(tmp_path / "out", SERVING_DEFAULT, X)
 
     assert made.signature == SERVING_DEFAULT
     assert made.why == ""
@@ -167,7 +177,7 @@ def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, 
         "ids": "int64 of shape [-1]",
     }
     assert set(json.loads((tmp_path / "out" / "inputs.json").read_text())) == set(made.inputs)
-    with pytest.raises(NotCarriedError, match="text, which text is"):
+    with pytest.raises(UnsupportedOperationsError, match="text, which text is"):
         convert(
             models["text"], form, tmp_path / "no", rows=rows, representative=rows,
             signature=SERVING_DEFAULT,
@@ -191,7 +201,7 @@ def test_what_a_form_has_no_word_for_is_named(
     need(form)
     rows = X if model == "betainc" else {"key": np.array([1, 2, 3])}
 
-    with pytest.raises(NotCarriedError, match=named):
+    with pytest.raises(UnsupportedOperationsError, match=named):
         convert(models[model], form, tmp_path / "out", rows=rows, representative=rows)
     assert list(tmp_path.iterdir()) == []
 
@@ -218,7 +228,7 @@ def test_what_the_savedmodel_takes_its_form_takes(
 
 
 def test_int8_leaves_nothing_in_floats_silently(models: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(NotCarriedError) as error:
+    with pytest.raises(UnsupportedOperationsError) as error:
         convert(models["sin"], "litert-int8", tmp_path / "out", rows=X, representative=X)
 
     assert error.value.operations == ("SIN",)
@@ -263,7 +273,7 @@ def test_int8_is_only_as_good_as_the_rows_that_measured_its_ranges(
     ],
 )
 def test_how_far_an_answer_is_off(expected: list[Any], found: list[Any], off: float) -> None:
-    assert conversion._off(np.array(expected), np.array(found)) == pytest.approx(off)
+    assert conversion._difference(np.array(expected), np.array(found)) == pytest.approx(off)
 
 
 def test_packages_that_are_missing_are_named_with_the_command(
@@ -272,7 +282,9 @@ def test_packages_that_are_missing_are_named_with_the_command(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     for form, said in (("onnx", r"stoker\[convert\]"), ("tfjs", "--no-deps tensorflowjs==4.22.0")):
         with pytest.raises(ConfigError, match=said):
-            conversion.convert(models["dense"], form, tmp_path / "o", rows=X, representative=X)
+            convert(
+                models["dense"], form, tmp_path / "o", rows=X, representative=X, tfjs_python=None
+            )
 
 
 def test_the_python_of_tensorflow_js_is_looked_at_before_anything_is_done(

@@ -23,9 +23,9 @@ from tests.integration.tools.conftest import half
 from stoker.cli.main import invoke
 from stoker.cluster.doctor.framework import Package, cuda_packages
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.deploy import requirements
+from stoker.deploy import write
 from stoker.deploy.plan import Plan
-from stoker.deploy.requirements import pinned_requirements
+from stoker.deploy.write import pinned_requirements
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 
@@ -346,12 +346,12 @@ def test_each_server_gets_one_gpu_where_the_image_has_cuda(with_gpu: dict[str, P
 def test_a_lock_that_does_not_fit_the_installed_tensorflow_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for wanted, had in ((">=99", "it has 12"), (">=1", "it has none")):
+    for wanted, had in ((">=99", "version 12"), (">=1", "not in the lock")):
         name = "nvidia-cublas-cu12" if wanted == ">=99" else "nvidia-other-cu99"
         package = Package(name=name, wanted=wanted, installed=None, fits=False)
-        monkeypatch.setattr(requirements, "cuda_packages", lambda package=package: (package,))
+        monkeypatch.setattr(write, "cuda_packages", lambda package=package: (package,))
         with pytest.raises(UserError, match=f"needs {name}{wanted}.*{had}"):
-            requirements.cuda_requirements()
+            write.cuda_requirements()
 
 
 def plan(**settings: Any) -> Plan:

@@ -28,8 +28,8 @@ from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.ingest import ColumnDescription, SourceDescription, ingest
 from stoker.scaffold import Scaffolded, default_name, write_experiment
-from stoker.scaffold.label import Label
 from stoker.scaffold.model import image_model, table_model
+from stoker.scaffold.source_facts import Label
 from stoker.scaffold.spelling import python_list, yaml_flow
 
 HOSTILE = [

@@ -267,8 +267,8 @@ def test_one_hot_labels_are_class_ids() -> None:
         ("precision", [1, 0], [0.1, 0.2], "no row is predicted as class 1"),
         ("recall", [0, 0], [0.1, 0.9], "no row has the label 1"),
         ("f1", [0, 0], [0.1, 0.2], "no row has the label 1 and none is predicted"),
-        ("accuracy", [1, 0], [-3.0, 4.0], "they are no probabilities"),
-        ("log_loss", [1, 0], [-3.0, 4.0], "they are no probabilities"),
+        ("accuracy", [1, 0], [-3.0, 4.0], "are not probabilities"),
+        ("log_loss", [1, 0], [-3.0, 4.0], "are not probabilities"),
         ("rmse", [1, 0], [0.1, 0.9], "rmse is for regression models"),
         ("top_5_accuracy", [1, 0], [0.1, 0.9], "top_5_accuracy is for multiclass models"),
     ],
@@ -343,5 +343,5 @@ def test_metrics_whose_names_end_alike_are_better_in_the_same_direction() -> Non
 
 def test_a_name_that_would_be_of_two_outputs_is_refused() -> None:
     assert metrics_of(["a", "b"])["b_macro_f1"] == ("b", "macro_f1")
-    with pytest.raises(ConfigError, match=r"a_macro_\w+ is one metric.*'a' and 'a_macro'"):
+    with pytest.raises(ConfigError, match=r"the name a_macro_\w+.*'a' and 'a_macro'"):
         metrics_of(["a", "a_macro"])

@@ -46,8 +46,8 @@ def test_logits_are_remembered_for_classes_and_mean_nothing_for_numbers() -> Non
         ([0, 5], (2, 3), "class ids from 0 to 2"),
         ([0, -1], (2, 3), "class ids from 0 to 2"),
         ([0.5, 1.0], (2, 3), "class ids from 0 to 2"),
-        ([[0, 1]], (1, 1), "one label a row"),
-        ([[0, 1]], (1, 3), "3 labels a row"),
+        ([[0, 1]], (1, 1), "one label per row"),
+        ([[0, 1]], (1, 3), "3 labels per row"),
         ([b"cat", b"dog"], (2, 2), "must be numbers"),
     ],
 )

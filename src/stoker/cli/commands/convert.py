@@ -16,8 +16,7 @@ from stoker.cli.stdout import print_result
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:
-    from stoker.app.conversion import Source
-    from stoker.export.conversion import Conversion
+    from stoker.export.conversion import Conversion, ConversionSource
 
 
 TFJS_VARIABLE = "STOKER_TFJS_PYTHON"
@@ -82,11 +81,9 @@ def convert(
     from stoker.export.conversion import convert as converted
 
     made = converted(
-        source.saved_model,
+        source,
         to.value,
         out,
-        rows=source.rows,
-        representative=source.representative,
         signature=signature,
         tolerance=tolerance,
         tfjs_python=tfjs_python,
@@ -100,7 +97,7 @@ def convert(
 
 def _source(
     model: Path, data: Path | None, *, rows: int, signature: str, overrides: list[str]
-) -> Source:
+) -> ConversionSource:
     from stoker.app.experiment import FILE
 
     if not (model / FILE).is_file():
@@ -124,7 +121,7 @@ def _source(
     return of_experiment(experiment, chain, rows=rows)
 
 
-def _of_folder(model: Path, data: Path | None, signature: str) -> Source:
+def _of_folder(model: Path, data: Path | None, signature: str) -> ConversionSource:
     import dataclasses
 
     from stoker.app.conversion import of_folder

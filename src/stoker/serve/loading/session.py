@@ -21,8 +21,13 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import SERVE_TAG, LoadedModel, first_line, not_loadable
-from stoker.registry.sessions import session_config
+from stoker.registry.callpath import (
+    SERVE_TAG,
+    LoadedModel,
+    first_line,
+    not_loadable,
+    session_config,
+)
 from stoker.serve.loading.graph_reachability import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,

@@ -18,9 +18,8 @@ import tensorflow as tf
 
 from stoker.core.errors import UserError
 from stoker.export.litert import FILE as LITERT_FILE
-from stoker.registry.callpath import SERVE_TAG
+from stoker.registry.callpath import SERVE_TAG, has_gpu
 from stoker.registry.repository import verify
-from stoker.registry.sessions import has_gpu
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import (
     PARAMETERS_FILE,

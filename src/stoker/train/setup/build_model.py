@@ -15,7 +15,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.multi_output import ONLY
 from stoker.core.user_code import call
 from stoker.data.user_dataset.features import AnyTransform
-from stoker.export.model_inputs import input_adapter
+from stoker.export.saved_model import input_adapter
 from stoker.train.config import Precision
 from stoker.train.model.keras_model import output_names, overrides
 
