@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from stoker.core.errors import DataError
 from stoker.core.multi_output import ONLY
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,8 @@ class Answers:
     """The outputs of one call."""
 
     outputs: Mapping[str, NDArray[Any]]
-    """Output -> [rows, ...]; over REST the only output has no name, and is "" here."""
+    """Output -> [rows, ...]; over REST the only output has no name, and is "" here. Where NumPy is not
+    installed, REST gives nested lists."""
 
     version: int | None = None
     """Which version answered; REST does not say."""
@@ -52,6 +53,10 @@ def from_columns(outputs: Any) -> dict[str, NDArray[Any]]:
 def as_array(values: Any) -> NDArray[Any]:
     """Nested lists as an array; texts as objects of `str`, base64 as `bytes`; ragged as objects."""
     plain = _unpacked(values)
+    try:
+        import numpy as np
+    except ModuleNotFoundError:  # `pip install stoker-client` without extras
+        return plain
     try:
         array = np.asarray(plain)
     except ValueError:  # rows of several lengths

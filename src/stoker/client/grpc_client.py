@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from stoker.client.answers import Answers
 from stoker.client.connection import GRPC_URL, Address, Connection, Tls
@@ -14,8 +12,10 @@ from stoker.client.messages import METADATA, PREDICT, message
 from stoker.client.model_client import ModelClient, model_at
 from stoker.client.rows import Request, padded, to_arrays
 from stoker.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
-from stoker.client.tensors import fill_tensor, to_array
-from stoker.core.errors import Plain
+from stoker.core.errors import ConfigError, Plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _NO_LIMIT = -1
 """gRPC's own limit of 4 MiB a message is below what TensorFlow Serving takes and sends."""
@@ -38,7 +38,7 @@ class GrpcClient(ModelClient):
             connection: Time-out, token, TLS.
 
         Raises:
-            ConfigError: it is no address.
+            ConfigError: it is not an address, or grpcio is not installed.
         """
         super().__init__(url, scheme="grpc", connection=connection)
         self._channel = _channel(self.address, self._how.tls)
@@ -68,6 +68,8 @@ class GrpcClient(ModelClient):
     def _predict_arrays(
         self, model: ModelAt, inputs: Mapping[str, NDArray[Any]], signature: str
     ) -> Answers:
+        from stoker.client.tensors import fill_tensor, to_array
+
         request = message("PredictRequest")
         _fill_model(request.model_spec, model, signature)
         for name, values in inputs.items():
@@ -117,7 +119,14 @@ def _unreached(said: str) -> tuple[str, str]:
 
 
 def _channel(address: Address, tls: Tls) -> Any:
-    import grpc
+    try:
+        import grpc
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "GrpcClient needs grpcio",
+            got=Plain("it is not installed"),
+            fix="Run `pip install 'stoker-client[grpc]'`, or use RestClient.",
+        ) from None
 
     options = [
         ("grpc.max_receive_message_length", _NO_LIMIT),

@@ -10,9 +10,10 @@ tensorflow/tensorflow, core/framework/{tensor,tensor_shape}.proto, core/protobuf
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+if TYPE_CHECKING:
+    from google.protobuf import descriptor_pb2
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -84,6 +85,8 @@ def message(name: str) -> Any:
 
 @functools.cache
 def _classes() -> dict[str, Any]:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     file = descriptor_pb2.FileDescriptorProto(
         name="stoker/client.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -101,6 +104,8 @@ def _classes() -> dict[str, Any]:
 
 
 def _field(name: str, number: int, kind: str) -> descriptor_pb2.FieldDescriptorProto:
+    from google.protobuf import descriptor_pb2
+
     plain = kind.removesuffix("*")
     kinds = descriptor_pb2.FieldDescriptorProto
     field = kinds(

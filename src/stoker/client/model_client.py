@@ -6,14 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Self
 
 from stoker.client.answers import Answers
 from stoker.client.connection import Connection, parse_address
 from stoker.client.rows import Request
 from stoker.client.signature import ModelAt, SignatureSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class ModelClient(AbstractContextManager["ModelClient"], ABC):

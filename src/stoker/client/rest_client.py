@@ -6,10 +6,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from stoker.client.answers import Answers, from_columns, from_rows
 from stoker.client.connection import REST_URL, Connection, Tls
@@ -18,6 +15,9 @@ from stoker.client.model_client import ModelClient, model_at
 from stoker.client.rows import Request, as_bytes, json_instances, padded
 from stoker.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
 from stoker.core.errors import DataError, Plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SAID_CHARS = 2000
 """Longest body of a refusal that is read out."""
@@ -183,7 +183,7 @@ def _said(content: bytes) -> str:
 
 def _plain(value: Any) -> Any:
     """What rows hold that JSON has no form for: numpy's numbers and arrays, and bytes."""
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes):
         return as_bytes(value)

@@ -7,15 +7,14 @@ import binascii
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from stoker.client.signature import SignatureSpec, TensorSpec, chosen, list_padding
-from stoker.client.tensors import numpy_dtype
-from stoker.core.config import nearest
 from stoker.core.errors import DataError, Plain, UserError
+from stoker.core.nearest import nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +112,7 @@ def as_bytes(content: bytes) -> dict[str, str]:
 
 
 def _json_value(value: Any, *, binary: bool) -> Any:
-    if isinstance(value, np.ndarray):
+    if getattr(value, "ndim", 0):
         return [_json_value(item, binary=binary) for item in value]
     if isinstance(value, bytes):
         if not binary:
@@ -122,7 +121,7 @@ def _json_value(value: Any, *, binary: bool) -> Any:
             except UnicodeDecodeError:
                 pass
         return as_bytes(value)
-    return value.item() if isinstance(value, np.generic) else value
+    return value.item() if hasattr(value, "item") else value
 
 
 def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[Any]]:
@@ -196,7 +195,7 @@ def _lists(request: Request) -> dict[str, list[Any]]:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return isinstance(value, list) or getattr(value, "ndim", 0) > 0
 
 
 def _is_named(value: Any) -> bool:
@@ -250,6 +249,10 @@ _KINDS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "c": "iufc"}
 
 
 def _array(name: str, values: Any, spec: TensorSpec) -> NDArray[Any]:
+    import numpy as np
+
+    from stoker.client.tensors import numpy_dtype
+
     if spec.dtype == "string":
         texts = np.array(_strings(name, values), dtype=object)
         if any(isinstance(item, list) for item in texts.flat):

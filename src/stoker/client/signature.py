@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.nearest import nearest
 
 DEFAULT_SIGNATURE = "serving_default"
 """What is called where no signature is named. Source: TensorFlow Serving."""

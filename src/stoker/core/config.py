@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import difflib
 import math
 import re
 import types
@@ -17,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.nearest import nearest as nearest  # noqa: PLC0414 - exported: most rooms import it from here
 
 ConfigType = TypeVar("ConfigType")
 
@@ -243,15 +243,6 @@ def convert(hint: Any, value: object, *, where: str) -> Any:
             return value
         return build(hint, value, where=where)  # type: ignore[arg-type]
     return _convert_scalar(hint, value, where)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The next action for an unknown name: the nearest known one, else all of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return f"Known: {', '.join(names)}." if names else "There are none."
 
 
 def parse_yaml(text: str, where: str) -> Any:

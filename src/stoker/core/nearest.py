@@ -1,0 +1,15 @@
+"""Suggests a known name for an unknown one. Needs no YAML, so the client can use it alone."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The next action for an unknown name: the nearest known one, else all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known: {', '.join(names)}." if names else "There are none."
