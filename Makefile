@@ -1,4 +1,4 @@
-# The same targets for a hand, a pre-commit hook and CI. `make help` lists them.
+# The same targets for people, a pre-commit hook and CI. `make help` lists them.
 
 UV_VERSION := 0.13.9
 VENV := .venv
@@ -9,11 +9,12 @@ TFJS := .tools/tfjs
 TFJS_STAMP := $(TFJS)/.stamp
 TRITON := .tools/triton
 TRITON_STAMP := $(TRITON)/.stamp
+CHROMIUM_STAMP := .tools/chromium
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
 # The environment's own interpreter, else the first that runs and is 3.11 to 3.13;
-# PYTHON=... names another, and then the environment is made anew with it.
+# PYTHON=... names another, and the environment is then created again with it.
 PYTHON ?= $(shell for p in $(BIN)/python python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& $$p -c 'import os, sys; print(os.path.realpath(sys.executable))' && break; done)
@@ -45,7 +46,9 @@ SAY_auto_cpu = no NVIDIA driver shows a GPU: without TensorFlow's CUDA libraries
 SAY_0_cpu = without TensorFlow's CUDA libraries (CUDA=0)
 
 .DEFAULT_GOAL := help
-.PHONY: help another-python setup demo test tf-serving-oracle soak check fmt lint types imports docs lock clean \
+SOAKS := soak-train soak-serve soak-jobs
+
+.PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
 	bench-tune bench-serve test-gpu bench-gpu
@@ -83,7 +86,7 @@ demo: $(STAMP) ## data to served model on real data: the digits recipe
 	@$(BIN)/stoker run recipes/digits
 
 $(TFJS_STAMP): requirements-tfjs.lock $(STAMP)
-	@echo "setup: TensorFlow.js's converter into $(TFJS), beside the TensorFlow of $(VENV)"
+	@echo "setup: TensorFlow.js's converter into $(TFJS), next to the TensorFlow of $(VENV)"
 	@$(UV) venv --quiet --clear --python $(BIN)/python $(TFJS)
 	@$(UV) pip install --quiet --python $(TFJS)/bin/python --no-deps --require-hashes -r requirements-tfjs.lock
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
@@ -96,14 +99,18 @@ $(TRITON_STAMP): requirements-triton.lock $(STAMP)
 	@$(UV) pip install --quiet --python $(TRITON)/bin/python --no-deps --require-hashes -r requirements-triton.lock
 	@touch $@
 
+# Again after a failure: only an installed chromium is final.
+$(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/null)),,another-choice)
+	@.ci/install_chromium $@
+
 # pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
 MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
 
-test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) ## every test
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(CHROMIUM_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
-	@echo "test: those that measure this machine, one after the other with nothing beside them"
+	@echo "test: those that measure this machine, one after the other, with nothing else running"
 	@$(BIN)/python -m pytest -m "alone and not gpu" --durations=15 $(ARGS) $(MAY_FIND_NONE)
 	@echo "test: those that need a GPU, which the other tests do not see; skipped where there is none"
 	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(ARGS) || test $$? = 5
@@ -113,22 +120,39 @@ tf-serving-oracle: $(STAMP) ## TensorFlow Serving's own integration test against
 	portpicker==1.6.0 six==1.17.0 tf-keras==2.21.0
 	@PYTHONPATH=.tools/oracle $(BIN)/python tests/oracle_tensorflow_serving.py "$(SRC)" $(ARGS)
 
-soak: $(STAMP) ## what is too long for `make test`: kills, swaps, levers, fuzzing, generated models, memory (2 hours)
+# Each is stopped with an error after SOAK_LIMIT. A line is one step; they need nothing of each other.
+SOAK_LIMIT := 60m
+
+soak: $(SOAKS) ## what is too long for `make test`, in three parts of at most 60 minutes
+
+soak-train: ## kills, generated models, levers of tuning, the GPU suite on the CPU (at most 60 minutes)
+soak-serve: ## fuzzed requests, swaps under load, memory of loads and unloads (at most 60 minutes)
+soak-jobs: ## fuzzed settings and data, the server's image in a container (at most 60 minutes)
+
+$(SOAKS): soak-%: $(STAMP)
+	@timeout $(SOAK_LIMIT) $(MAKE) --no-print-directory run-soak-$* || { code=$$?; \
+	[ $$code != 124 ] || echo "soak-$*: stopped after $(SOAK_LIMIT)"; exit $$code; }
+
+run-soak-train:
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
-	@$(BIN)/python -m pytest -m soak $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
+	@STOKER_GENERATED_MODELS=120 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)
+
+run-soak-serve:
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
-	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
-	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
-	@STOKER_GENERATED_MODELS=300 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
+run-soak-jobs:
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=12000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
+	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
+
 check: lint types imports docs ## everything that needs no run
 
-fmt: $(STAMP) ## format, and mend what can be mended
+fmt: $(STAMP) ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -144,7 +168,7 @@ imports: $(STAMP) ## the import order of the rooms
 
 docs: $(STAMP) ## every link and every file that the documentation names is there
 	@$(BIN)/python docs/check_links.py
-	@$(BIN)/python docs/make_reference.py --check || { echo 'mend it: $(BIN)/python docs/make_reference.py'; exit 1; }
+	@$(BIN)/python docs/make_reference.py --check || { echo 'fix it: $(BIN)/python docs/make_reference.py'; exit 1; }
 
 bench-data: bench-images bench-tables bench-service bench-ingest ## the data engine against its peers
 
@@ -156,7 +180,7 @@ bench-tables: $(STAMP) $(BENCH_STAMP) ## tables: TFRecord, Polars, DuckDB (about
 	@$(BIN)/python benchmarks/tables/run.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-service: $(STAMP) ## the tf.data service beside the local feed
+bench-service: $(STAMP) ## the tf.data service against the local feed
 	@$(BIN)/python benchmarks/service/measure.py
 	@$(BIN)/python benchmarks/report.py
 
@@ -167,12 +191,12 @@ bench-ingest: $(STAMP) ## memory and CPU time of 1 M and 10 M rows; JPEGs by num
 
 bench-train: bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps ## training against its peers
 
-bench-train-loop: $(STAMP) ## the loop beside model.fit and a loop by hand (about 45 minutes)
+bench-train-loop: $(STAMP) ## the loop against model.fit and a loop by hand (about 45 minutes)
 	@$(BIN)/python benchmarks/train/loop.py
 	@$(BIN)/python benchmarks/train/floor.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-train-scaling: $(STAMP) ## 2 workers beside 1, also over a shaped network as root (about 8 minutes)
+bench-train-scaling: $(STAMP) ## 2 workers against 1, also over a shaped network as root (about 8 minutes)
 	@$(BIN)/python benchmarks/train/scaling.py
 	@$(BIN)/python benchmarks/report.py
 
@@ -188,7 +212,7 @@ bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about
 	@$(BIN)/python benchmarks/tune/run.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-serve: $(STAMP) ## the server beside its peers; needs wrk and h2load (about 15 minutes)
+bench-serve: $(STAMP) ## the server against its peers; needs wrk and h2load (about 15 minutes)
 	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
 	@$(BIN)/python benchmarks/serve/run.py
 	@$(BIN)/python benchmarks/report.py

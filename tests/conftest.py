@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.cpu_time import CpuTime
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tests compile the programs that they test; tests of the cache have their own cache folder.
@@ -52,11 +53,12 @@ CPU_FOR_GPU = "STOKER_GPU_TESTS_ON_CPU"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the GPU from every test, and from its subprocesses, unless only tests marked `gpu` run.
+    """Measure CPU time, and hide the GPU from all tests and subprocesses unless only `gpu` tests run.
 
     CUDA reads the variable when TensorFlow first looks for devices, so it is set before any test is
     imported. One process cannot show a GPU to some tests and hide it from others.
     """
+    config.pluginmanager.register(CpuTime(config), "cpu-time")
     if not _runs_gpu_tests_alone(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         _hide_sklearn_from_subprocesses()

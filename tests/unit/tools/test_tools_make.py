@@ -1,8 +1,10 @@
-"""`make test`: a call of pytest that finds no test is an error only where no test was named."""
+"""The Makefile: calls of pytest, the parts of `make soak`, and the installation of chromium."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +31,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     arguments: str, exit_codes: tuple[int, int, int], passes: bool, tmp_path: Path
 ) -> None:
     """The exit codes are those of make's three calls of pytest, in their order."""
-    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton")]
+    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton", "chromium")]
     for stamp in stamps:
         stamp.write_text("0 cpu\n")
     calls = tmp_path / "calls"
@@ -45,6 +47,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
         [
             *("make", "--directory", str(ROOT), "test", f"ARGS={arguments}", f"BIN={tmp_path}"),
             *(f"STAMP={stamps[0]}", f"TFJS_STAMP={stamps[1]}", f"TRITON_STAMP={stamps[2]}"),
+            f"CHROMIUM_STAMP={stamps[3]}",
             *(f"UV={sys.executable}", f"PYTHON={sys.executable}", "OTHER="),
         ],
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
@@ -56,3 +59,90 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     assert (done.returncode == 0) is passes, done.stderr
     if passes:
         assert calls.read_text() == ""
+
+
+def make(target: str, binaries: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a target with the programs of another folder in the place of `.venv/bin`."""
+    stamp = binaries / "stamp"
+    stamp.write_text("0 cpu\n")
+    variables = (f"BIN={binaries}", f"STAMP={stamp}", f"PYTHON={sys.executable}", "OTHER=")
+    return subprocess.run(
+        ["make", "--directory", str(ROOT), target, *variables, *settings],
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_soak_runs_its_three_parts_and_each_runs_alone(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    # Not the question of which Python it is, which every make asks.
+    program(tmp_path / "python", f"[ \"$1\" = -c ] || echo \"$*\" >> '{calls}'")
+
+    parts = {}
+    for part in ("soak-train", "soak-serve", "soak-jobs"):
+        assert make(part, tmp_path).returncode == 0
+        parts[part] = calls.read_text().splitlines()
+        calls.unlink()
+    assert make("soak", tmp_path).returncode == 0
+
+    assert all(parts.values())
+    assert calls.read_text().splitlines() == [line for part in parts.values() for line in part]
+    for part, word in (("train", "random_instants"), ("serve", "swaps"), ("jobs", "-m soak")):
+        assert any(word in line for line in parts[f"soak-{part}"])
+
+
+def test_a_part_of_soak_is_stopped_at_its_limit(tmp_path: Path) -> None:
+    assert re.search(r"^SOAK_LIMIT := 60m$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    program(tmp_path / "python", '[ "$1" = -c ] || exec sleep 60')
+
+    done = make("soak-serve", tmp_path, "SOAK_LIMIT=1s")
+
+    assert done.returncode == 2
+    assert "soak-serve: stopped after 1s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("programs", "outcome"),
+    [
+        ({"chromium": ""}, "installed"),
+        ({}, "no apt-get here"),
+        ({"apt-get": "", "id": "echo 1000"}, "installing it needs root: apt-get install chromium"),
+        ({"apt-get": "", "id": "echo 0", "apt-cache": ""}, "apt has no package chromium"),
+        (
+            {"apt-get": "exit 100", "id": "echo 0", "apt-cache": "echo '  Candidate: 1.0'"},
+            "apt-get install chromium failed",
+        ),
+        (
+            {"apt-get": "exit 0", "id": "echo 0", "apt-cache": "echo '  Candidate: 1.0'"},
+            "installed",
+        ),
+    ],
+)
+def test_chromium_is_installed_where_it_may_be_and_its_absence_has_a_reason(
+    tmp_path: Path, programs: dict[str, str], outcome: str
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name in ("sh", "mkdir", "dirname", "timeout", "grep"):
+        (binaries / name).symlink_to(str(shutil.which(name)))
+    for name, body in programs.items():
+        program(binaries / name, body)
+    stamp = tmp_path / "tools" / "chromium"
+
+    done = subprocess.run(
+        [ROOT / ".ci" / "install_chromium", stamp],
+        env={"PATH": str(binaries)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert stamp.read_text() == f"{outcome}\n"
+    assert (f"without chromium ({outcome})" in done.stdout) is (outcome != "installed")
