@@ -1,4 +1,7 @@
-"""The results of every benchmark as docs/benchmarks.md, with a plot of each.
+"""Write the results of every benchmark as docs/benchmarks.md and benchmarks/results/figures.md.
+
+The page has one plot, one table and one paragraph per area; `figures.md` has every figure with its method.
+Dates, machines and single runs are in `benchmarks/results/NAME.md`, written by hand.
 
 python benchmarks/report.py
 """
@@ -9,6 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,32 +20,114 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+ALL_FIGURES = RESULTS / "figures.md"
 
 Figure = dict[str, Any]
 
-TITLES = {
-    "data-images": ("Images", "make bench-images"),
-    "data-tables": ("Tables", "make bench-tables"),
-    "data-ingest": ("Ingest", "make bench-ingest"),
-    "data-ingest-images": ("Ingest of images, by number of cores", "make bench-ingest"),
-    "data-service": ("tf.data service", "make bench-service"),
-    "train-loop": ("The training loop", "make bench-train-loop"),
-    "train-floor": ("The most that any loop can gain", "make bench-train-loop"),
-    "train-scaling": ("Two workers", "make bench-train-scaling"),
-    "train-checkpoints": ("Checkpoints", "make bench-train-checkpoints"),
-    "train-ps": ("Parameter servers", "make bench-train-ps"),
-    "tune": ("Tuning", "make bench-tune"),
-    "serve": ("Serving", "make bench-serve"),
-}
-"""Result -> its heading, and the command that makes it; in the order of the page."""
+
+@dataclass(frozen=True, kw_only=True)
+class Area:
+    """One section of the page."""
+
+    title: str
+    results: tuple[str, ...]
+    """Names of the result files."""
+
+    command: str
+    """The command that measures them."""
+
+    method: str
+    """How it was measured, one paragraph."""
+
+    picture: str = ""
+    """A picture next to the page, in place of a plot of the ratios."""
+
+
+AREAS = (
+    Area(
+        title="Images",
+        results=("data-images",),
+        command="make bench-images",
+        method="JPEG files to batches of 64 random resized crops (224x224, flipped, uint8), against TensorFlow's "
+        "recipe (TFRecord, interleave, parallel map). CPU time per image in fresh processes, in turn; median of 5 "
+        "rounds. Entropy decoding alone is the limit for whole files; at 1600x1200 a crop is decoded only to its "
+        "last row.",
+    ),
+    Area(
+        title="Tables",
+        results=("data-tables",),
+        command="make bench-tables",
+        method="5 M rows of 12 floats, 5 integers and 3 categories to batches of 4,096. CPU time per row in fresh "
+        "processes, in turn; median of 2 rounds. The limits are decoding Parquet alone, and copying the bytes once.",
+    ),
+    Area(
+        title="Ingest",
+        results=("data-ingest", "data-ingest-images"),
+        command="make bench-ingest",
+        method="A CSV of 4 columns, and 20,000 JPEGs of 95 KB, in one process each: peak memory (`ru_maxrss`), and "
+        "images per second by number of cores.",
+    ),
+    Area(
+        title="tf.data service",
+        results=("data-service",),
+        command="make bench-service",
+        method="1,200 JPEGs through the service and through the same pipeline in the training process, in turn; "
+        "median of 5 epochs. Everything runs on one machine, so the service adds no core here.",
+    ),
+    Area(
+        title="The training loop",
+        results=("train-loop", "train-floor"),
+        command="make bench-train-loop",
+        method="The same model, data and batch size in Stoker's loop, `model.fit`, and a `tf.function` loop written by "
+        "hand, in short turns within one process. Each ratio is the median of three processes: processes with the "
+        "same code differ by several percent. `floor` rows are what any loop can gain at most.",
+    ),
+    Area(
+        title="Two workers",
+        results=("train-scaling",),
+        command="make bench-train-scaling",
+        method="Samples per second of two workers on one core each, divided by those of one; over loopback and over "
+        "two network namespaces shaped to 1 Gbit/s (as root). The curve has the time that a worker computes for each "
+        "megabyte that it sends.",
+    ),
+    Area(
+        title="Checkpoints and parameter servers",
+        results=("train-checkpoints", "train-ps"),
+        command="make bench-train-checkpoints bench-train-ps",
+        method="Two runs of 200 s with 12 checkpoints: the calls after a checkpoint against those when it is long "
+        "written, in one process. Parameter servers: updates counted by the servers while workers are killed.",
+    ),
+    Area(
+        title="Tuning",
+        results=("tune",),
+        command="make bench-tune",
+        method="`stoker tune` on the recipe `naive` (a Python generator over JPEG files in one thread), on an emulated "
+        "device whose step takes 10 ms and no CPU, and on a step on one core. U after tuning is measured over 60 pairs "
+        "of windows of three new processes. The picture is of one tuning of `naive`.",
+        picture="tune.svg",
+    ),
+    Area(
+        title="Serving",
+        results=("serve",),
+        command="make bench-serve",
+        method="A small MLP and a CNN, each server on one core and the client (wrk, h2load) on the other, in turn with "
+        "its peers. Small requests that arrive together are one call of the model, so Stoker answers more of them than "
+        "its HTTP engine alone.",
+    ),
+)
 
 INTRODUCTION = """# Benchmarks
 
-Every figure here was written by the command beside it; `make bench-data` and `make bench-train` run them all. The machines are
-small (2 cores) and noisy, so contestants run in turn and a ratio is that of what stood side by side: the data engine's in fresh
-processes, by CPU time a sample; the training loop's in short turns within one process, by wall clock where CPU time is not named.
-`x` is how many times the peer's time ours is the smaller; above 1 we are ahead.
+The command of each section writes its figures. The machines have 2 cores and are noisy, so all contestants run in turn, and
+a ratio compares runs next to each other. A ratio above 1 means that Stoker is faster. The tables show the figures that have a
+target; [all figures](../benchmarks/results/figures.md) lists every one with its method.
 """
+
+MOST_ROWS = 16
+"""A table with more figures is a matrix: one row per setting, one column per contestant."""
+
+MOST_BARS = 30
+"""A plot with more ratios shows only those with a target."""
 
 ROW_PX, LABEL_PX, BAR_PX, FONT_PX = 22, 430, 300, 12
 
@@ -64,20 +150,20 @@ def plot(figures: Sequence[Figure]) -> str:
     ]
     for row, figure in enumerate(figures):
         top = ROW_PX * row + 6
-        colour = "#c0392b" if figure["holds"] is False else "#2e7d32"
+        color = "#c0392b" if figure["holds"] is False else "#2e7d32"
         if figure["target"] is None:
-            colour = "#78909c"
+            color = "#78909c"
         width = max(1.0, at(figure["value"]) - at(least * 0.9))
         lines += [
             f'<text x="{LABEL_PX - 8}" y="{top + 12}" text-anchor="end">{escape(figure["name"])}</text>',
-            f'<rect x="{LABEL_PX}" y="{top}" width="{width:.1f}" height="14" fill="{colour}"/>',
+            f'<rect x="{LABEL_PX}" y="{top}" width="{width:.1f}" height="14" fill="{color}"/>',
             f'<text x="{LABEL_PX + width + 5:.1f}" y="{top + 12}">{figure["value"]:g} x</text>',
         ]
         if figure["target"] is not None:
             lines.append(_mark(at(figure["target"]), top - 2, top + 16, "#c62828"))
     lines.append(_mark(at(1.0), 0, height, "#90a4ae"))
     lines.append(
-        f'<text x="{LABEL_PX}" y="{height - 4}" fill="#546e7a">grey line: as quick as the peer; '
+        f'<text x="{LABEL_PX}" y="{height - 4}" fill="#546e7a">gray line: as fast as the peer; '
         "red mark: the target</text></svg>"
     )
     return "\n".join(lines) + "\n"
@@ -103,10 +189,10 @@ def curve(points: Sequence[Figure]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="{FONT_PX}">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
-    for value, colour in ((0.0, "#546e7a"), (1.0, "#cfd8dc"), (1.85, "#c62828"), (2.0, "#cfd8dc")):
+    for value, color in ((0.0, "#546e7a"), (1.0, "#cfd8dc"), (1.85, "#c62828"), (2.0, "#cfd8dc")):
         y = place(ats[0], value)[1]
         lines.append(
-            f'<line x1="{MARGIN_PX}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>'
+            f'<line x1="{MARGIN_PX}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{color}"/>'
             f'<text x="{MARGIN_PX - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
         )
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -124,19 +210,55 @@ def curve(points: Sequence[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mark(x: float, top: float, bottom: float, colour: str) -> str:
-    return f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{colour}" />'
+def _mark(x: float, top: float, bottom: float, color: str) -> str:
+    return f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{color}" />'
 
 
-def table(figures: Sequence[Figure]) -> str:
-    """Every figure of a result."""
+def full_table(figures: Sequence[Figure]) -> str:
+    """Every figure of a result, with its method."""
     lines = ["| figure | value | target | holds | how |", "|---|---|---|---|---|"]
-    for f in figures:
-        target = "" if f["target"] is None else f"{f['target']:g} {f['unit']}"
-        holds = {True: "yes", False: "**no**", None: ""}[f["holds"]]
-        value = "none" if f["value"] is None else f"{f['value']:g} {f['unit']}"
-        lines.append(f"| {f['name']} | {value} | {target} | {holds} | {f['how']} |")
+    lines += [
+        f"| {f['name']} | {_value(f)} | {_target(f)} | {_holds(f)} | {f['how']} |" for f in figures
+    ]
     return "\n".join(lines) + "\n"
+
+
+def short_table(figures: Sequence[Figure]) -> str:
+    """The figures with a target, or all if none has one."""
+    shown = [f for f in figures if f["target"] is not None] or list(figures)
+    if len(shown) > MOST_ROWS:
+        return _matrix(shown)
+    lines = ["| figure | value | target | holds |", "|---|---|---|---|"]
+    lines += [f"| {f['name']} | {_value(f)} | {_target(f)} | {_holds(f)} |" for f in shown]
+    return "\n".join(lines) + "\n"
+
+
+def _matrix(figures: Sequence[Figure]) -> str:
+    """Figures named `setting: contestant` as a row per setting and a column per contestant."""
+    cells: dict[str, dict[str, str]] = {}
+    for f in figures:
+        row, _, column = f["name"].partition(": ")
+        missed = " **missed**" if f["holds"] is False else ""
+        cells.setdefault(row, {})[column] = f"{f['value']:g} (at least {f['target']:g}){missed}"
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [
+        f"| {row} | {' | '.join(found.get(column, '') for column in columns)} |"
+        for row, found in cells.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _value(f: Figure) -> str:
+    return "none" if f["value"] is None else f"{f['value']:g} {f['unit']}"
+
+
+def _target(f: Figure) -> str:
+    return "" if f["target"] is None else f"{f['target']:g} {f['unit']}"
+
+
+def _holds(f: Figure) -> str:
+    return {True: "yes", False: "**no**", None: ""}[f["holds"]]
 
 
 def gpu() -> str:
@@ -159,13 +281,13 @@ def gpu() -> str:
         )
         if record["refused"]:
             parts.append(f"\n**Refused: {'; '.join(record['refused'])}.**\n")
-        parts.append("\n" + table([_refused(figure, record) for figure in record["figures"]]))
+        parts.append("\n" + full_table([_refused(figure, record) for figure in record["figures"]]))
     if found:
         sys.path.insert(0, str(ROOT / "benchmarks" / "gpu"))
         import records
 
         together = records.derived(found)
-        parts.append("\n### Of several parts\n\n" + table(together) if together else "")
+        parts.append("\n### Of several parts\n\n" + full_table(together) if together else "")
     return "".join(parts)
 
 
@@ -174,31 +296,52 @@ def _refused(figure: Figure, record: Figure) -> Figure:
     return figure | {"holds": None} if record["refused"] else figure
 
 
+def section(area: Area) -> str:
+    """The section of an area; writes its plot."""
+    figures = [figure for name in area.results for figure in _figures(name)]
+    points = [f for f in figures if "at" in f]
+    ratios = [f for f in figures if f["unit"].startswith("x")]
+    if len(ratios) > MOST_BARS:
+        ratios = [f for f in ratios if f["target"] is not None]
+    picture = area.picture
+    if not picture and (points or len(ratios) > 1):
+        picture = f"benchmark-{area.results[0]}.svg"
+        (PAGE.parent / picture).write_text(curve(points) if points else plot(ratios))
+    notes = [name for name in area.results if (RESULTS / f"{name}.md").is_file()]
+    runs = ", ".join(f"[{name}](../benchmarks/results/{name}.md)" for name in notes)
+    parts = [f"## {area.title}"]
+    parts += [f"![{area.title}: {_alternative(points, picture)}]({picture})"] if picture else []
+    parts.append(short_table(figures).rstrip())
+    parts.append(f"{area.method} Command: `{area.command}`.{f' Runs: {runs}.' if runs else ''}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _alternative(points: Sequence[Figure], picture: str) -> str:
+    if points:
+        return "speed-up by compute per MB reduced"
+    return "before and after" if picture == "tune.svg" else "times the peer"
+
+
+def _figures(name: str) -> list[Figure]:
+    path = RESULTS / f"{name}.json"
+    found: list[Figure] = json.loads(path.read_text()) if path.is_file() else []
+    return found
+
+
+def all_figures() -> str:
+    """Every figure of every result."""
+    parts = ["# All figures\n\nWritten by `python benchmarks/report.py`.\n"]
+    for area in AREAS:
+        for name in area.results:
+            parts.append(f"\n## {area.title}: {name}.json\n\n`{area.command}`\n")
+            parts.append("\n" + full_table(_figures(name)))
+    return "".join(parts)
+
+
 def main() -> None:
-    """Write the page and its plots."""
-    parts = [INTRODUCTION]
-    for name, (title, command) in TITLES.items():
-        path = RESULTS / f"{name}.json"
-        if not path.is_file():
-            continue
-        figures: list[Figure] = json.loads(path.read_text())
-        parts.append(f"\n## {title}\n\n`{command}` writes `benchmarks/results/{name}.json`.\n")
-        ratios = [f for f in figures if f["unit"].startswith("x")]
-        if ratios:
-            picture = PAGE.parent / f"benchmark-{name}.svg"
-            picture.write_text(plot(ratios))
-            parts.append(f"\n![{title}: times the peer]({picture.name})\n")
-        points = [f for f in figures if "at" in f]
-        if points:
-            picture = PAGE.parent / f"benchmark-{name}-curve.svg"
-            picture.write_text(curve(points))
-            parts.append(f"\n![{title}: speed-up by compute per MB reduced]({picture.name})\n")
-        note = RESULTS / f"{name}.md"
-        if note.is_file():
-            parts.append("\n" + note.read_text().strip() + "\n")
-        parts.append("\n" + table(figures))
-    parts.append(gpu())
-    PAGE.write_text("".join(parts))
+    """Write the page, its plots, and the list of all figures."""
+    PAGE.write_text("\n".join([INTRODUCTION, *map(section, AREAS)]) + gpu())
+    ALL_FIGURES.write_text(all_figures())
 
 
 if __name__ == "__main__":
