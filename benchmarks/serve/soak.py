@@ -81,14 +81,14 @@ def _wait(port: int, *, loaded: bool) -> None:
 
 
 def kept(found: list[int]) -> Figure:
-    """What the last cycle has beside the first."""
+    """The memory of the last cycle relative to the first."""
     percent = 100 * (found[-1] / found[0] - 1)
     how = (
         f"resident memory of the server, first {found[0] / 1e6:.4g} MB, last {found[-1] / 1e6:.4g}, "
         f"most {max(found) / 1e6:.4g}; a CNN named in the model_config_file, asked, and no more named"
     )
     return figure(
-        f"memory after {len(found)} load and unload cycles, beside the first",
+        f"memory after {len(found)} load and unload cycles, relative to the first",
         percent,
         "%",
         at_most=_MOST_PERCENT,

@@ -99,7 +99,7 @@ def naive(scratch: Path) -> list[Figure]:
     how = f"{PAIRS} pairs of windows in turn, {gain.shown()}; by hand: {hand}; tuned: {kept}"
     return [
         figure(
-            "naive: tuned beside made by hand",
+            "naive: tuned, relative to made by hand",
             gain.ratio,
             "x",
             at_least=0.95,

@@ -33,16 +33,16 @@ def write_digits(folder: Path) -> None:
             split = "eval" if number % 5 == 4 else "train"
             path = made / split / str(digit) / f"{number:04d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
-            # scikit-learn's grey levels run from 0 to 16.
-            grey = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
-            grey.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB").save(path)
+            # scikit-learn's gray levels run from 0 to 16.
+            gray = Image.fromarray(np.round(image * (255 / 16)).astype(np.uint8))
+            gray.resize((SIDE, SIDE), Image.Resampling.BICUBIC).convert("RGB").save(path)
         made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
 IMAGES = Path(inspect.getfile(write_digits)).parent / "data"
-"""Beside this file. `__file__` would make all that lies there count as code of the experiment, and what
+"""Next to this file. `__file__` would make all that lies there count as code of the experiment, and what
 lies there is made by `write_digits`, which counts already."""
 
 

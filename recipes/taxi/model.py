@@ -31,7 +31,7 @@ def preprocessing_fn(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs[name] = _or_zero(st.scale_to_z_score(tf.math.log1p(tf.nn.relu(inputs[name]))))
     for name, buckets in BUCKETS.items():
         ids = st.bucketize(inputs[name], buckets)
-        # A bucket of its own for "missing", which is no place on the map.
+        # A bucket of its own for "missing", which is not a place on the map.
         outputs[name] = tf.where(tf.math.is_nan(inputs[name]), tf.cast(buckets, ids.dtype), ids)
     for name, values in WHOLE.items():
         number = tf.cast(inputs[name], tf.float32)

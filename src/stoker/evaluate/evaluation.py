@@ -119,12 +119,12 @@ def evaluate(
     Raises:
         ConfigError: no output has a configured metric.
     """
-    labelled = by_label(outputs)
-    require_metrics_of(config, list(labelled))
+    labeled = by_label(outputs)
+    require_metrics_of(config, list(labeled))
     rows = _rows(outputs)
     names = _metric_names(config, outputs)
-    metrics = measure_all(names, labelled)
-    slices = tuple(_measure_slices(names, labelled, slice_columns, config.all_slices))
+    metrics = measure_all(names, labeled)
+    slices = tuple(_measure_slices(names, labeled, slice_columns, config.all_slices))
     gates = check_gates(config, rows=rows, metrics=metrics, slices=slices, baseline=baseline)
     return Evaluation(
         rows=rows,

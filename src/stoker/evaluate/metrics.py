@@ -267,7 +267,7 @@ def _average_precision(examples: Examples) -> MetricValue:
 
 
 def _counts(examples: Examples) -> tuple[int, int, int]:
-    """True positives, rows predicted positive, rows labelled positive."""
+    """True positives, rows predicted positive, rows labeled positive."""
     predicted, true = predicted_ids(examples) == 1, examples.labels == 1
     return int((predicted & true).sum()), int(predicted.sum()), int(true.sum())
 
