@@ -83,7 +83,7 @@ def program(path: Path, body: str) -> None:
 def test_soak_runs_its_three_parts_and_each_runs_alone(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     # Not the question of which Python it is, which every make asks.
-    program(tmp_path / "python", f"[ \"$1\" = -c ] || echo \"$*\" >> '{calls}'")
+    program(tmp_path / "python", f'[ "$1" = -c ] || echo "$*" >> \'{calls}\'')
 
     parts = {}
     for part in ("soak-train", "soak-serve", "soak-jobs"):

