@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class CpuTime:
         """Args: config: of the controller or of one of xdist's workers."""
         self._config = config
         self._root = config.rootpath
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self) -> Iterator[None]:
@@ -53,7 +53,8 @@ class CpuTime:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Add what a worker of xdist has measured."""
-        self._seconds.update(getattr(node, "workeroutput", {}).get("cpu_s", {}))
+        for folder, seconds in getattr(node, "workeroutput", {}).get("cpu_s", {}).items():
+            self._seconds[folder] += seconds
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -66,7 +67,7 @@ class CpuTime:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the folders, the most expensive first."""
         terminalreporter.section("CPU minutes by folder")
-        for folder, seconds in self._seconds.most_common():
+        for folder, seconds in sorted(self._seconds.items(), key=lambda each: -each[1]):
             terminalreporter.line(f"{seconds / 60:8.2f}  {folder}")
         terminalreporter.line(f"{sum(self._seconds.values()) / 60:8.2f}  total")
         for line in self._excesses():
