@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,37 +20,24 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from stoker.core.errors import ConfigError
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import PredictRequest
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference, v2
 from stoker.serve.grpc.access import KeyInterceptor
-from stoker.serve.grpc.call import Limits
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.inference import read_spec, spec_proto
 from stoker.serve.grpc.predict import PREDICT, PredictAtOnce, read_inputs, response_of
 from stoker.serve.grpc.profiler import ProfilerService
 from stoker.serve.grpc.reflection import add_reflection
-from stoker.serve.grpc.server import GrpcServer
+from stoker.serve.grpc_server.limits import ServerLimits
+from stoker.serve.grpc_server.server import GrpcServer
 from stoker.serve.limits import HttpLimits
 from stoker.serve.observability.access_log import AccessLog
 from stoker.serve.security.auth import Keys
 from stoker.serve.security.tls import Tls
 from stoker.serve.servables.model_config import models_of
-
-_UNLIMITED = 2**31 - 1
-"""The largest number that gRPC's settings have: bytes, milliseconds. Of a message it is TensorFlow
-Serving's limit, protobuf's own; gRPC in Python would stop at 4 MiB."""
-
-_LEAST_HEAD_BYTES, _MOST_HEAD_BYTES = 1 << 10, 1 << 20
-"""Between them the limit of headers must be: those of a plain call take some hundred bytes."""
-
-_MAX_STREAMS = 4096
-"""Most calls of a connection at once."""
-
-_log = logging.getLogger(__name__)
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
@@ -208,7 +193,11 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
     Raises:
         ConfigError: one of gRPC's own settings is wrong.
     """
-    limits = _limits(options)
+    limits = ServerLimits(
+        connection=options.limits,
+        in_flight=options.max_in_flight,
+        held_bytes=options.max_held_bytes,
+    ).with_channel_arguments(options.arguments)
     connections = limits.connection.connections
     server = GrpcServer(
         workers=options.workers,
@@ -232,45 +221,6 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         if bound is not None:
             server.listen(bound)
     return server
-
-
-def _limits(options: GrpcOptions) -> Limits:
-    """Those of the options, changed by gRPC's own settings.
-
-    Raises:
-        ConfigError: one of these is no such number.
-    """
-    given = dict(options.arguments)
-
-    def taken(name: str, default: int, *, least: int = 1) -> int:
-        value = given.pop(name, default)
-        if value == -1:  # gRPC's word for no limit
-            return _UNLIMITED
-        if not isinstance(value, int) or not least <= value <= _UNLIMITED:
-            raise ConfigError(
-                f"{name} must be a whole number from {least:,} to {_UNLIMITED:,}, or -1",
-                got=value,
-                fix="Correct it in --grpc_channel_arguments.",
-            )
-        return value
-
-    head_bytes = taken("grpc.max_metadata_size", options.limits.head_bytes, least=_LEAST_HEAD_BYTES)
-    limits = Limits(
-        connection=dataclasses.replace(
-            options.limits, head_bytes=min(head_bytes, _MOST_HEAD_BYTES)
-        ),
-        in_flight=options.max_in_flight,
-        receive_bytes=taken("grpc.max_receive_message_length", _UNLIMITED, least=0),
-        send_bytes=taken("grpc.max_send_message_length", _UNLIMITED, least=0),
-        held_bytes=options.max_held_bytes,
-        streams=taken("grpc.max_concurrent_streams", _MAX_STREAMS),
-        age_s=taken("grpc.max_connection_age_ms", _UNLIMITED) / 1000,
-        grace_s=taken("grpc.max_connection_age_grace_ms", _UNLIMITED) / 1000,
-        idle_s=taken("grpc.max_connection_idle_ms", _UNLIMITED) / 1000,
-    )
-    for name in given:
-        _log.warning("--grpc_channel_arguments: %s has no effect here", name)
-    return limits
 
 
 def _check_fields(fields: list[str]) -> None:
