@@ -120,6 +120,7 @@ soak: $(STAMP) ## what is too long for `make test`: kills, swaps, levers, fuzzin
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=1600 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_http2.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
 	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 	@STOKER_GENERATED_MODELS=300 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)

@@ -298,23 +298,29 @@ class Connection(asyncio.Protocol):
         if len(settings) > MAX_SETTINGS:
             raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "too many settings in one frame")
         for name, value in settings:
-            if name == frames.INITIAL_WINDOW:
-                self._resize_windows(value)
-            elif name == frames.MAX_FRAME:
-                if not frames.DEFAULT_FRAME <= value < 1 << 24:
-                    raise ConnectionFault(Error.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
-                self.sender.max_frame = min(value, MAX_FRAME_BYTES)
+            self._apply_setting(name, value)
         self.sender.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
-
-    def _resize_windows(self, window: int) -> None:
-        if window > frames.MAX_31_BITS:
-            raise ConnectionFault(Error.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is out of range")
-        for stream in self.sender.streams.values():
-            stream.window += window - self.sender.initial_window
-        self.sender.initial_window = window
-        for stream in list(self.sender.stalled.values()):
+        for stream in list(self.sender.stalled.values()):  # after the ACK, as the client counts
             if stream.window > 0:
                 stream.send_pending()
+
+    def _apply_setting(self, name: int, value: int) -> None:
+        if name == frames.INITIAL_WINDOW:
+            self._resize_windows(value)
+        elif name == frames.MAX_FRAME:
+            if not frames.DEFAULT_FRAME <= value < 1 << 24:
+                raise ConnectionFault(Error.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
+            self.sender.max_frame = min(value, MAX_FRAME_BYTES)
+        elif name == frames.HEADER_TABLE and value < frames.DEFAULT_HEADER_TABLE:
+            self.sender.shrink_header_table()
+
+    def _resize_windows(self, window: int) -> None:
+        streams = self.sender.streams.values()
+        for stream in streams:
+            stream.window += window - self.sender.initial_window
+        self.sender.initial_window = window
+        if max([window, *(stream.window for stream in streams)]) > frames.MAX_31_BITS:
+            raise ConnectionFault(Error.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is out of range")
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
@@ -329,7 +335,7 @@ class Connection(asyncio.Protocol):
         increment = int.from_bytes(payload, "big") & frames.MAX_31_BITS
         if number == 0:
             self.sender.window += increment
-            if not 0 < increment <= self.sender.window <= frames.MAX_31_BITS:
+            if not increment or self.sender.window > frames.MAX_31_BITS:
                 raise ConnectionFault(Error.FLOW_CONTROL_ERROR, "the window is out of range")
             self._window_grew = True
             return
@@ -339,7 +345,7 @@ class Connection(asyncio.Protocol):
         if stream is None:
             return
         stream.window += increment
-        if not 0 < increment <= stream.window <= frames.MAX_31_BITS:
+        if not increment or stream.window > frames.MAX_31_BITS:
             self._reset(stream, Error.FLOW_CONTROL_ERROR)
         elif number in self.sender.stalled:
             stream.send_pending()

@@ -35,9 +35,10 @@ HAS_PRIORITY = 0x20
 MAX_31_BITS = 0x7FFFFFFF
 """The largest stream number and window; the highest bit of both fields is reserved."""
 
-MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = 3, 4, 5, 6
+HEADER_TABLE, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = 1, 3, 4, 5, 6
 """The settings that are read or sent."""
 
+DEFAULT_HEADER_TABLE = 4096
 DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME = 16_384
 """Sizes until the peer's settings change them."""

@@ -201,6 +201,9 @@ def _string(raw: bytes) -> bytes:
 _STATUS_200 = b"\x88"
 """`:status: 200`, by its index in the static table."""
 
+EMPTY_TABLE = b"\x20"
+"""A dynamic table size update to 0, before the first header of a block."""
+
 RESPONSE = _STATUS_200 + encode([("content-type", "application/grpc")])
 """The headers before the messages of a response."""
 

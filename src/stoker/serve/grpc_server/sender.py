@@ -13,8 +13,6 @@ from stoker.serve.grpc_server.frames import Error
 from stoker.serve.grpc_server.limits import MIN_PROGRESS_BYTES, STREAM_WINDOW
 from stoker.serve.grpc_server.messages import PREFIX
 
-_LAST = frames.END_HEADERS | frames.END_STREAM
-
 
 class Call(Protocol):
     """What a stream needs of the call that it carries."""
@@ -58,11 +56,25 @@ class Sender:
         self.blocked_s = 0.0  # since when data waits for the client
         self.pings = 0.0  # the client's pings and settings since the last response
         self._progress_bytes = 0  # sent since `progress_s`
+        self._table_update = b""  # what the next header block must begin with
         self._out: list[bytes] = []
 
     def put(self, data: bytes) -> None:
         """Send bytes with the next `flush`."""
         self._out.append(data)
+
+    def put_headers(self, stream: Stream, block: bytes, *, last: bool) -> None:
+        """Send a header block with the next `flush`."""
+        flags = frames.END_HEADERS | (frames.END_STREAM if last else 0)
+        self.put(frames.frame(frames.HEADERS, flags, stream.number, self._table_update + block))
+        self._table_update = b""
+
+    def shrink_header_table(self) -> None:
+        """Announce an empty table in the next header block: the client's limit is below the default size.
+
+        Source: RFC 7541, 4.2. No header block here uses the table.
+        """
+        self._table_update = headers.EMPTY_TABLE
 
     def flush(self) -> None:
         """Write what was put."""
@@ -154,27 +166,18 @@ class Stream:
 
     def respond(self, message: bytes) -> None:
         """Send the only message of a successful call, and end the call."""
-        sender, number, size = self.sender, self.number, len(message) + PREFIX.size
+        sender, size = self.sender, len(message) + PREFIX.size
         room = min(self.window, sender.window, sender.max_frame)
         if self._has_headers or sender.is_paused or size > room or not sender.has(self):
             self.send_message(message)
             self.end()
             return
         sender.window -= size
-        pack = frames.HEADER.pack
-        sender.put(
-            b"".join(
-                (
-                    pack(0, len(headers.RESPONSE), frames.HEADERS, frames.END_HEADERS, number),
-                    headers.RESPONSE,
-                    pack(size >> 8, size & 0xFF, frames.DATA, 0, number),
-                    PREFIX.pack(0, len(message)),
-                    message,
-                    pack(0, len(headers.OK), frames.HEADERS, _LAST, number),
-                    headers.OK,
-                )
-            )
-        )
+        sender.put_headers(self, headers.RESPONSE, last=False)
+        sender.put(frames.HEADER.pack(size >> 8, size & 0xFF, frames.DATA, 0, self.number))
+        sender.put(PREFIX.pack(0, len(message)))
+        sender.put(message)
+        sender.put_headers(self, headers.OK, last=True)
         sender.pings = 0.0
         sender.remove(self)
 
@@ -182,9 +185,7 @@ class Stream:
         """Send one message."""
         if not self._has_headers:
             self._has_headers = True
-            self.sender.put(
-                frames.frame(frames.HEADERS, frames.END_HEADERS, self.number, headers.RESPONSE)
-            )
+            self.sender.put_headers(self, headers.RESPONSE, last=False)
         self._pending.append(memoryview(PREFIX.pack(0, len(message)) + message))
         self.send_pending()
 
@@ -239,7 +240,7 @@ class Stream:
         if self.on_sent is not None:
             self.on_sent()
         if self._trailers:
-            sender.put(frames.frame(frames.HEADERS, _LAST, self.number, self._trailers))
+            sender.put_headers(self, self._trailers, last=True)
             sender.remove(self)
 
 
