@@ -7,11 +7,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from stoker.client.answers import Answers
 from stoker.client.connection import GRPC_URL, Address, Connection, Tls
-from stoker.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
 from stoker.client.messages import METADATA, PREDICT, message
-from stoker.client.model_client import ModelClient, model_at
+from stoker.client.model_client import (
+    Answers,
+    CallError,
+    ModelClient,
+    NoAnswerError,
+    RefusedError,
+    model_at,
+    refused_fix,
+)
 from stoker.client.rows import Request, padded, to_arrays
 from stoker.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
 from stoker.client.tensors import fill_tensor, to_array

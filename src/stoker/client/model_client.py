@@ -1,19 +1,136 @@
-"""What can be asked of a model server, over either protocol."""
+"""What the REST and the gRPC client share: their calls, answers, and errors.
+
+CallError            UserError: one line, exit 2
+|- NoAnswerError     no connection, unknown host name, time-out, broken connection
+|- RefusedError      the server refused: its status and its own words
+"""
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
-from stoker.client.answers import Answers
 from stoker.client.connection import Connection, parse_address
 from stoker.client.rows import Request
 from stoker.client.signature import ModelAt, SignatureSpec
+from stoker.core.errors import DataError, Plain, UserError
+from stoker.core.multi_output import ONLY
+
+
+class CallError(UserError):
+    """A call that brought no answer."""
+
+
+class NoAnswerError(CallError):
+    """The server could not be asked, or did not answer in time."""
+
+
+class RefusedError(CallError):
+    """The server said no."""
+
+    def __init__(self, rule: str, *, status: str, said: str, fix: str = "") -> None:
+        """Build the one line.
+
+        Args:
+            rule: What was expected.
+            status: "404" over REST, "NOT_FOUND" over gRPC.
+            said: The server's own words.
+            fix: The next action.
+        """
+        self.status = status
+        self.said = said
+        got = f"{status}: {said.rstrip('.')}" if said else status
+        super().__init__(rule, got=Plain(got), fix=fix)
+
+
+def refused_fix(status: str) -> str:
+    """What can be done about a status, where that is the same for every server."""
+    return _FIXES.get(status, "")
+
+
+_FIXES = {
+    "401": "Give a token: set STOKER_TOKEN.",
+    "403": "Give a token that may do this: set STOKER_TOKEN.",
+    "404": "Name a model and a version that this server has.",
+    "413": "Send fewer rows at once.",
+    "429": "Send less at once, or again later.",
+    "503": "Ask again later.",
+    "504": "Give it longer, or send fewer rows at once.",
+    "UNAUTHENTICATED": "Give a token: set STOKER_TOKEN.",
+    "PERMISSION_DENIED": "Give a token that may do this: set STOKER_TOKEN.",
+    "NOT_FOUND": "Name a model and a version that this server has.",
+    "RESOURCE_EXHAUSTED": "Send less at once, or again later.",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """The outputs of one call."""
+
+    outputs: Mapping[str, NDArray[Any]]
+    """Output -> [rows, ...]; over REST the only output has no name, and is "" here."""
+
+    version: int | None = None
+    """Which version answered; REST does not say."""
+
+
+def from_rows(predictions: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """The list under `predictions`: a value, or an object of outputs, a row.
+
+    Raises:
+        DataError: its rows do not have the same outputs.
+    """
+    first = next(iter(predictions), None)
+    if not isinstance(first, dict) or _is_bytes(first):
+        return {ONLY: as_array(predictions)}
+    try:
+        return {name: as_array([row[name] for row in predictions]) for name in first}
+    except (KeyError, TypeError):
+        raise DataError(
+            "every row of an answer must have the same outputs", got=list(first)
+        ) from None
+
+
+def from_columns(outputs: Any) -> dict[str, NDArray[Any]]:
+    """The value under `outputs`: a tensor, or an object of tensors."""
+    if isinstance(outputs, dict) and not _is_bytes(outputs):
+        return {name: as_array(values) for name, values in outputs.items()}
+    return {ONLY: as_array(outputs)}
+
+
+def as_array(values: Any) -> NDArray[Any]:
+    """Nested lists as an array; texts as objects of `str`, base64 as `bytes`; ragged as objects."""
+    plain = _unpacked(values)
+    try:
+        array = np.asarray(plain)
+    except ValueError:  # rows of several lengths
+        array = np.empty(len(plain), dtype=object)
+        array[:] = plain
+        return array
+    return np.asarray(plain, dtype=object) if array.dtype.kind in "SU" else array
+
+
+def _is_bytes(value: Mapping[str, Any]) -> bool:
+    return set(value) == {"b64"}
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(item) for item in value]
+    if isinstance(value, dict) and _is_bytes(value):
+        try:
+            return base64.b64decode(value["b64"])
+        except (ValueError, TypeError):
+            raise DataError("bytes of an answer must be base64", got=value["b64"]) from None
+    return value
 
 
 class ModelClient(AbstractContextManager["ModelClient"], ABC):

@@ -11,10 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.client.answers import Answers, from_columns, from_rows
 from stoker.client.connection import REST_URL, Connection, Tls
-from stoker.client.errors import NoAnswerError, RefusedError, refused_fix
-from stoker.client.model_client import ModelClient, model_at
+from stoker.client.model_client import (
+    Answers,
+    ModelClient,
+    NoAnswerError,
+    RefusedError,
+    from_columns,
+    from_rows,
+    model_at,
+    refused_fix,
+)
 from stoker.client.rows import Request, as_bytes, json_instances, padded
 from stoker.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
 from stoker.core.errors import DataError, Plain

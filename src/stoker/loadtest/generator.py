@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from stoker.loadtest.config import LoadConfig, SocketAddress
 from stoker.loadtest.connection import HttpConnection
-from stoker.loadtest.latency import Latencies
-from stoker.loadtest.result import LoadResult
+from stoker.loadtest.result import Latencies, LoadResult
 
 _LOOK_S = 0.05
 """Longest sleep: how soon a time-out, or the wish to stop, is seen."""

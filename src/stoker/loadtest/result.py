@@ -1,12 +1,78 @@
-"""What a run of load has shown, and whether it can be believed."""
+"""The result of a load run: latencies, whether the generator kept its schedule, and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.loadtest.latency import Latencies
+from hdrh.histogram import HdrHistogram
+
+from stoker.pages.html import Html, element
+from stoker.pages.plot import Axis, line_plot, picture_file
+
+_UNITS_PER_S = 10_000_000
+"""Recorded in tenths of a microsecond: answers of a loopback server take some ten of those ten."""
+
+_MOST_S = 2 * 3600.0
+"""Longest that is told apart: the longest run and the longest wait after it."""
+
+_DIGITS = 3
+"""Of every value: off by at most a thousandth."""
+
+
+class Latencies:
+    """A High Dynamic Range histogram, in seconds."""
+
+    def __init__(self) -> None:
+        self._histogram = HdrHistogram(1, int(_MOST_S * _UNITS_PER_S), _DIGITS)
+        self._max_s = 0.0
+        self._sum_s = 0.0
+
+    def add(self, value_s: float) -> None:
+        """Count one; what is longer than can be told apart counts as the longest."""
+        value_s = min(max(value_s, 0.0), _MOST_S)
+        self._histogram.record_value(max(1, int(value_s * _UNITS_PER_S)))
+        self._sum_s += value_s
+        self._max_s = max(value_s, self._max_s)
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return int(self._histogram.get_total_count())
+
+    @property
+    def max_s(self) -> float:
+        """The longest, exactly; 0 of none."""
+        return self._max_s
+
+    @property
+    def mean_s(self) -> float:
+        """The mean, exactly; 0 of none."""
+        return self._sum_s / self.count if self.count else 0.0
+
+    def at(self, percent: float) -> float:
+        """The value that this share does not exceed, seconds; 0 of none."""
+        return self.curve([percent])[0]
+
+    def curve(self, percents: Sequence[float]) -> list[float]:
+        """`at` for several, by one pass over the buckets."""
+        if not self.count:
+            return [0.0] * len(percents)
+        wanted = [self._whole(percent) for percent in percents]
+        found = self._histogram.get_percentile_to_value_dict(wanted)
+        # A bucket's upper end may lie beyond the longest that was seen.
+        return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in wanted]
+
+    def _whole(self, percent: float) -> float:
+        """The share that a whole number of values is: the library rounds to the nearest, down too.
+
+        The 90th percentile of six would be the fifth, and not every tenth may exceed a p90.
+        """
+        values = math.ceil(round(percent / 100 * self.count, 6))
+        return 100 * max(values, 1) / self.count
+
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
 """What a table shows, beside the longest."""
@@ -131,3 +197,61 @@ def _notes(result: LoadResult) -> list[str]:
     if result.errors and result.latencies.count:
         notes.append("latencies are those of the answers of 200 alone")
     return notes
+
+
+_WIDTH_PX, _HEIGHT_PX = 640, 320
+"""The plot's own size."""
+
+_POINTS = 200
+"""Points of the line."""
+
+_TICKS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
+"""Percentiles that the axis names."""
+
+
+def latency_picture(result: LoadResult, *, title: str) -> str:
+    """An SVG: percentiles to the right, each next 9 as far as the one before, latency upwards.
+
+    Args:
+        result: What was measured; of no answers the picture says so.
+        title: What was asked.
+    """
+    summary = (
+        f"{result.throughput_per_s:,.0f} answers/s over {result.took_s:.1f} s, "
+        f"{result.connections} connections, {result.mode} loop"
+    )
+    plot = _plot(result.latencies) if result.latencies.count else _NOTHING
+    return picture_file(plot, above=(title, summary), below=result.notes)
+
+
+_NOTHING = element(
+    "svg", element("text", "No request was answered with 200.", x=12, y=24), height=40
+)
+
+
+def _plot(latencies: Latencies) -> Html:
+    most_ms = _round_up(latencies.max_s * 1e3)
+    nines = max(2.0, math.log10(latencies.count))
+    at = [nines * step / _POINTS for step in range(_POINTS + 1)]
+    values_s = latencies.curve([100 * (1 - 10**-place) for place in at])
+    points = [
+        (place / nines, value_s * 1e3 / most_ms)
+        for place, value_s in zip(at, values_s, strict=True)
+    ]
+    places = [
+        (-math.log10(1 - percentile / 100) / nines, f"{percentile:g}") for percentile in _TICKS
+    ]
+    quarters = [(part / 4, f"{most_ms * part / 4:g} ms") for part in range(5)]
+    return line_plot(
+        [*points, (1.0, latencies.max_s * 1e3 / most_ms)],
+        across=Axis(name="percentile", ticks=[tick for tick in places if tick[0] <= 1]),
+        up=Axis(name="", ticks=quarters),
+        size_px=(_WIDTH_PX, _HEIGHT_PX),
+        title="latency by percentile",
+    )
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 4, 8 times a power of ten, whose quarters are short numbers."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-3)))
+    return next(power * step for step in (1, 2, 4, 8, 10, 20) if power * step >= value)

@@ -1,4 +1,4 @@
-"""The gRPC interface: TensorFlow Serving's services, converted to and from the dataplane."""
+"""TensorFlow Serving's gRPC services, converted to and from the dataplane; and the server of all services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import PredictRequest
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference, v2
-from stoker.serve.grpc.access import KeyInterceptor
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.inference import read_spec, spec_proto
@@ -41,17 +40,17 @@ from stoker.serve.servables.model_config import models_of
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
-    """Every call of TensorFlow Serving's service of that name."""
+    """TensorFlow Serving's service of that name."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: what answers; calls: opens and ends calls."""
+        """Args: plane: answers; calls: starts and ends calls."""
         self._plane = plane
         self._calls = calls
 
     def Predict(  # noqa: N802 - the protocol's name
         self, request: predict_pb2.PredictRequest, context: grpc.ServicerContext
     ) -> predict_pb2.PredictResponse:
-        """Ask a model."""
+        """Run a model."""
         with self._calls.call(context, "Predict", request) as call:
             answer = self._plane.predict(
                 PredictRequest(
@@ -100,7 +99,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         request: get_model_metadata_pb2.GetModelMetadataRequest,
         context: grpc.ServicerContext,
     ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-        """The signatures of a version."""
+        """Return the signatures of a version."""
         with self._calls.call(context, "GetModelMetadata", request):
             _check_fields(list(request.metadata_field))
             metadata = self._plane.metadata(read_spec(request))
@@ -114,17 +113,17 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
 
 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
-    """Every call of TensorFlow Serving's service of that name."""
+    """TensorFlow Serving's service of that name."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: what answers; calls: opens and ends calls."""
+        """Args: plane: answers; calls: starts and ends calls."""
         self._plane = plane
         self._calls = calls
 
     def GetModelStatus(  # noqa: N802 - the protocol's name
         self, request: get_model_status_pb2.GetModelStatusRequest, context: grpc.ServicerContext
     ) -> get_model_status_pb2.GetModelStatusResponse:
-        """The states of a model's versions."""
+        """Return the states of a model's versions."""
         with self._calls.call(context, "GetModelStatus", request):
             statuses = self._plane.status(read_spec(request))
         response = get_model_status_pb2.GetModelStatusResponse()
@@ -137,7 +136,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
     def HandleReloadConfigRequest(  # noqa: N802 - the protocol's name
         self, request: model_management_pb2.ReloadConfigRequest, context: grpc.ServicerContext
     ) -> model_management_pb2.ReloadConfigResponse:
-        """Serve the models of a request and no other."""
+        """Serve exactly the models of a request."""
         with self._calls.call(context, "HandleReloadConfigRequest", request) as call:
             if request.config.WhichOneof("config") != "model_config_list":
                 raise ServeError(
@@ -151,47 +150,47 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrpcOptions:
-    """Where calls come from, and what they may take."""
+    """Sockets, limits and security of the gRPC server."""
 
     bound: socket.socket
-    """The socket to answer on."""
+    """The bound socket to answer on."""
 
     local: socket.socket | None = None
-    """A Unix socket to answer on too, without TLS as TensorFlow Serving has it; none if None."""
+    """A Unix socket to answer on as well, without TLS as in TensorFlow Serving; None for none."""
 
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    """More of gRPC's own settings, by their names."""
+    """gRPC's channel arguments, by name."""
 
     workers: int = 8
-    """Threads that answer."""
+    """Threads for handlers."""
 
     max_in_flight: int = 1024
-    """Most calls under way; another gets RESOURCE_EXHAUSTED."""
+    """Most concurrent calls; another gets RESOURCE_EXHAUSTED."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of messages under way at once; another call gets RESOURCE_EXHAUSTED."""
+    """Most bytes of messages held at once; another call gets RESOURCE_EXHAUSTED."""
 
     limits: HttpLimits = field(default_factory=HttpLimits)
-    """What a connection may take."""
+    """Limits of a connection."""
 
     keys: Keys | None = None
-    """Who may call; everybody if None."""
+    """Accepted API keys; None accepts every call."""
 
     tls: Tls | None = None
-    """The certificates; none if None."""
+    """The certificates; None serves without TLS."""
 
     access_log: AccessLog | None = None
-    """Where a line for each call goes; nowhere if None."""
+    """Gets a line for each call; None for no log."""
 
     profiler: bool = True
-    """Whether TensorFlow's profiler service answers."""
+    """Whether TensorFlow's profiler service is registered."""
 
 
 def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> GrpcServer:
-    """A server that answers once it is started.
+    """Return a server of all services; it answers after `start`.
 
     Raises:
-        ConfigError: one of gRPC's own settings is wrong.
+        ConfigError: a channel argument of gRPC is invalid.
     """
     limits = ServerLimits(
         connection=options.limits,
@@ -199,15 +198,13 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         held_bytes=options.max_held_bytes,
     ).with_channel_arguments(options.arguments)
     connections = limits.connection.connections
+    calls = Calls(access_log=options.access_log, keys=options.keys)
     server = GrpcServer(
         workers=options.workers,
         limits=limits,
         tls=None if options.tls is None else options.tls.context(connections=connections),
-        intercept=None
-        if options.keys is None
-        else KeyInterceptor(options.keys, options.access_log).intercept_service,
+        intercept=None if options.keys is None else calls.check_key,
     )
-    calls = Calls(access_log=options.access_log, keys=options.keys)
     prediction = PredictionService(plane, calls)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(prediction, server)
     server.answer_at_once(PREDICT, PredictAtOnce(plane, calls).answer)

@@ -1,4 +1,4 @@
-"""`inference.GRPCInferenceService`: the Open Inference Protocol by gRPC.
+"""`inference.GRPCInferenceService`: the Open Inference Protocol over gRPC.
 
 Source: kserve/open-inference-protocol, `specification/protocol/inference_grpc.md`.
 """
@@ -19,8 +19,10 @@ from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.grpc.calls import Call, Calls
-from stoker.serve.grpc.v2_messages import MESSAGES, SERVICE
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
+
+_MESSAGES = OPEN_INFERENCE.messages
 
 _CONTENTS = {
     "bool": "bool_contents",
@@ -36,27 +38,29 @@ _CONTENTS = {
     "float64": "fp64_contents",
     "string": "bytes_contents",
 }
-"""The field of InferTensorContents for each dtype; the narrow floats are raw only."""
+"""The field of InferTensorContents for each dtype; 16-bit floats can only be sent as raw bytes."""
 
 
 def add_service(plane: DataPlane, calls: Calls, server: grpc.Server) -> None:
-    """Answer on a server."""
+    """Register the service on a server."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
             _handler(plane, calls, name, answer),
-            request_deserializer=MESSAGES[f"{name}Request"].FromString,
+            request_deserializer=_MESSAGES[f"{name}Request"].FromString,
             response_serializer=lambda message: message.SerializeToString(),
         )
         for name, answer in _ANSWERS.items()
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(OPEN_INFERENCE.service, handlers),)
+    )
 
 
-Answers = Callable[[DataPlane, Any, Call], Any]
+Answer = Callable[[DataPlane, Any, Call], Any]
 
 
 def _handler(
-    plane: DataPlane, calls: Calls, name: str, answer: Answers
+    plane: DataPlane, calls: Calls, name: str, answer: Answer
 ) -> Callable[[Any, grpc.ServicerContext], Any]:
     def handle(request: Any, context: grpc.ServicerContext) -> Any:
         with calls.call(context, name, request) as call:
@@ -67,20 +71,20 @@ def _handler(
 
 
 def _live(_plane: DataPlane, _request: Any, _call: Call) -> Any:
-    return MESSAGES["ServerLiveResponse"](live=True)
+    return _MESSAGES["ServerLiveResponse"](live=True)
 
 
 def _ready(plane: DataPlane, _request: Any, _call: Call) -> Any:
-    return MESSAGES["ServerReadyResponse"](ready=not plane.unready())
+    return _MESSAGES["ServerReadyResponse"](ready=not plane.unready())
 
 
 def _model_ready(plane: DataPlane, request: Any, _call: Call) -> Any:
     spec = open_inference.spec_of(request.name, request.version)
-    return MESSAGES["ModelReadyResponse"](ready=open_inference.is_ready(plane, spec))
+    return _MESSAGES["ModelReadyResponse"](ready=open_inference.is_ready(plane, spec))
 
 
 def _server_metadata(_plane: DataPlane, _request: Any, _call: Call) -> Any:
-    return MESSAGES["ServerMetadataResponse"](
+    return _MESSAGES["ServerMetadataResponse"](
         name=open_inference.SERVER_NAME,
         version=open_inference.SERVER_VERSION,
         extensions=open_inference.EXTENSIONS,
@@ -91,7 +95,7 @@ def _model_metadata(plane: DataPlane, request: Any, _call: Call) -> Any:
     found = open_inference.model_metadata(
         plane, open_inference.spec_of(request.name, request.version)
     )
-    response = MESSAGES["ModelMetadataResponse"](
+    response = _MESSAGES["ModelMetadataResponse"](
         name=found.name, versions=found.versions, platform=open_inference.PLATFORM
     )
     for field, tensors in ((response.inputs, found.inputs), (response.outputs, found.outputs)):
@@ -123,7 +127,7 @@ def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
         entrypoint="GRPC",
         deadline=call.deadline,
     )
-    response = MESSAGES["ModelInferResponse"](
+    response = _MESSAGES["ModelInferResponse"](
         model_name=answered.model.name, model_version=str(answered.model.version), id=request.id
     )
     for name, array in answered.outputs.items():
@@ -166,7 +170,7 @@ def _parameter(value: Any) -> Any:
     return None if choice is None else getattr(value, choice)
 
 
-_ANSWERS: dict[str, Answers] = {
+_ANSWERS: dict[str, Answer] = {
     "ServerLive": _live,
     "ServerReady": _ready,
     "ModelReady": _model_ready,

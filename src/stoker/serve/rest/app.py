@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +22,21 @@ from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import routes, v2
-from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
-from stoker.serve.rest.http_error import HttpError, error_body
-from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
-from stoker.serve.rest.probes import PROBES
+from stoker.serve.rest.messages import (
+    CODINGS,
+    TEXT,
+    Answer,
+    Asked,
+    Headers,
+    HttpError,
+    Scope,
+    compressed,
+    decompressed,
+    error_body,
+    header,
+    headers,
+    takes_gzip,
+)
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.security.auth import Keys, Role
 
@@ -261,6 +273,26 @@ class RestApp:
     ) -> None:
         record, key, size = asking.deadline.record, asking.key, asking.bytes_in
         self.note(scope, record, answer, packed=packed, key=key, bytes_in=size)
+
+
+def _live(_plane: DataPlane) -> Answer:
+    return Answer(body='{"live": true}')
+
+
+def _ready(plane: DataPlane) -> Answer:
+    why = plane.unready()
+    if why:
+        return Answer(status=503, body=json.dumps({"ready": False, "reason": why}))
+    return Answer(body='{"ready": true}')
+
+
+PROBES: dict[str, Callable[[DataPlane], Answer]] = {
+    "/livez": _live,
+    "/readyz": _ready,
+    "/v2/health/live": _live,
+    "/v2/health/ready": _ready,
+}
+"""Path -> what answers it."""
 
 
 Interface = Callable[[DataPlane, Asked], Answer]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from stoker.core.errors import UserError
+from stoker.serve.servables.examples import Inferred
 
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
@@ -76,6 +77,23 @@ def columns(outputs: Tensors) -> str:
         return '{"outputs": ' + next(iter(texts.values())) + "}"
     inside = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
     return '{"outputs": {' + inside + "}}"
+
+
+def classifications_text(answer: Inferred) -> str:
+    """The JSON of a classification: for each row the label and the score of each class."""
+    rows = []
+    for row in answer.classes:
+        scores = number_texts(np.array([score for _, score in row], dtype=np.float32))
+        labels = [json.dumps(label.decode(errors="replace")) for label, _ in row]
+        pairs = zip(labels, scores, strict=True)
+        rows.append("[" + ", ".join(f"[{label}, {score}]" for label, score in pairs) + "]")
+    return '{"results": [' + ", ".join(rows) + "]}"
+
+
+def regressions_text(answer: Inferred) -> str:
+    """The JSON of a regression: the value of each row."""
+    texts = number_texts(np.array(answer.values, dtype=np.float32))
+    return '{"results": [' + ", ".join(texts) + "]}"
 
 
 def number_texts(array: np.ndarray[Any, Any]) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,3 +94,65 @@ def headers(scope: Scope) -> dict[str, str]:
 def named(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """The last value of every header, by its name, as it is written in `given`."""
     return {n.decode("latin-1"): v.decode("latin-1") for n, v in given}
+
+
+class HttpError(Exception):
+    """A request that HTTP itself has a status for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Args: status: the HTTP status; message: one line for the client."""
+        self.status = status
+        self.body = error_body(message)
+        super().__init__(message)
+
+
+def error_body(message: str) -> str:
+    """An error as TensorFlow Serving's clients expect it."""
+    return json.dumps({"error": message})
+
+
+CODINGS = {"gzip": 31, "deflate": 15}
+"""Content coding of a request -> zlib's number for it. Source: RFC 9110, 8.4.1."""
+
+_WORTH_BYTES = 1024
+"""Smallest answer that is compressed: below, the header costs what is saved."""
+
+_LEVEL = 1
+"""Digits compress to the same within a few per cent at every level; this one is the quickest."""
+
+
+def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
+    """A compressed body, read no further than to its limit.
+
+    Args:
+        body: As it came.
+        coding: One of `CODINGS`.
+        limit: Most bytes that it may have when it is not compressed.
+
+    Raises:
+        HttpError: it is damaged, goes on after its end, or is larger.
+    """
+    reader = zlib.decompressobj(CODINGS[coding])
+    try:
+        found = reader.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise HttpError(400, f"the body must be {coding}, as its header says") from error
+    if len(found) > limit:
+        raise HttpError(413, f"the body must have at most {limit:,} bytes")
+    if not reader.eof or reader.unused_data:
+        raise HttpError(400, f"the body must be one whole {coding} stream")
+    return found
+
+
+def takes_gzip(accept: str) -> bool:
+    """Whether a client that sends this `Accept-Encoding` reads gzip."""
+    for part in accept.lower().split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def compressed(body: bytes) -> bytes | None:
+    """The body as gzip; None where that is not worth it."""
+    return gzip.compress(body, _LEVEL, mtime=0) if len(body) >= _WORTH_BYTES else None

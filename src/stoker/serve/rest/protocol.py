@@ -9,10 +9,9 @@ from typing import Any, cast
 import httptools
 
 from stoker.serve.limits import HttpLimits
-from stoker.serve.rest.compressed import takes_gzip
 from stoker.serve.rest.header_cache import Head, is_small, without_upgrade
 from stoker.serve.rest.inline_predict import InlinePredict, Small
-from stoker.serve.rest.messages import Scope, header
+from stoker.serve.rest.messages import Scope, header, takes_gzip
 from stoker.serve.rest.uvicorn_adapter import STATUS_LINE, HttpToolsProtocol, new_cycle
 
 RETRY_AFTER_S = 1

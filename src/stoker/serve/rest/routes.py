@@ -1,4 +1,15 @@
-"""The paths below /v1/models: which call of the dataplane each one is."""
+"""The paths below `/v1/models`: each is a call of the dataplane.
+
+The body of `:predict` and its answer may also be one tensor as bytes, without JSON and base64:
+
+| header | of a request | of an answer |
+|---|---|---|
+| `X-Tensor-Dtype` | the values' type, TensorFlow's name; `string` makes the whole body one text | the same |
+| `X-Tensor-Shape` | `1,224,224,3`; not for `string` | the same |
+| `X-Tensor-Name` | which input it is; not needed where there is one | the output's name |
+| `X-Signature-Name` | the signature, the default one without it | |
+| `X-Output-Name` | which output is wanted; needed where there are several | |
+"""
 
 from __future__ import annotations
 
@@ -8,10 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import get_model_metadata_pb2
 
-from stoker.core.errors import UserError
+from stoker.core.errors import Plain, UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature
 from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import Counted, DataPlane
@@ -24,10 +36,11 @@ from stoker.serve.dataplane.requests import (
     VersionStatus,
 )
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.rest import decode, encode, examples, raw, tf_serving_errors
-from stoker.serve.rest.messages import Answer, Asked
+from stoker.serve.rest import decode, encode, tf_serving_errors
+from stoker.serve.rest.messages import RAW, Answer, Asked
 from stoker.serve.rest.numbers import read_numbers
 from stoker.serve.servables.examples import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
 
 _NAME = r"/(?P<name>[^/:]+)"
 _VERSION = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
@@ -117,19 +130,19 @@ def _spec(found: re.Match[str]) -> ModelSpec:
 def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
     try:
         body, read_inputs = _body_of(asked)
-        answers_raw = raw.wants_raw(asked)
+        answers_raw = _wants_raw(asked)
         request = PredictRequest(
             model=spec,
             read_inputs=read_inputs,
             signature=asked.header("x-signature-name") if body is None else body.signature,
-            output_filter=raw.output_filter(asked) if answers_raw or body is None else (),
+            output_filter=_output_filter(asked) if answers_raw or body is None else (),
             entrypoint="REST",
             is_counted=True,
             deadline=asked.deadline,
         )
         outputs = plane.predict(request).outputs
         if answers_raw:
-            return raw.answer(outputs)
+            return _raw_answer(outputs)
         rows = body is None or body.rows
         return Answer(body=encode.predictions(outputs) if rows else encode.columns(outputs))
     except SignatureNotFound as error:
@@ -143,8 +156,8 @@ def _body_of(
     asked: Asked,
 ) -> tuple[decode.PredictBody | None, Callable[[Signature], Tensors]]:
     """The outer form of a JSON body, None of a tensor; and what reads its inputs."""
-    if raw.is_raw(asked):
-        return None, raw.input_reader(asked)
+    if _is_raw(asked):
+        return None, _raw_input_reader(asked)
     numbers = read_numbers(asked.body)
     if numbers is None:
         body = decode.parse_body(asked.body)
@@ -165,16 +178,114 @@ def _body_of(
     return body, read_inputs
 
 
+_SHAPE = re.compile(r"\d{1,12}(?:\s*,\s*\d{1,12})*|")
+
+
+def _is_raw(asked: Asked) -> bool:
+    """Whether the body is a tensor."""
+    return asked.media_type == RAW
+
+
+def _wants_raw(asked: Asked) -> bool:
+    """Whether the client takes a tensor as the answer; `*/*` asks for nothing."""
+    accepted = asked.header("accept").lower().split(",")
+    return any(one.partition(";")[0].strip() == RAW for one in accepted)
+
+
+def _raw_input_reader(asked: Asked) -> Callable[[Signature], Tensors]:
+    """What reads the body against a signature.
+
+    Raises:
+        UserError: the headers contradict each other, or do not describe the body.
+    """
+    dtype, shape_said = asked.header("x-tensor-dtype").strip(), asked.header("x-tensor-shape")
+    if dtype != "string" and dtype not in DTYPES:
+        raise UserError(
+            "X-Tensor-Dtype must be string or one of " + ", ".join(sorted(DTYPES)), got=dtype
+        )
+    array = (
+        _raw_text(asked.body, shape_said)
+        if dtype == "string"
+        else _raw_values(asked, dtype, shape_said)
+    )
+
+    def read(signature: Signature) -> Tensors:
+        name = asked.header("x-tensor-name") or _only(list(signature.inputs), "X-Tensor-Name")
+        return {name: array}
+
+    return read
+
+
+def _output_filter(asked: Asked) -> tuple[str, ...]:
+    """The outputs that are wanted; all if empty."""
+    name = asked.header("x-output-name")
+    return (name,) if name else ()
+
+
+def _raw_answer(outputs: Tensors) -> Answer:
+    """One output as the body.
+
+    Raises:
+        UserError: there are several, or it has no form in bytes.
+    """
+    name = _only(list(outputs), "X-Output-Name")
+    array = outputs[name]
+    is_text = array.dtype == object
+    if is_text and array.size != 1:
+        raise UserError(
+            f"output {name!r} must be one text to be a body", got=Plain(f"{array.size} texts")
+        )
+    body = array.reshape(-1)[0] if is_text else to_bytes(array)
+    return Answer(
+        body=body,
+        content_type=RAW,
+        headers=(
+            (b"x-tensor-name", _header_safe(name)),
+            (b"x-tensor-dtype", b"string" if is_text else array.dtype.name.encode()),
+            (b"x-tensor-shape", ",".join(map(str, array.shape)).encode()),
+        ),
+    )
+
+
+def _raw_text(body: bytes, shape_said: str) -> np.ndarray[Any, Any]:
+    if shape_said:
+        raise UserError(
+            "X-Tensor-Shape must not be given for string: the body is one text", got=shape_said
+        )
+    array = np.empty(1, dtype=object)
+    array[0] = body
+    return array
+
+
+def _raw_values(asked: Asked, dtype: str, shape_said: str) -> np.ndarray[Any, Any]:
+    given = any(name == b"x-tensor-shape" for name, _ in asked.scope["headers"])
+    if not given or not _SHAPE.fullmatch(shape_said.strip()):
+        raise UserError("X-Tensor-Shape must be lengths parted by commas", got=shape_said)
+    lengths = [int(part) for part in shape_said.split(",") if part.strip()]
+    shape = checked_shape(lengths, name="X-Tensor-Shape")
+    return from_bytes(asked.body, dtype=dtype, shape=shape, name="the body")
+
+
+def _only(names: list[str], header: str) -> str:
+    if len(names) == 1:
+        return names[0]
+    raise UserError(f"{header} must name one of {', '.join(sorted(names))}", got=Plain("none"))
+
+
+def _header_safe(name: str) -> bytes:
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name).encode()
+
+
 def _classify(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
-    return Answer(body=examples.classifications_text(_inferred(plane, CLASSIFY, spec, asked)))
+    return Answer(body=encode.classifications_text(_inferred(plane, CLASSIFY, spec, asked)))
 
 
 def _regress(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
-    return Answer(body=examples.regressions_text(_inferred(plane, REGRESS, spec, asked)))
+    return Answer(body=encode.regressions_text(_inferred(plane, REGRESS, spec, asked)))
 
 
 def _inferred(plane: DataPlane, method: str, spec: ModelSpec, asked: Asked) -> Inferred:
-    body = examples.parse_examples(asked.body)
+    body = decode.parse_examples(asked.body)
     request = InferRequest(
         model=spec,
         tasks=(Task(method=method, signature=body.signature or DEFAULT_SIGNATURE),),

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
 from stoker.serve.errors import Code
-from stoker.serve.grpc.v2_messages import SERVICE
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.observability.access_log import Entry
 from stoker.serve.request_record import RequestRecord
 
@@ -157,7 +157,7 @@ def route_of(path: str) -> str:
 
 
 def _of_call(entry: Entry) -> tuple[str, str, dict[str, str | int]]:
-    service, code = _services().get(entry.method, SERVICE), Code[str(entry.status)]
+    service, code = _services().get(entry.method, OPEN_INFERENCE.service), Code[str(entry.status)]
     said: dict[str, str | int] = {
         "rpc.system": "grpc",
         "rpc.service": service,
