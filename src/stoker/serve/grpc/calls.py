@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from stoker.core.errors import UserError
+from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
@@ -38,6 +39,10 @@ _ADMIN = (
 """Methods that load other files, or slow the server down and show how it works."""
 
 _log = logging.getLogger(__name__)
+
+
+Answer = Callable[[DataPlane, Any, Deadline], Any]
+"""Answers a request message with a response message."""
 
 
 @dataclass(kw_only=True)
@@ -84,6 +89,24 @@ class Calls:
         self.note(context, method, request, response=call.response, record=record, code=code)
         if failed is not None:
             context.abort(_STATUS_CODES[int(code)], details)
+
+    def handler(
+        self, plane: DataPlane, method: str, answer: Answer
+    ) -> Callable[[Any, grpc.ServicerContext], Any]:
+        """Return the handler of a method: it runs `answer` as a call.
+
+        Args:
+            plane: The dataplane.
+            method: The name of the call.
+            answer: Returns the response message.
+        """
+
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            with self.call(context, method, request) as call:
+                call.response = answer(plane, request, call.deadline)
+            return call.response
+
+        return handle
 
     def note(
         self,

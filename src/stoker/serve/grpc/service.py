@@ -6,22 +6,20 @@ import functools
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import grpc
 from tensorflow_serving.apis import (
-    classification_pb2,
     get_model_metadata_pb2,
     get_model_status_pb2,
-    inference_pb2,
     model_management_pb2,
     model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
-    regression_pb2,
 )
 
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import PredictRequest
+from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc import inference, v2
 from stoker.serve.grpc.calls import Calls
@@ -39,113 +37,86 @@ from stoker.serve.security.tls import Tls
 from stoker.serve.servables.model_config import models_of
 
 
-class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):  # type: ignore[misc]
-    """TensorFlow Serving's service of that name."""
-
-    def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: answers; calls: starts and ends calls."""
-        self._plane = plane
-        self._calls = calls
-
-    def Predict(  # noqa: N802 - the protocol's name
-        self, request: predict_pb2.PredictRequest, context: grpc.ServicerContext
-    ) -> predict_pb2.PredictResponse:
-        """Run a model."""
-        with self._calls.call(context, "Predict", request) as call:
-            answer = self._plane.predict(
-                PredictRequest(
-                    model=read_spec(request),
-                    read_inputs=functools.partial(read_inputs, request),
-                    signature=request.model_spec.signature_name,
-                    output_filter=tuple(request.output_filter),
-                    entrypoint="GRPC",
-                    deadline=call.deadline,
-                )
-            )
-            call.response = response_of(
-                answer.model,
-                answer.signature,
-                answer.outputs,
-                as_content=self._plane.tensor_content,
-            )
-        return call.response
-
-    def Classify(  # noqa: N802 - the protocol's name
-        self, request: classification_pb2.ClassificationRequest, context: grpc.ServicerContext
-    ) -> classification_pb2.ClassificationResponse:
-        """Classify Examples."""
-        with self._calls.call(context, "Classify", request) as call:
-            call.response = inference.classify(self._plane, request, call.deadline)
-        return call.response
-
-    def Regress(  # noqa: N802 - the protocol's name
-        self, request: regression_pb2.RegressionRequest, context: grpc.ServicerContext
-    ) -> regression_pb2.RegressionResponse:
-        """Regress Examples."""
-        with self._calls.call(context, "Regress", request) as call:
-            call.response = inference.regress(self._plane, request, call.deadline)
-        return call.response
-
-    def MultiInference(  # noqa: N802 - the protocol's name
-        self, request: inference_pb2.MultiInferenceRequest, context: grpc.ServicerContext
-    ) -> inference_pb2.MultiInferenceResponse:
-        """Run several signatures on the same Examples."""
-        with self._calls.call(context, "MultiInference", request) as call:
-            call.response = inference.multi_inference(self._plane, request, call.deadline)
-        return call.response
-
-    def GetModelMetadata(  # noqa: N802 - the protocol's name
-        self,
-        request: get_model_metadata_pb2.GetModelMetadataRequest,
-        context: grpc.ServicerContext,
-    ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-        """Return the signatures of a version."""
-        with self._calls.call(context, "GetModelMetadata", request):
-            _check_fields(list(request.metadata_field))
-            metadata = self._plane.metadata(read_spec(request))
-        definitions = get_model_metadata_pb2.SignatureDefMap()
-        for name, definition in metadata.signature_defs.items():
-            definitions.signature_def[name].CopyFrom(definition)
-        response = get_model_metadata_pb2.GetModelMetadataResponse()
-        response.model_spec.CopyFrom(spec_proto(metadata.model, ""))
-        response.metadata["signature_def"].Pack(definitions)
-        return response
+def _predict(
+    plane: DataPlane, request: predict_pb2.PredictRequest, deadline: Deadline
+) -> predict_pb2.PredictResponse:
+    answer = plane.predict(
+        PredictRequest(
+            model=read_spec(request),
+            read_inputs=functools.partial(read_inputs, request),
+            signature=request.model_spec.signature_name,
+            output_filter=tuple(request.output_filter),
+            entrypoint="GRPC",
+            deadline=deadline,
+        )
+    )
+    return response_of(
+        answer.model, answer.signature, answer.outputs, as_content=plane.tensor_content
+    )
 
 
-class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
-    """TensorFlow Serving's service of that name."""
+def _metadata(
+    plane: DataPlane, request: get_model_metadata_pb2.GetModelMetadataRequest, _deadline: Deadline
+) -> get_model_metadata_pb2.GetModelMetadataResponse:
+    if not request.metadata_field:
+        raise ServeError(
+            Code.INVALID_ARGUMENT,
+            "GetModelMetadataRequest must specify at least one metadata_field",
+        )
+    for name in request.metadata_field:
+        if name != "signature_def":
+            raise ServeError(Code.INVALID_ARGUMENT, f"Metadata field {name} is not supported")
+    metadata = plane.metadata(read_spec(request))
+    definitions = get_model_metadata_pb2.SignatureDefMap()
+    for name, definition in metadata.signature_defs.items():
+        definitions.signature_def[name].CopyFrom(definition)
+    response = get_model_metadata_pb2.GetModelMetadataResponse()
+    response.model_spec.CopyFrom(spec_proto(metadata.model, ""))
+    response.metadata["signature_def"].Pack(definitions)
+    return response
 
-    def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: answers; calls: starts and ends calls."""
-        self._plane = plane
-        self._calls = calls
 
-    def GetModelStatus(  # noqa: N802 - the protocol's name
-        self, request: get_model_status_pb2.GetModelStatusRequest, context: grpc.ServicerContext
-    ) -> get_model_status_pb2.GetModelStatusResponse:
-        """Return the states of a model's versions."""
-        with self._calls.call(context, "GetModelStatus", request):
-            statuses = self._plane.status(read_spec(request))
-        response = get_model_status_pb2.GetModelStatusResponse()
-        for status in statuses:
-            found = response.model_version_status.add(version=status.version, state=status.state)
-            found.status.error_code = Code.UNKNOWN if status.reason else Code.OK
-            found.status.error_message = status.reason
-        return response
+def _status(
+    plane: DataPlane, request: get_model_status_pb2.GetModelStatusRequest, _deadline: Deadline
+) -> get_model_status_pb2.GetModelStatusResponse:
+    response = get_model_status_pb2.GetModelStatusResponse()
+    for status in plane.status(read_spec(request)):
+        found = response.model_version_status.add(version=status.version, state=status.state)
+        found.status.error_code = Code.UNKNOWN if status.reason else Code.OK
+        found.status.error_message = status.reason
+    return response
 
-    def HandleReloadConfigRequest(  # noqa: N802 - the protocol's name
-        self, request: model_management_pb2.ReloadConfigRequest, context: grpc.ServicerContext
-    ) -> model_management_pb2.ReloadConfigResponse:
-        """Serve exactly the models of a request."""
-        with self._calls.call(context, "HandleReloadConfigRequest", request) as call:
-            if request.config.WhichOneof("config") != "model_config_list":
-                raise ServeError(
-                    Code.INVALID_ARGUMENT,
-                    "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
-                    "ModelConfigList is currently supported",
-                )
-            self._plane.reload(models_of(request.config), deadline=call.deadline)
-        return model_management_pb2.ReloadConfigResponse()
+
+def _reload(
+    plane: DataPlane, request: model_management_pb2.ReloadConfigRequest, deadline: Deadline
+) -> model_management_pb2.ReloadConfigResponse:
+    """Serve exactly the models of a request."""
+    if request.config.WhichOneof("config") != "model_config_list":
+        raise ServeError(
+            Code.INVALID_ARGUMENT,
+            "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
+            "ModelConfigList is currently supported",
+        )
+    plane.reload(models_of(request.config), deadline=deadline)
+    return model_management_pb2.ReloadConfigResponse()
+
+
+_PREDICTION_SERVICE = {
+    "Predict": _predict,
+    "Classify": inference.classify,
+    "Regress": inference.regress,
+    "MultiInference": inference.multi_inference,
+    "GetModelMetadata": _metadata,
+}
+_MODEL_SERVICE = {"GetModelStatus": _status, "HandleReloadConfigRequest": _reload}
+
+
+def _servicer(base: type, plane: DataPlane, calls: Calls, methods: Mapping[str, Any]) -> Any:
+    """Return a servicer of a generated base class whose methods run on the dataplane."""
+    servicer = base()
+    for name, answer in methods.items():
+        setattr(servicer, name, calls.handler(plane, name, answer))
+    return servicer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,10 +176,16 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         tls=None if options.tls is None else options.tls.context(connections=connections),
         intercept=None if options.keys is None else calls.check_key,
     )
-    prediction = PredictionService(plane, calls)
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(prediction, server)
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+        _servicer(
+            prediction_service_pb2_grpc.PredictionServiceServicer, plane, calls, _PREDICTION_SERVICE
+        ),
+        server,
+    )
     server.answer_at_once(PREDICT, PredictAtOnce(plane, calls).answer)
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(plane, calls), server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+        _servicer(model_service_pb2_grpc.ModelServiceServicer, plane, calls, _MODEL_SERVICE), server
+    )
     v2.add_service(plane, calls, server)
     health.add_to(server)
     if options.profiler:
@@ -218,14 +195,3 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         if bound is not None:
             server.listen(bound)
     return server
-
-
-def _check_fields(fields: list[str]) -> None:
-    if not fields:
-        raise ServeError(
-            Code.INVALID_ARGUMENT,
-            "GetModelMetadataRequest must specify at least one metadata_field",
-        )
-    for name in fields:
-        if name != "signature_def":
-            raise ServeError(Code.INVALID_ARGUMENT, f"Metadata field {name} is not supported")

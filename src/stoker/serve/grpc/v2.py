@@ -6,7 +6,6 @@ Source: kserve/open-inference-protocol, `specification/protocol/inference_grpc.m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,7 +17,8 @@ from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import Tensors
-from stoker.serve.grpc.calls import Call, Calls
+from stoker.serve.deadline import Deadline
+from stoker.serve.grpc.calls import Answer, Calls
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
 
@@ -45,7 +45,7 @@ def add_service(plane: DataPlane, calls: Calls, server: grpc.Server) -> None:
     """Register the service on a server."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
-            _handler(plane, calls, name, answer),
+            calls.handler(plane, name, answer),
             request_deserializer=_MESSAGES[f"{name}Request"].FromString,
             response_serializer=lambda message: message.SerializeToString(),
         )
@@ -56,34 +56,20 @@ def add_service(plane: DataPlane, calls: Calls, server: grpc.Server) -> None:
     )
 
 
-Answer = Callable[[DataPlane, Any, Call], Any]
-
-
-def _handler(
-    plane: DataPlane, calls: Calls, name: str, answer: Answer
-) -> Callable[[Any, grpc.ServicerContext], Any]:
-    def handle(request: Any, context: grpc.ServicerContext) -> Any:
-        with calls.call(context, name, request) as call:
-            call.response = answer(plane, request, call)
-        return call.response
-
-    return handle
-
-
-def _live(_plane: DataPlane, _request: Any, _call: Call) -> Any:
+def _live(_plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:
     return _MESSAGES["ServerLiveResponse"](live=True)
 
 
-def _ready(plane: DataPlane, _request: Any, _call: Call) -> Any:
+def _ready(plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:
     return _MESSAGES["ServerReadyResponse"](ready=not plane.unready())
 
 
-def _model_ready(plane: DataPlane, request: Any, _call: Call) -> Any:
+def _model_ready(plane: DataPlane, request: Any, _deadline: Deadline) -> Any:
     spec = open_inference.spec_of(request.name, request.version)
     return _MESSAGES["ModelReadyResponse"](ready=open_inference.is_ready(plane, spec))
 
 
-def _server_metadata(_plane: DataPlane, _request: Any, _call: Call) -> Any:
+def _server_metadata(_plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:
     return _MESSAGES["ServerMetadataResponse"](
         name=open_inference.SERVER_NAME,
         version=open_inference.SERVER_VERSION,
@@ -91,7 +77,7 @@ def _server_metadata(_plane: DataPlane, _request: Any, _call: Call) -> Any:
     )
 
 
-def _model_metadata(plane: DataPlane, request: Any, _call: Call) -> Any:
+def _model_metadata(plane: DataPlane, request: Any, _deadline: Deadline) -> Any:
     found = open_inference.model_metadata(
         plane, open_inference.spec_of(request.name, request.version)
     )
@@ -104,7 +90,7 @@ def _model_metadata(plane: DataPlane, request: Any, _call: Call) -> Any:
     return response
 
 
-def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
+def _infer(plane: DataPlane, request: Any, deadline: Deadline) -> Any:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise invalid(f"raw_input_contents must hold one for each of {len(request.inputs)} inputs")
@@ -125,7 +111,7 @@ def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
         parameters={name: _parameter(value) for name, value in request.parameters.items()},
         wanted=[output.name for output in request.outputs],
         entrypoint="GRPC",
-        deadline=call.deadline,
+        deadline=deadline,
     )
     response = _MESSAGES["ModelInferResponse"](
         model_name=answered.model.name, model_version=str(answered.model.version), id=request.id

@@ -1,7 +1,7 @@
-"""What is recorded of each answered request: who called what, how it ended, and where the time went.
+"""The access log: who called what, with which result, and where the time went.
 
-No body and no key is ever in it. A request that HTTP itself did not let through (headers too large or
-too slow, too many connections) never came to a handler, and is not told of.
+It contains neither bodies nor keys. Requests that were refused at the HTTP level (headers too large or too
+slow, too many connections) reach no handler and are not logged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from stoker.serve.request_record import RequestRecord
 from stoker.serve.runtime.background import Background
 
 _MAX_CHARS = 256
-"""Longest text of a client's in a line."""
+"""Longest text from a client in a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One request and its end."""
+    """One finished request."""
 
     protocol: str
     """ "REST" or "GRPC"."""
@@ -40,34 +40,34 @@ class Entry:
     """The HTTP status, or the canonical code's name."""
 
     record: RequestRecord
-    """What became known of it."""
+    """What is known of the request."""
 
     peer: str = ""
     """The client's address."""
 
     bytes_in: int = 0
-    """Of its body as it came over the wire, gRPC: of its message."""
+    """Size of the body as received; over gRPC, of the message."""
 
     bytes_out: int = 0
-    """Of the answer's body."""
+    """Size of the response body."""
 
     request_id: str = ""
-    """What the client called it by `X-Request-Id`, or a random name."""
+    """The client's `X-Request-Id`, or a random name."""
 
     key: str = ""
-    """The name of the key that it came with; never the key."""
+    """The name of its API key; never the key."""
 
     caller: Mapping[str, str] = field(default_factory=dict)
-    """What its client said of the trace that it belongs to; `caller_of` makes it."""
+    """The trace headers of its client; made by `caller_of`."""
 
     at_s: float = field(default_factory=time.time)
-    """When it was over, by the wall clock."""
+    """Time of the end, by the wall clock."""
 
     def line(self, now_s: float) -> str:
-        """The entry as JSON.
+        """Return the entry as JSON.
 
         Args:
-            now_s: When it was over, by the monotonic clock.
+            now_s: Time of the end, by the monotonic clock.
         """
         record = self.record
         at = dt.datetime.fromtimestamp(self.at_s, dt.UTC)
@@ -93,41 +93,41 @@ class Entry:
 
 
 class AccessLog(Protocol):
-    """Is told of each request that is over; whoever tells it waits for nothing."""
+    """Records finished requests without blocking."""
 
     def add(self, entry: Entry) -> None:
-        """Take note of a request; returns at once."""
+        """Record a request; returns at once."""
 
     def close(self) -> None:
-        """Finish what waits; no more requests come."""
+        """Write the pending entries; no more requests follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """Tells each of several."""
+class CombinedLog:
+    """Records requests in several logs."""
 
     parts: tuple[AccessLog, ...]
 
     def add(self, entry: Entry) -> None:
-        """Tell each of a request."""
+        """Record a request in each log."""
         for part in self.parts:
             part.add(entry)
 
     def close(self) -> None:
-        """End each."""
+        """Close each log."""
         for part in self.parts:
             part.close()
 
 
 STANDARD_ERROR = "-"
-"""The name that stands for standard error."""
+"""The file name that means standard error."""
 
 
 class AccessFile:
-    """A line of JSON for each request, in a file that only grows; taken up anew where somebody has moved it away."""
+    """Appends a line of JSON per request to a file, which is opened again after log rotation moved it."""
 
     def __init__(self, path: str, *, dropped: Counter) -> None:
-        """Args: path: the file, "-" for standard error; dropped: counts the lines that are lost.
+        """Args: path: the file, "-" for standard error; dropped: counts lost lines.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -148,11 +148,11 @@ class AccessFile:
         )
 
     def add(self, entry: Entry) -> None:
-        """Have a line written; returns at once."""
+        """Queue a line; returns at once."""
         self._lines.offer(entry.line(time.monotonic()))
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write the pending lines, and close the file."""
         self._lines.close()
         if self._file >= 0:
             os.close(self._file)
@@ -165,7 +165,7 @@ class AccessFile:
             return
         self._reopen_if_moved()
         raw = text.encode()
-        while raw:  # appended at once, so that the lines of several workers do not mix
+        while raw:  # appended in one call, so that the lines of several workers do not mix
             raw = raw[os.write(self._file, raw) :]
 
     def _reopen_if_moved(self) -> None:
@@ -181,11 +181,11 @@ class AccessFile:
 
 
 _CALLER = frozenset((b"traceparent", b"tracestate", "traceparent", "tracestate"))
-"""Headers by which a client says which trace its request belongs to. Source: W3C Trace Context."""
+"""Headers that name the trace of a request. Source: W3C Trace Context."""
 
 
 def caller_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
-    """What a client says of the trace that its request belongs to.
+    """Return the trace headers of a request.
 
     Args:
         headers: Names in lower case and values, of HTTP or of gRPC's metadata.
@@ -198,5 +198,5 @@ def _text(value: str | bytes) -> str:
 
 
 def request_id_of(sent: str) -> str:
-    """What a client calls its request, if that can be printed; a random name otherwise."""
+    """Return the client's name of its request if it is printable, else a random name."""
     return sent if sent and sent.isascii() and sent.isprintable() else os.urandom(8).hex()

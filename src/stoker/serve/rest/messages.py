@@ -1,4 +1,4 @@
-"""One HTTP request, whole, and its answer."""
+"""HTTP requests and answers, their errors, and compressed bodies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """One HTTP request."""
+class HttpRequest:
+    """A complete HTTP request."""
 
     scope: Scope
-    """ASGI's; the headers are looked for only where they are asked for."""
+    """ASGI's scope; its headers are searched only on demand."""
 
     body: bytes
     """The whole body, decompressed."""
@@ -35,16 +35,16 @@ class Asked:
 
     @property
     def method(self) -> str:
-        """What is asked for: GET, POST."""
+        """The HTTP method."""
         return self.scope["method"]
 
     @property
     def path(self) -> str:
-        """The path, unescaped."""
+        """The unescaped path."""
         return self.scope["path"]
 
     def header(self, name: str) -> str:
-        """The last value of a header, empty if there is none; the name in lower case."""
+        """Return the last value of a header, "" without one; its name in lower case."""
         return header(self.scope, name.encode())
 
     @property
@@ -55,30 +55,30 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One HTTP answer."""
+    """An HTTP answer."""
 
     status: int = 200
     """The HTTP status."""
 
     body: str | bytes
-    """The text, or what is no text."""
+    """Text, or bytes."""
 
     content_type: str = JSON
     """Its media type."""
 
     headers: Headers = field(default=())
-    """More of its headers."""
+    """Further headers."""
 
     close: bool = False
-    """Whether the connection must end: a part of the request was not read."""
+    """Whether to close the connection, because a part of the request was not read."""
 
     def raw(self) -> bytes:
-        """The body as it goes over the wire."""
+        """Return the body as bytes."""
         return self.body.encode() if isinstance(self.body, str) else self.body
 
 
 def header(scope: Scope, wanted: bytes) -> str:
-    """The last value of a header, empty if there is none; the name in lower case."""
+    """Return the last value of a header, "" without one; its name in lower case."""
     found = b""
     for name, value in scope["headers"]:
         if name == wanted:
@@ -87,17 +87,17 @@ def header(scope: Scope, wanted: bytes) -> str:
 
 
 def headers(scope: Scope) -> dict[str, str]:
-    """The last value of every header, by its name in lower case."""
+    """Return the last value of every header, by its name in lower case."""
     return named(scope["headers"])
 
 
 def named(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The last value of every header, by its name, as it is written in `given`."""
+    """Return the last value of every header, by its name as received."""
     return {n.decode("latin-1"): v.decode("latin-1") for n, v in given}
 
 
 class HttpError(Exception):
-    """A request that HTTP itself has a status for."""
+    """A request that gets an HTTP error status, for reasons of HTTP."""
 
     def __init__(self, status: int, message: str) -> None:
         """Args: status: the HTTP status; message: one line for the client."""
@@ -107,30 +107,30 @@ class HttpError(Exception):
 
 
 def error_body(message: str) -> str:
-    """An error as TensorFlow Serving's clients expect it."""
+    """Return the body of an error, as TensorFlow Serving's clients expect it."""
     return json.dumps({"error": message})
 
 
 CODINGS = {"gzip": 31, "deflate": 15}
-"""Content coding of a request -> zlib's number for it. Source: RFC 9110, 8.4.1."""
+"""Content coding -> zlib's number for it. Source: RFC 9110, 8.4.1."""
 
 _WORTH_BYTES = 1024
-"""Smallest answer that is compressed: below, the header costs what is saved."""
+"""Smallest answer that is compressed: for a smaller one the header costs as much as it saves."""
 
 _LEVEL = 1
-"""Digits compress to the same within a few per cent at every level; this one is the quickest."""
+"""Digits compress equally well within a few percent at every level; this one is the fastest."""
 
 
 def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
-    """A compressed body, read no further than to its limit.
+    """Return a decompressed body, without exceeding the limit.
 
     Args:
-        body: As it came.
+        body: As received.
         coding: One of `CODINGS`.
-        limit: Most bytes that it may have when it is not compressed.
+        limit: Most bytes after decompression.
 
     Raises:
-        HttpError: it is damaged, goes on after its end, or is larger.
+        HttpError: it is damaged, has trailing bytes, or is too large.
     """
     reader = zlib.decompressobj(CODINGS[coding])
     try:
@@ -145,7 +145,7 @@ def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
 
 
 def takes_gzip(accept: str) -> bool:
-    """Whether a client that sends this `Accept-Encoding` reads gzip."""
+    """Return whether a client with this `Accept-Encoding` accepts gzip."""
     for part in accept.lower().split(","):
         name, _, weight = part.partition(";")
         if name.strip() in ("gzip", "*"):
@@ -154,5 +154,5 @@ def takes_gzip(accept: str) -> bool:
 
 
 def compressed(body: bytes) -> bytes | None:
-    """The body as gzip; None where that is not worth it."""
+    """Return the body as gzip; None if it is too small to be worth it."""
     return gzip.compress(body, _LEVEL, mtime=0) if len(body) >= _WORTH_BYTES else None

@@ -22,7 +22,7 @@ from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.rest import decode
 from stoker.serve.rest.encode import number_texts
 from stoker.serve.rest.json_text import parse_json, shown
-from stoker.serve.rest.messages import RAW, Answer, Asked
+from stoker.serve.rest.messages import RAW, Answer, HttpRequest
 from stoker.serve.rest.numbers import NumberList, read_lists
 from stoker.serve.tensor_bytes import MAX_RANK, checked_shape, from_bytes, to_bytes
 
@@ -35,13 +35,13 @@ _MODEL = re.compile(
 _MAX_OUTPUTS = 1024
 
 
-def answer(plane: DataPlane, asked: Asked) -> Answer:
+def answer(plane: DataPlane, request: HttpRequest) -> Answer:
     """The answer to one request.
 
     Raises:
         ServeError: there is no such path, or the dataplane refused.
     """
-    method, path = asked.method, asked.path.rstrip("/")
+    method, path = request.method, request.path.rstrip("/")
     if path == "/v2" and method == "GET":
         said = {"name": open_inference.SERVER_NAME, "version": open_inference.SERVER_VERSION}
         return _json({**said, "extensions": list(open_inference.EXTENSIONS)})
@@ -50,7 +50,7 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
         raise ServeError(Code.NOT_FOUND, f"there is no {method} {path}")
     spec = open_inference.spec_of(found["name"], found["version"] or "")
     if found["verb"] == "infer" and method == "POST":
-        return _infer(plane, spec, asked)
+        return _infer(plane, spec, request)
     if found["verb"] == "ready" and method == "GET":
         ready = open_inference.is_ready(plane, spec)
         status = 200 if ready else Code.UNAVAILABLE.http_status
@@ -102,9 +102,9 @@ class _Wanted:
         return name in self.binary or (self.all_binary and name not in self.names)
 
 
-def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
+def _infer(plane: DataPlane, spec: Any, request: HttpRequest) -> Answer:
     try:
-        head, tail = _parts(asked)
+        head, tail = _parts(request)
         text = bytes(head)
         body = _object(read_lists(text) or parse_json(text), "the body")
         name = body.get("id", "")
@@ -124,7 +124,7 @@ def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
             parameters=parameters,
             wanted=wanted.names,
             entrypoint="REST",
-            deadline=asked.deadline,
+            deadline=request.deadline,
         )
         return _answered(response, wanted, request_id=name)
     except UserError as error:
@@ -133,9 +133,9 @@ def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
         raise invalid(error.message) from error
 
 
-def _parts(asked: Asked) -> tuple[memoryview, memoryview]:
+def _parts(request: HttpRequest) -> tuple[memoryview, memoryview]:
     """The JSON, and what stands behind it."""
-    body, said = memoryview(asked.body), asked.header(HEADER_LENGTH)
+    body, said = memoryview(request.body), request.header(HEADER_LENGTH)
     if not said:
         return body, memoryview(b"")
     if not (said.isascii() and said.isdecimal()) or len(said) > 12 or int(said) > len(body):
