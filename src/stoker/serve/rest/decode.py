@@ -1,6 +1,6 @@
-"""A JSON body -> arrays of the signature's dtypes; whatever is wrong in it is the client's fault.
+"""Decodes JSON bodies: `:predict` to arrays of the signature's dtypes, `:classify` and `:regress` to Examples.
 
-What it refuses is said in TensorFlow Serving's words by `refusal`, which goes through the body again.
+For a `:predict` body that is refused, `tf_serving_errors` finds TensorFlow Serving's error message.
 
 Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the strictness:
 no number from a string or a boolean, no integer from 2.0.
@@ -31,32 +31,32 @@ from stoker.serve.rest.json_text import (
 )
 
 _MAX_RANK = 32
-"""More axes than any tensor has: NumPy takes 64, TensorFlow 254."""
+"""Most axes of a tensor; NumPy allows 64, TensorFlow 254."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictBody:
-    """The body of a `:predict` request, its tensors not yet read."""
+    """The outer form of a `:predict` body; its tensors are not decoded yet."""
 
     signature: str
     """The signature's name, empty for the default."""
 
     rows: bool
-    """Whether `instances` was sent (one value a row), else `inputs` (one value a tensor)."""
+    """Whether the body has `instances` (one value per row) instead of `inputs` (one value per tensor)."""
 
     value: Any
-    """What stood under `instances` or `inputs`."""
+    """The value of `instances` or `inputs`."""
 
 
 def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> PredictBody:
-    """Read the outer form of a `:predict` body.
+    """Decode the outer form of a `:predict` body.
 
     Args:
         raw: The body.
-        parse: Reads JSON as `parse_json` does.
+        parse: Parses JSON as `parse_json` does.
 
     Raises:
-        ServeError: it is no JSON, or not of the one or the other form.
+        ServeError: it is not JSON, or has neither form.
     """
     body, signature = as_object(parse(raw))
     if "instances" in body and "inputs" in body:
@@ -76,10 +76,10 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
 
 
 def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """Input name -> array, of the dtypes that the signature declares.
+    """Return the arrays of a body by input, with the dtypes of the signature.
 
     Raises:
-        UserError: an input is missing, unknown, ragged, null or of another type; it is named.
+        UserError: the named input is missing, unknown, ragged, null, or of another type.
     """
     if body.rows:
         return read_rows(body.value, signature)
@@ -87,7 +87,7 @@ def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray
 
 
 def read_rows(rows: list[Any], signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """`read_inputs` of what stood under `instances`."""
+    """Return the arrays of the value of `instances`, as `read_inputs` does."""
     return _arrays(_columns_of_rows(rows, signature), signature)
 
 
@@ -99,21 +99,21 @@ def _arrays(columns: Mapping[str, Any], signature: Signature) -> dict[str, np.nd
 
 
 def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """One nested list -> one array.
+    """Return a nested list as an array.
 
     Args:
-        value: JSON scalars in lists, each list of a level of one length.
-        name: The input's name, for the error.
-        spec: Its dtype; the shape is the caller's to check.
+        value: JSON scalars in lists; all lists of a level must have the same length.
+        name: The input's name, for errors.
+        spec: Its dtype; the caller checks the shape.
 
     Raises:
-        UserError: the lists are ragged, or a value is not of the dtype.
+        UserError: the lists are ragged, or a value does not fit the dtype.
     """
     shape = _dense_shape(value, name)
     flat = _flattened(value, shape)
     if flat is None:
         flat = []
-        _flatten(value, shape, 0, flat, name)  # finds what is wrong, and says it
+        _flatten(value, shape, 0, flat, name)  # raises the exact error
     return typed(flat, name=name, dtype=spec.dtype).reshape(shape)
 
 
@@ -131,7 +131,7 @@ def _columns_of_rows(rows: list[Any], signature: Signature) -> dict[str, Any]:
 
 
 def _columns(body: PredictBody, signature: Signature) -> dict[str, Any]:
-    """What stands under the names of the inputs; other names are passed over."""
+    """Return the values of the inputs by name; other names are ignored."""
     if not _is_named(body.value):
         return {_only_input(signature): body.value}
     missing = [name for name in signature.inputs if name not in body.value]
@@ -142,17 +142,17 @@ def _columns(body: PredictBody, signature: Signature) -> dict[str, Any]:
 
 def _only_input(signature: Signature) -> str:
     if len(signature.inputs) > 1:
-        raise UserError("a model of several inputs must be asked by objects")
+        raise UserError("a model with several inputs needs objects with the names of the inputs")
     return next(iter(signature.inputs))
 
 
 def _is_named(value: Any) -> bool:
-    """Whether an object names tensors; `{"b64": "..."}` is a value."""
+    """Return whether an object names tensors; `{"b64": "..."}` is a value."""
     return isinstance(value, dict) and not is_b64(value)
 
 
 def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
-    """The shape by the first element of every level."""
+    """Return the shape by the first element of every level."""
     shape: list[int] = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -165,7 +165,7 @@ def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
 
 
 def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
-    """The scalars in order, level by level; None where a list is not as long as its level has them."""
+    """Return the scalars in order; None if the lists of a level differ in length."""
     if len(shape) < 2:
         flat = value if shape else [value]
     else:
@@ -181,7 +181,7 @@ _LIST = {list}
 
 
 def _flatten(value: Any, shape: tuple[int, ...], level: int, flat: list[Any], name: str) -> None:
-    """Append the scalars in order, and hold every list to the length of its level."""
+    """Append the scalars in order, and raise if a list does not have the length of its level."""
     if level == len(shape):
         if isinstance(value, list):
             raise _ragged(name, shape, "a list where a value stands elsewhere")
@@ -206,17 +206,17 @@ def _ragged(name: str, shape: tuple[int, ...], got: str) -> UserError:
 
 
 def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
-    """JSON scalars as an array of one axis.
+    """Return JSON scalars as a 1-D array.
 
     Raises:
-        UserError: one is not of the dtype.
+        UserError: a value does not fit the dtype.
     """
     if dtype == "string":
         return _strings(flat, name)
     numpy_dtype = _numpy_dtype(dtype, name)
     allowed, found = _ALLOWED[numpy_dtype.kind], set(map(type, flat))
     if found == {float} and sum(map(abs, flat)) <= _LARGEST.get(dtype, -1.0):
-        return np.array(flat, dtype=numpy_dtype)  # each is within its range, and none is a NaN
+        return np.array(flat, dtype=numpy_dtype)  # all are in range, and none is NaN
     if not found <= allowed:
         odd = next(item for item in flat if type(item) not in allowed)
         raise _wrong_type(name, dtype, odd)
@@ -228,7 +228,7 @@ def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
 
 
 _LARGEST = {name: float(np.finfo(name).max) for name in ("float32", "float64")}
-"""The largest number of a dtype."""
+"""Dtype -> its largest number."""
 
 _ALLOWED: dict[str, set[type]] = {
     "f": {float, int},
@@ -237,13 +237,13 @@ _ALLOWED: dict[str, set[type]] = {
     "u": {int},
     "b": {bool},
 }
-"""The JSON types that each kind of dtype takes."""
+"""Kind of dtype -> the JSON types that it accepts."""
 
 _JSON_DTYPES = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64")} | {
     name: np.dtype(name)
     for name in (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 }
-"""The dtypes of one number or truth value; bfloat16 and strings have ways of their own."""
+"""Numeric and boolean dtypes; bfloat16 and strings are handled separately."""
 
 
 def _numpy_dtype(dtype: str, name: str) -> np.dtype[Any]:
@@ -253,7 +253,7 @@ def _numpy_dtype(dtype: str, name: str) -> np.dtype[Any]:
         return np.dtype(ml_dtypes.bfloat16)
     found = _JSON_DTYPES.get(dtype)
     if found is None:
-        raise UserError(f"input {name!r} is {dtype}, for which JSON has no form", got=dtype)
+        raise UserError(f"input {name!r} has dtype {dtype}, which JSON cannot represent", got=dtype)
     return found
 
 
@@ -267,11 +267,11 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 
 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
-    """The numbers in the dtype's precision.
+    """Return numbers in the dtype's precision.
 
-    As in TensorFlow Serving, they are rounded to float64 and then to float32, where a number that
-    is too large becomes infinite. It does not read half precision; such a number that does not fit
-    is refused.
+    As in TensorFlow Serving, they are rounded to float64 and then to float32, where a number that is too
+    large becomes infinite. TensorFlow Serving does not read 16-bit floats; here, numbers that do not fit
+    are refused.
     """
     wide = np.array(flat, dtype=np.float64)
     if dtype_name(dtype) in ("float32", "float64"):
@@ -281,7 +281,7 @@ def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any,
     for item in flat if int in set(map(type, flat)) else ():
         if type(item) is int and abs(item) > exact:
             raise UserError(
-                f"input {name!r} is {dtype.name}, and a whole number must fit it without loss",
+                f"input {name!r} is {dtype.name}, which must hold a whole number without loss",
                 got=Plain(shown(item)),
                 fix="Write it with a decimal point to have it rounded.",
             )
@@ -328,23 +328,25 @@ _MAX_INT64, _MAX_UINT64 = 2**63 - 1, 2**64 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExamplesBody:
-    """The body of a `:classify` or `:regress` request."""
+    """A decoded `:classify` or `:regress` body."""
 
     signature: str
     """The signature's name, empty for the default."""
 
     context: bytes
-    """The serialized Example whose features every other has too; empty if there is none."""
+    """The serialized Example whose features belong to every Example; b"" without one."""
 
     examples: Sequence[bytes]
     """The serialized Examples."""
 
 
 def parse_examples(raw: bytes) -> ExamplesBody:
-    """Read the body.
+    """Decode a `:classify` or `:regress` body.
+
+    As in TensorFlow Serving, a number without a point is an int64 feature, one with a point a float feature.
 
     Raises:
-        ServeError: it is no JSON, or not of this form.
+        ServeError: it is not JSON, or not of this form.
     """
     body, signature = parse_object(raw)
     context = _example(body["context"]) if "context" in body else b""
@@ -377,7 +379,7 @@ def _serialized(features: Mapping[str, feature_pb2.Feature]) -> bytes:
 
 
 def _feature(content: Any, name: str) -> feature_pb2.Feature:
-    """One feature, of the kind of its first element; all elements must be of that kind."""
+    """Return a feature; all its elements must be of the kind of the first one."""
     items = content if isinstance(content, list) else [content]
     kind, values = "", []
     for item in items:
@@ -395,7 +397,7 @@ def _feature(content: Any, name: str) -> feature_pb2.Feature:
 def _kind(item: Any, name: str) -> str:
     if isinstance(item, int) and -_MAX_INT64 - 1 <= item <= _MAX_UINT64:  # includes bool
         return "int64"
-    if isinstance(item, int):  # RapidJSON reads a whole number beyond 64 bits as a double
+    if isinstance(item, int):  # RapidJSON reads whole numbers beyond 64 bits as doubles
         return "float"
     if isinstance(item, float):
         return "float"

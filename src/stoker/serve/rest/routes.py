@@ -175,7 +175,7 @@ def _body_of(
         try:
             return decode.read_inputs(whole, signature)
         except (UserError, ServeError) as error:
-            known = tf_serving_errors.refused(whole, signature)
+            known = tf_serving_errors.tf_serving_error(whole, signature)
             raise (known or error) from error
 
     return body, read_inputs
