@@ -26,15 +26,15 @@ from stoker.core.multi_output import ONLY
 
 
 class CallError(UserError):
-    """A call that brought no answer."""
+    """A call failed."""
 
 
 class NoAnswerError(CallError):
-    """The server could not be asked, or did not answer in time."""
+    """The server could not be reached, or did not answer in time."""
 
 
 class RefusedError(CallError):
-    """The server said no."""
+    """The server refused the call."""
 
     def __init__(self, rule: str, *, status: str, said: str, fix: str = "") -> None:
         """Build the one line.
@@ -52,7 +52,7 @@ class RefusedError(CallError):
 
 
 def refused_fix(status: str) -> str:
-    """What can be done about a status, where that is the same for every server."""
+    """Return the next action for a status, "" if it depends on the server."""
     return _FIXES.get(status, "")
 
 
@@ -73,20 +73,20 @@ _FIXES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """The outputs of one call."""
+    """The answer of one call."""
 
     outputs: Mapping[str, NDArray[Any]]
-    """Output -> [rows, ...]; over REST the only output has no name, and is "" here."""
+    """Output -> [rows, ...]; over REST a single output has no name and is "" here."""
 
     version: int | None = None
-    """Which version answered; REST does not say."""
+    """The version that answered; unknown over REST."""
 
 
 def from_rows(predictions: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """The list under `predictions`: a value, or an object of outputs, a row.
+    """Return the outputs in the value of `predictions`: a value or an object of outputs per row.
 
     Raises:
-        DataError: its rows do not have the same outputs.
+        DataError: the rows do not have the same outputs.
     """
     first = next(iter(predictions), None)
     if not isinstance(first, dict) or _is_bytes(first):
@@ -100,14 +100,14 @@ def from_rows(predictions: Sequence[Any]) -> dict[str, NDArray[Any]]:
 
 
 def from_columns(outputs: Any) -> dict[str, NDArray[Any]]:
-    """The value under `outputs`: a tensor, or an object of tensors."""
+    """Return the outputs in the value of `outputs`: a tensor, or an object of tensors."""
     if isinstance(outputs, dict) and not _is_bytes(outputs):
         return {name: as_array(values) for name, values in outputs.items()}
     return {ONLY: as_array(outputs)}
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """Nested lists as an array; texts as objects of `str`, base64 as `bytes`; ragged as objects."""
+    """Return nested lists as an array; strings are `str` objects, base64 `bytes`, ragged rows objects."""
     plain = _unpacked(values)
     try:
         array = np.asarray(plain)
@@ -134,16 +134,16 @@ def _unpacked(value: Any) -> Any:
 
 
 class ModelClient(AbstractContextManager["ModelClient"], ABC):
-    """A client of one server; given back at the end of `with`."""
+    """A client of one server; `with` closes it."""
 
     def __init__(self, url: str, *, scheme: str, connection: Connection | None) -> None:
-        """Args: url: the server's; scheme: what it means without one; connection: how it is asked.
+        """Args: url: the server's; scheme: of a URL without one; connection: time-out, token, TLS.
 
         Raises:
-            ConfigError: it is no URL of a server.
+            ConfigError: it is not the URL of a server.
         """
         self.address = parse_address(url, scheme=scheme)
-        self._how = connection or Connection()
+        self._settings = connection or Connection()
 
     def predict(
         self,
@@ -152,17 +152,17 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
         *,
         signature: str = "",
     ) -> Answers:
-        """Ask for rows' answers.
+        """Return the model's answers for rows.
 
         Args:
-            model: Its name, or which version of it.
-            rows: One value, or one object of inputs, a row; or [rows, ...] arrays by input. Over
-                gRPC those have the dtypes that the model declares; for rows it is asked for them.
-            signature: The usual one if "".
+            model: Its name, or a version of it.
+            rows: One value or one object of inputs per row; or [rows, ...] arrays by input. Over gRPC, arrays
+                need the dtypes that the model declares; for rows, the client asks the server for them.
+            signature: The signature; "" for the default.
 
         Raises:
-            CallError: the server refused, or did not answer.
-            UserError: the rows are not what the model declares, as far as the client can see.
+            CallError: the server refused the call, or did not answer.
+            UserError: the rows do not match what the model declares, as far as the client can see.
         """
         at = model_at(model)
         if isinstance(rows, Mapping):
@@ -171,30 +171,30 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
 
     @abstractmethod
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Ask for the answers of JSON's rows or tensors.
+        """Return the model's answers for rows or tensors of JSON.
 
         Raises:
-            CallError: the server refused, or did not answer.
-            UserError: the rows are not what the model declares, as far as the client can see.
+            CallError: the server refused the call, or did not answer.
+            UserError: the rows do not match what the model declares, as far as the client can see.
         """
 
     @abstractmethod
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """What can be called, by name.
+        """Return the model's signatures by name.
 
         Raises:
-            CallError: the server refused, or did not answer.
+            CallError: the server refused the call, or did not answer.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
 
     @abstractmethod
     def _predict_arrays(
         self, model: ModelAt, inputs: Mapping[str, NDArray[Any]], signature: str
     ) -> Answers:
-        """Ask for the answers of [rows, ...] arrays by input."""
+        """Return the model's answers for [rows, ...] arrays by input."""
 
     def __enter__(self) -> Self:
         return self
@@ -209,5 +209,5 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
 
 
 def model_at(model: str | ModelAt) -> ModelAt:
-    """The model of a name, whatever version the server takes."""
+    """Return a model by its name, with the version that the server chooses."""
     return ModelAt(name=model) if isinstance(model, str) else model

@@ -125,7 +125,7 @@ class RestClient(ModelClient):
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
         connection = self._connection = self._connection or self._connect()
-        headers = {**self._how.headers, "Content-Type": "application/json"}
+        headers = {**self._settings.headers, "Content-Type": "application/json"}
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         content = response.read()
@@ -140,14 +140,14 @@ class RestClient(ModelClient):
         return content
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port, wait_s = self.address.host, self.address.port, self._how.timeout_s
+        host, port, wait_s = self.address.host, self.address.port, self._settings.timeout_s
         if not self.address.secure:
             return http.client.HTTPConnection(host, port, timeout=wait_s)
-        context = _context(self._how.tls)
+        context = _context(self._settings.tls)
         return http.client.HTTPSConnection(host, port, timeout=wait_s, context=context)
 
     def _no_answer(self, error: Exception) -> NoAnswerError:
-        return no_answer(error, f"{self.address} must answer over REST", self._how.timeout_s)
+        return no_answer(error, f"{self.address} must answer over REST", self._settings.timeout_s)
 
 
 def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:

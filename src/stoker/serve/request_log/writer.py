@@ -1,7 +1,7 @@
-"""A sample of the requests with their answers, as TFRecords of `PredictionLog`.
+"""Logs a sample of requests with their answers as TFRecords of `PredictionLog`.
 
-They are what TensorFlow Serving's request logging writes: a file of them is a version's warm-up
-(`assets.extra/tf_serving_warmup_requests`) as it stands, and a sample of what clients really send.
+TensorFlow Serving's request logging writes the same format. A file can be used unchanged as a version's
+warm-up (`assets.extra/tf_serving_warmup_requests`), and it is a sample of real requests.
 
 Source: TensorFlow Serving, `logging_config.proto`, `prediction_log.proto`.
 """
@@ -35,22 +35,22 @@ from stoker.serve.servables.prediction_logs import framed
 from stoker.serve.tensor_protos import to_proto
 
 MAX_FILE_BYTES = 64 << 20
-"""A file that has grown so large is closed, and the next begun."""
+"""Size at which a file is closed and the next one begins."""
 
 MAX_BYTES = 1 << 30
-"""What all files of one log may have together where nobody says otherwise: days of a sample, no disk."""
+"""Default limit of all files of one log together: days of a sample without filling the disk."""
 
 _FILES = 16
-"""A log at its limit has at least so many files: one of them goes at a time, and each worker holds one."""
+"""Fewest files of a log at its limit: they are removed one at a time, and each worker holds one."""
 
-_LOOKS = 64
-"""How often the others' files are looked at while the log grows by its limit."""
+_SCANS = 64
+"""Number of scans of all workers' files while the log grows by its limit."""
 
 _TAGS = ("serve",)
 
 
 class RequestLog:
-    """Takes answered requests of all models, and writes those that the dice choose."""
+    """Writes a random sample of the answered requests of all models."""
 
     def __init__(
         self,
@@ -62,26 +62,26 @@ class RequestLog:
         """Log to files of bounded size.
 
         Args:
-            dropped: Counts what is lost.
-            max_bytes: Most that all files of one log may have, 0 for no limit; the oldest go first.
+            dropped: Counts lost records.
+            max_bytes: Limit of all files of one log together, 0 for none; the oldest are removed first.
             max_file_bytes: Size at which the next file begins.
         """
         self._max_bytes = max_bytes
         self._max_file_bytes = min(max_file_bytes, max_bytes // _FILES or max_file_bytes)
         self._files: dict[str, RecordFile] = {}
-        self._unseen: dict[str, int] = {}
+        self._unscanned: dict[str, int] = {}
         self._dropped = dropped
         self._waiting: Background[Answered] = Background(
             self._write, name="stoker-request-log", on_drop=self._drop
         )
 
     def add(self, answered: Answered) -> None:
-        """Have it written, if it is one of the sample; returns at once."""
-        if random.random() < answered.log.rate:  # noqa: S311 - a sample, no secret
+        """Queue a request if it is part of the sample; returns at once."""
+        if random.random() < answered.log.rate:  # noqa: S311 - a sample, not a secret
             self._waiting.offer(answered, size=_size(answered))
 
     def close(self) -> None:
-        """Write what waits, and give the files their names."""
+        """Write the pending records, and give the files their final names."""
         self._waiting.close()
         for file in self._files.values():
             file.close()
@@ -111,36 +111,36 @@ class RequestLog:
                 self._give_up(prefix, error)
 
     def _file_for(self, prefix: str, size: int) -> RecordFile:
-        """The file that a record of this size goes to, with room for it."""
+        """Return the file for a record of this size, with room for it."""
         file = self._files.get(prefix)
         if file is not None and file.size + size > self._max_file_bytes:
             self._files.pop(prefix).close()
             file = None
         if file is None:
             file = self._files[prefix] = RecordFile(prefix)
-            self._unseen[prefix] = self._max_bytes
+            self._unscanned[prefix] = self._max_bytes
         if self._max_bytes:
             self._make_room(prefix, size)
         return file
 
     def _make_room(self, prefix: str, size: int) -> None:
-        """Look at all files of the log where it has grown; what others write is seen at the next look.
+        """Make room if the log has grown; what other workers write counts at the next scan.
 
         Raises:
-            ValueError: there is none, as other workers write all the rest.
+            ValueError: there is no room, because other workers hold all of it.
         """
-        step = self._max_bytes // _LOOKS
-        self._unseen[prefix] += size
-        if self._unseen[prefix] <= step:
+        step = self._max_bytes // _SCANS
+        self._unscanned[prefix] += size
+        if self._unscanned[prefix] <= step:
             return
         self._files[prefix].flush()
         if not make_room(prefix, max_bytes=self._max_bytes, needed=max(size, step)):
-            self._files.pop(prefix).close()  # what is whole may go
+            self._files.pop(prefix).close()  # a finished file can be removed
             raise ValueError("the log has no room")
-        self._unseen[prefix] = size
+        self._unscanned[prefix] = size
 
     def _give_up(self, prefix: str, error: OSError) -> None:
-        """Leave a file as it is, maybe with half a record at its end; the next request begins another."""
+        """Abandon a file, which may end in half a record; the next request begins another file."""
         self._drop(1)
         self._waiting.say(error)
         file = self._files.pop(prefix, None)
@@ -150,7 +150,7 @@ class RequestLog:
 
 
 def record_of(answered: Answered) -> prediction_log_pb2.PredictionLog:
-    """What stands in the file for a request.
+    """Return the log record of a request.
 
     Raises:
         UserError: a tensor has a dtype that no field holds.
@@ -182,7 +182,7 @@ def _fill_predict(
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Text as bytes: a client of REST may send either."""
+    """Return strings as bytes; REST clients may send either."""
     if array.dtype.kind not in "SU":
         return array
     flat = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
@@ -246,23 +246,23 @@ def _bytes_of(array: np.ndarray) -> int:
 _log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"
-"""How the name ends of a file that is being written."""
+"""Suffix of a file that is being written."""
 
 _REST = re.compile(rf"(?P<stamp>\d{{8}}T\d{{12}})-\d+\.tfrecord(?:{re.escape(UNFINISHED)})?")
-"""What stands behind the prefix in the name of each of our files, and of no other."""
+"""The part of a file name after the prefix; only files of a log match."""
 
 
 class RecordFile:
-    """A file that has its name only when it is whole."""
+    """A file that gets its final name when it is complete."""
 
     def __init__(self, prefix: str) -> None:
-        """Begin it.
+        """Create the file.
 
         Args:
-            prefix: How its path begins.
+            prefix: Beginning of its path.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         now = dt.datetime.now(dt.UTC)
         stamp = f"{now:%Y%m%dT%H%M%S}{now.microsecond:06}"
@@ -273,29 +273,31 @@ class RecordFile:
         self.size = 0
 
     def write(self, record: bytes) -> None:
-        """Add a record, framed."""
+        """Append a framed record."""
         self._file.write(record)
         self.size += len(record)
 
     def flush(self) -> None:
-        """Give what was written to the kernel."""
+        """Hand the written bytes to the kernel."""
         self._file.flush()
 
     def abandon(self) -> None:
-        """Leave it as it is, under the name of one that is not whole."""
+        """Close it under its unfinished name."""
         self._file.close()
 
     def close(self) -> None:
-        """Give it its name."""
+        """Close it under its final name."""
         try:
             self._file.flush()
-            os.replace(self._path, self._final)  # before the lock goes: nobody else may remove it
+            os.replace(
+                self._path, self._final
+            )  # before the lock is released, so that no worker removes it
         finally:
             self._file.close()
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A new file under this name, locked; another process may have removed it before it was."""
+    """Return a new locked file; tries again if another process removes it before it is locked."""
     while True:
         file = path.open("xb")
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -315,15 +317,15 @@ class _Found:
 
 
 def make_room(prefix: str, *, max_bytes: int, needed: int) -> bool:
-    """Remove the oldest files of a log until it has room, whole ones only and none that is being written.
+    """Remove the oldest files of a log until it has room; files being written stay.
 
     Args:
-        prefix: How their paths begin.
-        max_bytes: Most that all files of the log may have together.
-        needed: Bytes that are to be added.
+        prefix: Beginning of their paths.
+        max_bytes: Limit of all files of the log together.
+        needed: Bytes to add.
 
     Returns:
-        Whether it has.
+        Whether there is room.
     """
     if needed > max_bytes:
         return False
@@ -334,12 +336,12 @@ def make_room(prefix: str, *, max_bytes: int, needed: int) -> bool:
             break
         if _removed(found.path):
             held -= found.size
-            _log.info("%s was removed: its log has its limit", found.path)
+            _log.info("%s was removed: its log has reached its limit", found.path)
     return held + needed <= max_bytes
 
 
 def _files(prefix: str) -> Iterator[_Found]:
-    """All files of a log; a name that only begins like them belongs to somebody else."""
+    """Yield the files of a log; other files with the same beginning are not part of it."""
     start = Path(f"{prefix}-")
     with os.scandir(start.parent) as entries:
         for entry in entries:
@@ -352,7 +354,7 @@ def _files(prefix: str) -> Iterator[_Found]:
 
 
 def _removed(path: Path) -> bool:
-    """Whether a file is gone now; one that is being written stays, and one of another user."""
+    """Remove a file; return False if it is being written or belongs to another user."""
     try:
         if path.name.endswith(UNFINISHED):
             with path.open("rb") as file:
@@ -360,7 +362,7 @@ def _removed(path: Path) -> bool:
                 path.unlink()
         else:
             path.unlink()
-    except FileNotFoundError:  # another worker was quicker
+    except FileNotFoundError:  # another worker removed it
         return True
     except (BlockingIOError, PermissionError):
         return False
