@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST interface, asked over one connection that is kept."""
+"""A client of TensorFlow Serving's REST interface, over a persistent connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, Tens
 from stoker.core.errors import DataError, Plain
 
 _SAID_CHARS = 2000
-"""Longest body of a refusal that is read out."""
+"""Most bytes of an error body that are read."""
 
 
 class RestClient(ModelClient):
@@ -37,7 +37,7 @@ class RestClient(ModelClient):
     """
 
     def __init__(self, url: str = REST_URL, *, connection: Connection | None = None) -> None:
-        """Nothing is sent yet.
+        """Prepare the client; nothing is sent yet.
 
         Args:
             url: `http://host:port`, `https://...`, or `host:port`.
@@ -63,7 +63,7 @@ class RestClient(ModelClient):
         return Answers(outputs=read(found[key]))
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """What can be called, by `/metadata`."""
+        """Return the model's signatures, by `/metadata`."""
         found = self._json("GET", f"{model_at(model).path}/metadata")
         try:
             definitions = found["metadata"]["signature_def"]["signature_def"]
@@ -72,7 +72,7 @@ class RestClient(ModelClient):
             raise DataError("the answer must be a model's metadata", got=found) from None
 
     def status(self, model: str | ModelAt) -> list[dict[str, Any]]:
-        """Version, state and reason of each version that the server knows.
+        """Return version, state and reason of each version that the server knows.
 
         Raises:
             CallError: the server refused, or did not answer.
@@ -84,7 +84,7 @@ class RestClient(ModelClient):
             raise DataError("the answer must be a model's status", got=found) from None
 
     def close(self) -> None:
-        """End the kept connection; the next call opens one."""
+        """Close the connection; the next call opens another."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -151,7 +151,7 @@ class RestClient(ModelClient):
 
 
 def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:
-    """Why the connection brought nothing, and what can be done."""
+    """Return the error of a failed connection, with the next action."""
     if isinstance(error, TimeoutError):
         got = f"no answer within {timeout_s:g} s"
         return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
@@ -178,7 +178,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 def _said(content: bytes) -> str:
-    """A refusal's own words: `error` of JSON, else the text."""
+    """Return the server's error message: `error` of JSON, else the text."""
     text = content[:_SAID_CHARS].decode(errors="replace").strip()
     try:
         found = json.loads(text)
@@ -189,7 +189,7 @@ def _said(content: bytes) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What rows hold that JSON has no form for: numpy's numbers and arrays, and bytes."""
+    """Convert values of rows that JSON cannot represent: NumPy numbers and arrays, and bytes."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, bytes):
