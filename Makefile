@@ -138,16 +138,17 @@ run-soak-train:
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
-	@STOKER_GENERATED_MODELS=120 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)
+	@STOKER_GENERATED_MODELS=300 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)
 
 run-soak-serve:
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=1600 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_http2.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 run-soak-jobs:
 	@$(BIN)/python -m pytest -m soak $(ARGS)
-	@STOKER_FUZZ_EXAMPLES=12000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
+	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
 	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 
 check: lint types imports docs ## everything that needs no run

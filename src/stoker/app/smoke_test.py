@@ -19,7 +19,7 @@ from stoker.app.chain import ChainResult, StageOutcome
 from stoker.app.evaluation import labels_of
 from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
-from stoker.client.asking import ask_grpc, ask_rest
+from stoker.client import GrpcClient, RestClient
 from stoker.client.rows import json_instances
 from stoker.cluster.processes import Child, last_line
 from stoker.core.errors import CheckFailed, Plain
@@ -86,8 +86,11 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
     model = experiment.model_name
     with running_server(experiment.models_root / model, model) as (rest_port, grpc_port):
-        rest = ask_rest(f"http://127.0.0.1:{rest_port}", model, instances)
-        answered, served = ask_grpc(f"127.0.0.1:{grpc_port}", model, inputs)
+        with RestClient(f"http://127.0.0.1:{rest_port}") as client:
+            rest = dict(client.predict(model, instances).outputs)
+        with GrpcClient(f"127.0.0.1:{grpc_port}") as client:
+            answers = client.predict(model, inputs)
+    answered, served = answers.outputs, answers.version or 0
     if ONLY in rest:
         answered = {ONLY: next(iter(answered.values()))}
     grpc = {name: answered[name] for name in rest}

@@ -9,8 +9,8 @@ Loads neither TensorFlow nor Keras.
 """
 
 from stoker.client.connection import Connection, Tls
-from stoker.client.errors import CallError, NoAnswerError, RefusedError
 from stoker.client.grpc_client import GrpcClient
+from stoker.client.model_client import CallError, NoAnswerError, RefusedError
 from stoker.client.rest_client import RestClient
 from stoker.client.signature import ModelAt, SignatureSpec, TensorSpec
 

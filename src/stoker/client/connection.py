@@ -1,4 +1,4 @@
-"""Where a server is, and how it is reached."""
+"""The address of a server, and the settings of a connection."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from stoker.core.errors import ConfigError
 
 REST_URL = "http://127.0.0.1:8501"
-"""Where `stoker serve` and TensorFlow Serving answer over REST, by default."""
+"""Default REST address of `stoker serve` and TensorFlow Serving."""
 
 GRPC_URL = "127.0.0.1:8500"
-"""Where they answer over gRPC, by default."""
+"""Their default gRPC address."""
 
 TIMEOUT_S = 30.0
 """Longest wait for one answer, seconds."""
 
 MAX_TIMEOUT_S = 7 * 86_400.0
-"""Longest that can be asked for, seconds; far longer ones no system's clock can hold."""
+"""Largest accepted time-out, seconds; operating systems cannot represent far larger ones."""
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8500, "grpcs": 8500}
 _SECURE = ("https", "grpcs")
@@ -26,13 +26,13 @@ _SECURE = ("https", "grpcs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """Files of a connection that is encrypted, PEM."""
+    """PEM files of an encrypted connection."""
 
     ca: Path | None = None
-    """Who vouches for the server; the system's own list if None."""
+    """The authority of the server's certificate; None for the system's list."""
 
     cert: Path | None = None
-    """The client's own certificate, for servers that ask for one."""
+    """The client's certificate, for servers that require one."""
 
     key: Path | None = None
     """Its key."""
@@ -50,13 +50,13 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connection:
-    """How a client asks."""
+    """Settings of a client's connection."""
 
     timeout_s: float = TIMEOUT_S
     """Longest wait for one answer, seconds."""
 
     token: str = ""
-    """Sent as `Authorization: Bearer ...`; "" sends none."""
+    """Sent as `Authorization: Bearer ...`; "" for none."""
 
     tls: Tls = Tls()
     """For `https://` and `grpcs://`."""
@@ -68,25 +68,25 @@ class Connection:
                 got=self.timeout_s,
             )
         if not self.token.isprintable() or not self.token.isascii():
-            # It would end the header, or could not stand in it. The token itself is not shown.
+            # Other characters would end the header or are not allowed in it. The token is not shown.
             raise ConfigError("a token must be one line of printable ASCII")
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with every call."""
+        """Headers of every call."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """A URL, taken apart."""
+    """The parts of a URL."""
 
     host: str
     port: int
     secure: bool
     """Whether the connection is encrypted."""
     path: str
-    """What stands before `/v1/...`, without a slash at its end."""
+    """The path before `/v1/...`, without a trailing slash."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -94,14 +94,14 @@ class Address:
 
 
 def parse_address(url: str, *, scheme: str) -> Address:
-    """Take a URL apart.
+    """Parse a URL.
 
     Args:
         url: `http://host:port`, or `host:port` alone.
-        scheme: What is meant where none is named.
+        scheme: The scheme of a URL without one.
 
     Raises:
-        ConfigError: it is no URL of a server.
+        ConfigError: it is not the URL of a server.
     """
     found = _parsed(url if "://" in url else f"{scheme}://{url}")
     if found is None:
@@ -114,11 +114,11 @@ def parse_address(url: str, *, scheme: str) -> Address:
 
 
 def _parsed(url: str) -> Address | None:
-    """The parts of a URL; None of what is none, or has more than a client could send."""
+    """Return the parts of a URL; None if it is invalid or has parts that a client cannot use."""
     try:
         parsed = urllib.parse.urlsplit(url)
         host, port = parsed.hostname or "", parsed.port
-        # As the resolver would have it, which knows no name of an empty or a very long part.
+        # Like the resolver, which refuses names with an empty or a very long part.
         host.encode("idna")
     except ValueError:
         return None

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stoker.client.answers import Answers
 from stoker.client.connection import GRPC_URL, Address, Connection, Tls
-from stoker.client.errors import CallError, NoAnswerError, RefusedError, refused_fix
 from stoker.client.messages import METADATA, PREDICT, message
-from stoker.client.model_client import ModelClient, model_at
+from stoker.client.model_client import (
+    Answers,
+    CallError,
+    ModelClient,
+    NoAnswerError,
+    RefusedError,
+    model_at,
+    refused_fix,
+)
 from stoker.client.rows import Request, padded, to_arrays
 from stoker.client.signature import DTYPES, ModelAt, SignatureSpec, TensorSpec, chosen
 from stoker.core.errors import ConfigError, Plain
@@ -18,20 +24,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NO_LIMIT = -1
-"""gRPC's own limit of 4 MiB a message is below what TensorFlow Serving takes and sends."""
+"""gRPC's default limit of 4 MiB per message is below that of TensorFlow Serving."""
 
 _SIGNATURES = "signature_def"
-"""What of the metadata is asked for."""
+"""The requested part of the metadata."""
 
 
 class GrpcClient(ModelClient):
-    """A client over gRPC; may be used by many threads.
+    """A client over gRPC; threads may share it.
 
     Source: TensorFlow Serving, apis/prediction_service.proto.
     """
 
     def __init__(self, url: str = GRPC_URL, *, connection: Connection | None = None) -> None:
-        """Nothing is sent yet.
+        """Prepare the channel; nothing is sent yet.
 
         Args:
             url: `host:port`, or `grpcs://host:port` for TLS.
@@ -41,16 +47,16 @@ class GrpcClient(ModelClient):
             ConfigError: it is not an address, or grpcio is not installed.
         """
         super().__init__(url, scheme="grpc", connection=connection)
-        self._channel = _channel(self.address, self._how.tls)
+        self._channel = _channel(self.address, self._settings.tls)
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Ask, after the model has been asked for its dtypes: what does not fit is not sent."""
+        """Call the model after asking for its dtypes; rows that do not fit are not sent."""
         known = self.signatures(model)
         rows = to_arrays(padded(request, lambda: known), chosen(known, request.signature))
         return self._predict_arrays(model_at(model), rows, request.signature)
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """What can be called, by `GetModelMetadata`."""
+        """Return the model's signatures, by `GetModelMetadata`."""
         request = message("GetModelMetadataRequest")
         _fill_model(request.model_spec, model_at(model), "")
         request.metadata_field.append(_SIGNATURES)
@@ -62,7 +68,7 @@ class GrpcClient(ModelClient):
         return {entry.key: _signature(entry.value) for entry in found.signature_def}
 
     def close(self) -> None:
-        """End the channel, for all threads."""
+        """Close the channel, for all threads."""
         self._channel.close()
 
     def _predict_arrays(
@@ -89,17 +95,17 @@ class GrpcClient(ModelClient):
             request_serializer=type(request).SerializeToString,
             response_deserializer=reader.FromString,
         )
-        # gRPC's metadata has small letters.
-        headers = tuple((name.lower(), value) for name, value in self._how.headers.items())
+        # Names of gRPC metadata are lower case.
+        headers = tuple((name.lower(), value) for name, value in self._settings.headers.items())
         try:
-            return ask(request, timeout=self._how.timeout_s, metadata=headers)
+            return ask(request, timeout=self._settings.timeout_s, metadata=headers)
         except grpc.RpcError as error:
             raise self._why(error.code().name, error.details() or "") from None
 
     def _why(self, status: str, said: str) -> CallError:
         rule = f"{self.address} must answer over gRPC"
         if status == "DEADLINE_EXCEEDED":
-            got = f"no answer within {self._how.timeout_s:g} s"
+            got = f"no answer within {self._settings.timeout_s:g} s"
             return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
         if status == "UNAVAILABLE" and "failed to connect" in said:
             return NoAnswerError(rule, got=Plain(_unreached(said)[0]), fix=_unreached(said)[1])

@@ -1,7 +1,7 @@
 """TensorFlow Serving's gRPC messages, without TensorFlow.
 
-`tensorflow_serving.apis` imports all of TensorFlow for its tensors: seconds, and hundreds of MB, in
-every client. On the wire only the fields' numbers and types count, and these are them.
+`tensorflow_serving.apis` imports all of TensorFlow: seconds and hundreds of MB in every client. On the wire,
+only the numbers and types of fields matter, and this module defines those.
 
 Source: tensorflow/serving, apis/{model,predict,get_model_metadata}.proto;
 tensorflow/tensorflow, core/framework/{tensor,tensor_shape}.proto, core/protobuf/meta_graph.proto.
@@ -70,16 +70,16 @@ FIELDS: dict[str, dict[str, tuple[int, str]]] = {
     "SignatureDefEntry": {"key": (1, "string"), "value": (2, "SignatureDef")},
     "SignatureDefMap": {"signature_def": (1, "SignatureDefEntry*")},
 }
-"""Message -> field -> its number and type; `*` marks a repeated one.
+"""Message -> field -> its number and type; `*` marks repeated fields.
 
-A map is, on the wire, a repeated message of key and value; an enumeration is an int32.
+On the wire, a map is a repeated message of key and value, and an enumeration is an int32.
 """
 
 _SCALARS = ("int32", "int64", "uint32", "uint64", "float", "double", "bool", "string", "bytes")
 
 
 def message(name: str) -> Any:
-    """A new message of this name."""
+    """Return a new message of this type."""
     return _classes()[name]()
 
 
@@ -94,7 +94,7 @@ def _classes() -> dict[str, Any]:
         made = file.message_type.add(name=name)
         for field, (number, kind) in fields.items():
             made.field.append(_field(field, number, kind))
-    # A pool of its own: where TensorFlow is loaded beside us, its messages are not these.
+    # A pool of its own, so that the messages do not clash with TensorFlow's if it is loaded.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {

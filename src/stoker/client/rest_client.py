@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST interface, asked over one connection that is kept."""
+"""A client of TensorFlow Serving's REST interface, over a persistent connection."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stoker.client.answers import Answers, from_columns, from_rows
 from stoker.client.connection import REST_URL, Connection, Tls
-from stoker.client.errors import NoAnswerError, RefusedError, refused_fix
-from stoker.client.model_client import ModelClient, model_at
+from stoker.client.model_client import (
+    Answers,
+    ModelClient,
+    NoAnswerError,
+    RefusedError,
+    from_columns,
+    from_rows,
+    model_at,
+    refused_fix,
+)
 from stoker.client.rows import Request, as_bytes, json_instances, padded
 from stoker.client.signature import DTYPES_OF_JSON, ModelAt, SignatureSpec, TensorSpec
 from stoker.core.errors import DataError, Plain
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SAID_CHARS = 2000
-"""Longest body of a refusal that is read out."""
+"""Most bytes of an error body that are read."""
 
 
 class RestClient(ModelClient):
@@ -30,7 +37,7 @@ class RestClient(ModelClient):
     """
 
     def __init__(self, url: str = REST_URL, *, connection: Connection | None = None) -> None:
-        """Nothing is sent yet.
+        """Prepare the client; nothing is sent yet.
 
         Args:
             url: `http://host:port`, `https://...`, or `host:port`.
@@ -56,7 +63,7 @@ class RestClient(ModelClient):
         return Answers(outputs=read(found[key]))
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """What can be called, by `/metadata`."""
+        """Return the model's signatures, by `/metadata`."""
         found = self._json("GET", f"{model_at(model).path}/metadata")
         try:
             definitions = found["metadata"]["signature_def"]["signature_def"]
@@ -65,7 +72,7 @@ class RestClient(ModelClient):
             raise DataError("the answer must be a model's metadata", got=found) from None
 
     def status(self, model: str | ModelAt) -> list[dict[str, Any]]:
-        """Version, state and reason of each version that the server knows.
+        """Return version, state and reason of each version that the server knows.
 
         Raises:
             CallError: the server refused, or did not answer.
@@ -77,7 +84,7 @@ class RestClient(ModelClient):
             raise DataError("the answer must be a model's status", got=found) from None
 
     def close(self) -> None:
-        """End the kept connection; the next call opens one."""
+        """Close the connection; the next call opens another."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -118,7 +125,7 @@ class RestClient(ModelClient):
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> bytes:
         connection = self._connection = self._connection or self._connect()
-        headers = {**self._how.headers, "Content-Type": "application/json"}
+        headers = {**self._settings.headers, "Content-Type": "application/json"}
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         content = response.read()
@@ -133,18 +140,18 @@ class RestClient(ModelClient):
         return content
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port, wait_s = self.address.host, self.address.port, self._how.timeout_s
+        host, port, wait_s = self.address.host, self.address.port, self._settings.timeout_s
         if not self.address.secure:
             return http.client.HTTPConnection(host, port, timeout=wait_s)
-        context = _context(self._how.tls)
+        context = _context(self._settings.tls)
         return http.client.HTTPSConnection(host, port, timeout=wait_s, context=context)
 
     def _no_answer(self, error: Exception) -> NoAnswerError:
-        return no_answer(error, f"{self.address} must answer over REST", self._how.timeout_s)
+        return no_answer(error, f"{self.address} must answer over REST", self._settings.timeout_s)
 
 
 def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:
-    """Why the connection brought nothing, and what can be done."""
+    """Return the error of a failed connection, with the next action."""
     if isinstance(error, TimeoutError):
         got = f"no answer within {timeout_s:g} s"
         return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
@@ -171,7 +178,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 def _said(content: bytes) -> str:
-    """A refusal's own words: `error` of JSON, else the text."""
+    """Return the server's error message: `error` of JSON, else the text."""
     text = content[:_SAID_CHARS].decode(errors="replace").strip()
     try:
         found = json.loads(text)
@@ -182,7 +189,7 @@ def _said(content: bytes) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What rows hold that JSON has no form for: numpy's numbers and arrays, and bytes."""
+    """Convert values of rows that JSON cannot represent: NumPy numbers and arrays, and bytes."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes):

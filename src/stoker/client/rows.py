@@ -1,4 +1,4 @@
-"""Rows as a user has them -> what REST and gRPC want."""
+"""Converts a user's rows to requests of REST and gRPC."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is asked: rows, or whole tensors by name."""
+    """Rows, or whole tensors by name."""
 
     rows: Sequence[Any] | NDArray[Any] | None = None
-    """One value, or one object of inputs, a row: REST's `instances`."""
+    """One value or one object of inputs per row: REST's `instances`."""
 
     columns: Any = None
     """One tensor, or an object of tensors: REST's `inputs`."""
 
     signature: str = ""
-    """The signature that a whole body names; "" for the usual one."""
+    """The called signature; "" for the default."""
 
     @property
     def body(self) -> dict[str, Any]:
-        """REST's body of it."""
+        """The body of the request over REST."""
         named = {"signature_name": self.signature} if self.signature else {}
         if self.rows is not None:
             return {**named, "instances": list(self.rows)}
@@ -40,7 +40,7 @@ class Request:
 
 
 def parse_request(text: str, *, where: str) -> Request:
-    """What a file asks: a row, a list of rows, a row a line, or a whole body of TensorFlow Serving.
+    """Return the request in a file: a row, a list of rows, a row per line, or a body of TensorFlow Serving.
 
     Args:
         text: JSON, NaN and Infinity included.
@@ -93,7 +93,7 @@ def _of_body(body: Mapping[str, Any], where: str) -> Request:
 
 
 def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -> list[Any]:
-    """Rows as TensorFlow Serving's `instances`: one object a row.
+    """Return rows as TensorFlow Serving's `instances`: one object per row.
 
     Args:
         rows: [rows] or [rows, length] values by input; strings as bytes.
@@ -107,7 +107,7 @@ def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -
 
 
 def as_bytes(content: bytes) -> dict[str, str]:
-    """Bytes as REST takes them."""
+    """Return bytes in REST's form."""
     return {"b64": base64.b64encode(content).decode()}
 
 
@@ -125,7 +125,7 @@ def _json_value(value: Any, *, binary: bool) -> Any:
 
 
 def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[Any]]:
-    """Rows or tensors of JSON as arrays of the dtypes that a signature declares.
+    """Return rows or tensors of JSON as arrays with the dtypes of a signature.
 
     Raises:
         UserError: an input is unknown or missing, or a value is none of its dtype; it is named.
@@ -182,7 +182,7 @@ def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec
 
 
 def _lists(request: Request) -> dict[str, list[Any]]:
-    """Input -> its rows' values; "" where it is not named. Nothing of rows that are not alike."""
+    """Return the values of the rows by input, "" for an unnamed one; {} if the rows have different inputs."""
     if request.rows is None:
         named = request.columns if _is_named(request.columns) else {"": request.columns}
         return {name: values for name, values in named.items() if isinstance(values, list)}
@@ -199,7 +199,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether an object names inputs; `{"b64": ...}` is a value."""
+    """Return whether an object names inputs; `{"b64": ...}` is a value."""
     return isinstance(value, dict) and set(value) != {"b64"}
 
 
@@ -216,7 +216,7 @@ def _keys(row: Any) -> str:
 
 
 def _named(values: Any, signature: SignatureSpec) -> Mapping[str, Any]:
-    """Tensors by name; one that has no name belongs to the only input."""
+    """Return tensors by name; a tensor without a name belongs to the only input."""
     if _is_named(values):
         return values
     if len(signature.inputs) != 1:
@@ -245,7 +245,7 @@ def _typed(columns: Mapping[str, Any], signature: SignatureSpec) -> dict[str, ND
 
 
 _KINDS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "c": "iufc"}
-"""Kind of the declared dtype -> kinds of JSON's values that can stand for it without loss."""
+"""Kind of the declared dtype -> kinds of JSON values that convert to it without loss."""
 
 
 def _array(name: str, values: Any, spec: TensorSpec) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Which model is asked, and what it says of itself."""
+"""The called model, and its signatures."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.nearest import nearest
 
 DEFAULT_SIGNATURE = "serving_default"
-"""What is called where no signature is named. Source: TensorFlow Serving."""
+"""The default signature. Source: TensorFlow Serving."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAt:
-    """A model, and which version of it."""
+    """A model, and its version."""
 
     name: str
     """The model's name."""
 
     version: int | None = None
-    """Its number; None: what `label` says, else the newest."""
+    """The version number; None for the version of `label`, or the newest."""
 
     label: str = ""
     """An alias of a version; "" for none."""
@@ -39,7 +39,7 @@ class ModelAt:
 
     @property
     def path(self) -> str:
-        """Its URL's path over REST."""
+        """Its URL path over REST."""
         path = f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
         if self.version is not None:
             return f"{path}/versions/{self.version}"
@@ -48,13 +48,13 @@ class ModelAt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """What an input must be."""
+    """The dtype and shape of an input or output."""
 
     dtype: str
-    """TensorFlow's name in small letters: "float32", "string"."""
+    """TensorFlow's name in lower case: "float32", "string"."""
 
     shape: tuple[int | None, ...] | None
-    """Length of each axis, None where any is taken; None as a whole where the rank is open."""
+    """Length of each axis, None for any; None instead of a tuple if the rank is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class SignatureSpec:
 
     @property
     def encoded(self) -> list[str]:
-        """Inputs that take strings, one a row: where an image file can go."""
+        """Inputs of one string per row, which can be image files."""
         return [
             name
             for name, spec in self.inputs.items()
@@ -75,40 +75,40 @@ class SignatureSpec:
 
 
 def chosen(signatures: Mapping[str, SignatureSpec], name: str) -> SignatureSpec:
-    """The signature of a name, "" for the usual one.
+    """Return a signature by name, "" for the default.
 
     Raises:
-        UserError: the model has none of this name.
+        UserError: the model does not have this signature.
     """
     wanted = name or DEFAULT_SIGNATURE
     if wanted not in signatures:
-        # Keras's archive names its initialiser as a signature, which nobody calls.
+        # Keras exports its initializer as a signature that nobody calls.
         known = sorted(name for name in signatures if not name.startswith("__"))
         raise UserError(f"{wanted!r} must be a signature of the model", fix=nearest(wanted, known))
     return signatures[wanted]
 
 
 PADDING: dict[str, Any] = {"int64": -(2**63), "float32": math.nan, "string": ""}
-"""Dtype -> what a model that Stoker exported cuts off the end of a list, as JSON has it."""
+"""Dtype -> the padding value that a model exported by Stoker removes from the end of a list, as in JSON."""
 
-_STOKERS = {"serving_examples", "transform_features", "serving_transformed"}
-"""The signatures next to the usual one of each model that Stoker exported with such lists. Without
-the first, an open axis may be that of a user's own data, whose padding nothing cuts off."""
+_STOKER_SIGNATURES = {"serving_examples", "transform_features", "serving_transformed"}
+"""Signatures, besides the default, of every model that Stoker exported with such lists. Without the first,
+an axis of any length may belong to a user's own dataset, whose padding is not removed."""
 
 
 def list_padding(signatures: Mapping[str, SignatureSpec], name: str) -> dict[str, Any]:
-    """Input -> the padding that the model cuts off its lists; only inputs known to do so.
+    """Return the padding value by input, for inputs whose padding the model is known to remove.
 
     Args:
-        signatures: All of the model's, by name.
-        name: Which one is called, "" for the usual one.
+        signatures: All signatures of the model, by name.
+        name: The called signature, "" for the default.
 
     Raises:
-        UserError: the model has none of this name.
+        UserError: the model does not have this signature.
     """
     inputs = chosen(signatures, name).inputs
     takes_raw = name in ("", DEFAULT_SIGNATURE, "transform_features")
-    if not takes_raw or not signatures.keys() >= _STOKERS:
+    if not takes_raw or not signatures.keys() >= _STOKER_SIGNATURES:
         return {}
     return {
         name: PADDING[spec.dtype]
@@ -135,7 +135,7 @@ DTYPES = {
     22: "uint32",
     23: "uint64",
 }
-"""Number -> name of the dtypes that tensors of a request and an answer have.
+"""Number -> name of the dtypes of request and answer tensors.
 
 Source: TensorFlow, core/framework/types.proto.
 """
@@ -146,4 +146,4 @@ DTYPES_OF_JSON = {
     "DT_HALF": "float16",
     **{f"DT_{name.upper()}": name for name in DTYPES.values() if not name.startswith("float")},
 }
-"""The same by the enumeration's names, in which REST writes them."""
+"""The same by the names of the enumeration, which REST uses."""

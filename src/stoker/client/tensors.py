@@ -28,11 +28,11 @@ _FIELDS = {
     "complex128": "dcomplex_val",
     "string": "string_val",
 }
-"""The field that holds the values of each dtype where they are not sent as raw bytes."""
+"""The field for the values of each dtype if they are not sent as raw bytes."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The array's dtype for TensorFlow's name; strings are objects of `bytes`."""
+    """Return the NumPy dtype for TensorFlow's name; strings are `bytes` objects."""
     if name == "string":
         return np.dtype(object)
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
@@ -46,14 +46,14 @@ def fill_tensor(tensor: Any, array: NDArray[Any]) -> None:
         array: Any shape; strings as an object array of `bytes` or `str`, or of dtype S or U.
 
     Raises:
-        UserError: no tensor has this dtype.
+        UserError: TensorFlow Serving does not support this dtype.
     """
     texts = array.dtype.kind in "OSU"
     name = "string" if texts else array.dtype.name
     if name not in _NUMBERS:
         raise UserError("an input must have a dtype that TensorFlow Serving knows", got=Plain(name))
     tensor.dtype = _NUMBERS[name]
-    # Said also of a scalar, whose shape has no axis: without it the rank is not known.
+    # Also for a scalar, whose shape has no axis: without it the rank would be unknown.
     tensor.tensor_shape.SetInParent()
     for size in array.shape:
         tensor.tensor_shape.dim.add(size=size)
@@ -66,12 +66,12 @@ def fill_tensor(tensor: Any, array: NDArray[Any]) -> None:
 
 
 def to_array(tensor: Any) -> NDArray[Any]:
-    """A TensorProto as an array; strings as objects of `bytes`.
+    """Return a TensorProto as an array; strings are `bytes` objects.
 
-    Fewer values than elements repeat the last one, as TensorFlow has it.
+    Missing values repeat the last one, as in TensorFlow.
 
     Raises:
-        DataError: the server sent something that is no dense tensor.
+        DataError: it is not a dense tensor.
     """
     name = DTYPES.get(tensor.dtype)
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)

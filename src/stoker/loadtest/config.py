@@ -1,4 +1,4 @@
-"""How much load, for how long."""
+"""The rate and duration of a load test, and its target address."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ MAX_CONNECTIONS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadConfig:
-    """One run of load."""
+    """Settings of a load test."""
 
     rate_per_s: float | None
-    """Requests that are due each second; None: every connection sends on when it has its answer."""
+    """Due requests per second; None sends the next request of a connection after each answer (closed loop)."""
 
     seconds: float = 10.0
-    """How long requests are sent."""
+    """How long requests are sent, seconds."""
 
     connections: int = 16
     """Connections, each with one request at a time."""
 
     timeout_s: float = 10.0
-    """Longest wait for one answer, and for the last ones after the end."""
+    """Longest wait for an answer, also after the end, seconds."""
 
     def __post_init__(self) -> None:
-        """Refuse what would not end."""
+        """Check the ranges."""
         rate = self.rate_per_s
         if rate is not None and not rate > 0:
             raise ConfigError("the rate must be above 0 requests a second", got=rate)
@@ -62,26 +62,26 @@ class LoadConfig:
 
     @property
     def requests(self) -> int:
-        """Most requests that are sent."""
+        """Most requests to send."""
         if self.rate_per_s is None:
             return MAX_REQUESTS
         return int(self.rate_per_s * self.seconds)
 
 
 SocketAddress = tuple[socket.AddressFamily, tuple[str, int]]
-"""The family, and what `connect` takes."""
+"""Address family, and the argument of `connect`."""
 
 
 def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
-    """The address that load goes to.
+    """Return the address of the server.
 
     Args:
-        host: Name or number.
-        port: TCP.
+        host: Host name or IP address.
+        port: TCP port.
         allow_remote: Whether it may be another machine.
 
     Raises:
-        ConfigError: the name is unknown, or is that of another machine and may not be.
+        ConfigError: the name is unknown, or belongs to another machine without `allow_remote`.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -97,7 +97,7 @@ def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
                 got=Plain(f"{host}, which is {number}"),
                 fix="Where that server is yours to load, add --allow-remote.",
             )
-    # A name may stand for ::1 and 127.0.0.1, and the server listen on one of them.
+    # A name may resolve to ::1 and 127.0.0.1 while the server listens on one of them.
     several = addresses if len(addresses) > 1 else []
     return next((one for one in several if _listens(one)), addresses[0])
 

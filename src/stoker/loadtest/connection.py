@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection with one request at a time, that never blocks."""
+"""A non-blocking HTTP/1.1 connection with one request at a time."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _CHUNK_BYTES = 1 << 18
 
 _READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
 
-_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+_CONNECTING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 CLOSED = "connection closed"
-"""The server ended the connection before its answer was whole."""
+"""The server closed the connection before its answer was complete."""
 
 NOT_HTTP = "no HTTP answer"
-"""What came back could not be read."""
+"""The answer could not be parsed."""
 
 
 class HttpConnection:
-    """Sends one request, reads its answer, and is opened again where the server ended it."""
+    """Sends a request and reads its answer; connects again after the server closed it."""
 
     def __init__(self, address: SocketAddress, selector: selectors.BaseSelector) -> None:
-        """Nothing is opened yet."""
+        """Prepare the connection; it is not opened yet."""
         self._address = address
         self._selector = selector
         self._socket: socket.socket | None = None
@@ -43,20 +43,20 @@ class HttpConnection:
         self._whole = False
         self._parser = httptools.HttpResponseParser(self)
         self.due_s = 0.0
-        """When its request was due."""
+        """Due time of its request."""
         self.began_s = 0.0
-        """When its request was handed to it."""
+        """Time at which it got its request."""
 
     def open(self) -> str:
-        """Begin to connect; returns why that failed at once, "" where it did not."""
+        """Start to connect; return the error of an immediate failure, else ""."""
         family, address = self._address
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setblocking(False)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = made.connect_ex(address)
-        if code not in (0, *_UNDER_WAY):
+        if code not in (0, *_CONNECTING):
             made.close()
-            return _said(code)
+            return _error_text(code)
         self._socket = made
         self._parser = httptools.HttpResponseParser(self)
         self._watched = _BOTH
@@ -64,16 +64,16 @@ class HttpConnection:
         return ""
 
     def send(self, request: bytes, *, due_s: float, now_s: float) -> str:
-        """Begin a request; returns why it failed at once, "" where it did not."""
+        """Start a request; return the error of an immediate failure, else ""."""
         self.due_s, self.began_s = due_s, now_s
         self._left, self._whole, self._status = memoryview(request), False, 0
         return self.open() if self._socket is None else self._write()
 
     def on_ready(self, events: int) -> str | None:
-        """Read and write what can be; the answer's status or fault once there is one.
+        """Read and write without blocking.
 
         Returns:
-            None while it is under way; "" for an answer of 200; else why it failed.
+            None while the request is unfinished; "" for an answer with status 200; else the error.
         """
         if events & selectors.EVENT_WRITE and (fault := self._write()):
             return fault
@@ -82,17 +82,17 @@ class HttpConnection:
         return self._read()
 
     def close(self) -> None:
-        """End the connection; the next request opens another."""
+        """Close the connection; the next request opens another."""
         if self._socket is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)
             self._socket.close()
         self._socket = None
 
-    # What httptools calls.
+    # -- called by httptools
 
     def on_message_complete(self) -> None:
-        """The answer is whole; of an informational one more follows."""
+        """Note that the answer is complete."""
         self._status = self._parser.get_status_code()
         self._whole = True
 
@@ -106,7 +106,7 @@ class HttpConnection:
             pass
         except OSError as error:
             self.close()
-            return _said(error.errno or 0)
+            return _error_text(error.errno or 0)
         wanted = _BOTH if self._left else _READ
         if wanted != self._watched:
             self._selector.modify(self._socket, wanted, self)
@@ -122,7 +122,7 @@ class HttpConnection:
             return None
         except OSError as error:
             self.close()
-            return _said(error.errno or 0)
+            return _error_text(error.errno or 0)
         if not data:
             self.close()
             return CLOSED
@@ -135,11 +135,11 @@ class HttpConnection:
 
     def _answered(self) -> str:
         if self._left or not self._parser.should_keep_alive():
-            self.close()  # it was answered before it was sent, or the server wants no more
+            self.close()  # answered before it was fully sent, or the server closes it
         return "" if self._status == 200 else f"HTTP {self._status}"
 
 
-def _said(code: int) -> str:
+def _error_text(code: int) -> str:
     if code in (errno.ECONNRESET, errno.EPIPE):
         return CLOSED
     return os.strerror(code).lower() if code else CLOSED
@@ -148,12 +148,12 @@ def _said(code: int) -> str:
 def http_requests(
     address: Address, path: str, requests: Sequence[Request], headers: dict[str, str]
 ) -> list[bytes]:
-    """Each request as it goes over the wire.
+    """Return the bytes of each request.
 
     Args:
-        address: Where to; its host and path stand in the request.
+        address: The server; its host and path are part of the request.
         path: `/v1/models/...:predict`.
-        requests: What is asked.
+        requests: The requests.
         headers: Further headers.
     """
     made = []

@@ -1,4 +1,4 @@
-"""The loop that sends by a schedule and reads what comes back, in one thread."""
+"""Sends requests by a schedule and reads the answers, in one thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 
 from stoker.loadtest.config import LoadConfig, SocketAddress
 from stoker.loadtest.connection import HttpConnection
-from stoker.loadtest.latency import Latencies
-from stoker.loadtest.result import LoadResult
+from stoker.loadtest.result import Latencies, LoadResult
 
-_LOOK_S = 0.05
-"""Longest sleep: how soon a time-out, or the wish to stop, is seen."""
+_CHECK_S = 0.05
+"""Longest sleep, seconds: how soon a time-out or a request to stop is noticed."""
 
 _REST_S = 0.01
-"""How long a connection of a closed loop rests after a fault: a server that is gone refuses at once."""
+"""Pause of a closed-loop connection after an error, seconds: a stopped server refuses at once."""
 
 TIMED_OUT = "no answer in time"
 NOT_SENT = "not sent in time"
@@ -31,17 +30,17 @@ def run_load(
     *,
     stopped: Callable[[], bool],
 ) -> LoadResult:
-    """Send requests, one after the other of `requests` and round again, and time their answers.
+    """Send `requests` in turn, again and again, and measure the latency of their answers.
 
     Args:
-        config: How many and how long.
-        address: Where to.
-        requests: Whole HTTP requests.
-        stopped: Asked all along; True ends the run with what it has.
+        config: Rate, duration and connections.
+        address: The server.
+        requests: Complete HTTP requests.
+        stopped: Called again and again; True ends the run with the result so far.
     """
     with selectors.DefaultSelector() as selector:
         load = _Load(config, address, requests, selector)
-        # A collection of the garbage of all the program would hold up the schedule.
+        # Garbage collection would delay the schedule.
         gc.collect()
         gc.disable()
         try:
@@ -67,20 +66,20 @@ class _Load:
         self._busy: set[HttpConnection] = set()
         self._resting: deque[tuple[float, HttpConnection]] = deque()
         self._waiting: deque[tuple[float, float]] = deque()
-        """When each request was due that has no connection yet, and when it was taken up."""
+        """Requests without a connection: their due time, and when they left the schedule."""
         self._due = 0
-        """Requests that were due so far."""
+        """Number of requests due so far."""
         self._begun = 0
-        """Requests that were handed to a connection."""
+        """Number of requests given to a connection."""
         self._latencies, self._lag, self._waited = Latencies(), Latencies(), Latencies()
         self._errors: Counter[str] = Counter()
         self._last_answer_s = 0.0
-        self._looked_s = 0.0
+        self._checked_s = 0.0
 
     def run(self, stopped: Callable[[], bool]) -> LoadResult:
         for connection in self._all:
             connection.open()
-        self._wait(_REST_S)  # on this machine they are open by now
+        self._wait(_REST_S)  # on the same machine, they are open by now
         clock = time.perf_counter
         cpu_s = time.process_time()
         start_s = self._last_answer_s = clock()
@@ -96,11 +95,11 @@ class _Load:
             if self._is_done(now_s, end_s):
                 break
             self._wait(self._sleep_s(start_s, clock()))
-            self._look_for_late(clock())
+            self._check_time_outs(clock())
         now_s = clock()
         if not ended:
-            self._give_up()
-        # The schedule's whole length, also where its last request was answered before its end.
+            self._count_unanswered()
+        # At least the length of the schedule, even if its last request was answered earlier.
         took_s = now_s - start_s if ended else max(self._last_answer_s, min(end_s, now_s)) - start_s
         return LoadResult(
             mode="open" if open_loop else "closed",
@@ -121,7 +120,7 @@ class _Load:
             connection.close()
 
     def _take_due(self, start_s: float, clock: Callable[[], float]) -> None:
-        """Take what is due off the schedule, and note how late that is done."""
+        """Take due requests off the schedule, and record the delay."""
         rate_per_s = self._config.rate_per_s or 0.0
         while self._due < self._config.requests:
             due_s = start_s + self._due / rate_per_s
@@ -132,10 +131,10 @@ class _Load:
             self._waiting.append((due_s, now_s))
             self._due += 1
             if len(self._idle) and len(self._waiting) >= len(self._idle):
-                return  # these can be sent: first they, then what else is due
+                return  # send these before taking more
 
     def _take_free(self, now_s: float) -> None:
-        """In a closed loop what is due is what a connection is free for."""
+        """In a closed loop, take a request for each free connection."""
         while self._resting and self._resting[0][0] <= now_s:
             self._idle.append(self._resting.popleft()[1])
         free = min(len(self._idle), self._config.requests - self._due)
@@ -145,10 +144,10 @@ class _Load:
     def _hand_out(self, clock: Callable[[], float]) -> None:
         open_loop = self._config.rate_per_s is not None
         while self._waiting and self._idle:
-            due_s, taken_s = self._waiting.popleft()
+            due_s, scheduled_s = self._waiting.popleft()
             connection, now_s = self._idle.pop(), clock()
             if open_loop:
-                self._waited.add(now_s - taken_s)
+                self._waited.add(now_s - scheduled_s)
             else:
                 due_s = now_s
             request = self._requests[self._begun % len(self._requests)]
@@ -159,8 +158,7 @@ class _Load:
                 self._ended(connection, fault, now_s)
 
     def _wait(self, sleep_s: float) -> None:
-        # `epoll` sleeps whole milliseconds; `select`, asked about the one file that stands for all
-        # of them, sleeps microseconds.
+        # `epoll` sleeps whole milliseconds; `select` on epoll's own descriptor sleeps microseconds.
         if sleep_s > 0:
             select.select([self._selector.fileno()], [], [], sleep_s)
         for key, events in self._selector.select(0):
@@ -169,17 +167,17 @@ class _Load:
             if outcome is not None and connection in self._busy:
                 self._ended(connection, outcome, time.perf_counter())
             elif outcome is not None:
-                connection.close()  # the server ended what was idle
+                connection.close()  # the server closed an idle connection
 
     def _sleep_s(self, start_s: float, now_s: float) -> float:
         if self._waiting and self._idle:
             return 0.0
         rate_per_s = self._config.rate_per_s
         if rate_per_s is None:
-            return _REST_S if self._resting else _LOOK_S
+            return _REST_S if self._resting else _CHECK_S
         if self._due >= self._config.requests:
-            return _LOOK_S
-        return min(_LOOK_S, start_s + self._due / rate_per_s - now_s)
+            return _CHECK_S
+        return min(_CHECK_S, start_s + self._due / rate_per_s - now_s)
 
     def _ended(self, connection: HttpConnection, fault: str, now_s: float) -> None:
         self._busy.discard(connection)
@@ -193,10 +191,10 @@ class _Load:
         else:
             self._idle.append(connection)
 
-    def _look_for_late(self, now_s: float) -> None:
-        if now_s - self._looked_s < _LOOK_S:
+    def _check_time_outs(self, now_s: float) -> None:
+        if now_s - self._checked_s < _CHECK_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         late = [c for c in self._busy if now_s - c.began_s > self._config.timeout_s]
         for connection in late:
             connection.close()
@@ -212,8 +210,8 @@ class _Load:
             return True
         return now_s >= end_s + self._config.timeout_s
 
-    def _give_up(self) -> None:
-        """Count what was not answered when the last wait was over."""
+    def _count_unanswered(self) -> None:
+        """Count the requests that were not answered in the end."""
         self._errors[TIMED_OUT] += len(self._busy)
         self._errors[NOT_SENT] += len(self._waiting)
         self._errors = +self._errors

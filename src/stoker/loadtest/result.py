@@ -1,83 +1,149 @@
-"""What a run of load has shown, and whether it can be believed."""
+"""The result of a load run: latencies, whether the generator kept its schedule, and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.loadtest.latency import Latencies
+from hdrh.histogram import HdrHistogram
+
+from stoker.pages.html import Html, element
+from stoker.pages.plot import Axis, line_plot, picture_file
+
+_UNITS_PER_S = 10_000_000
+"""Latencies are recorded in tenths of a microsecond; fast loopback servers answer in about 10 us."""
+
+_MOST_S = 2 * 3600.0
+"""Largest recorded value: the longest run and the longest wait after it, seconds."""
+
+_DIGITS = 3
+"""Significant digits of every value: the error is at most 0.1 %."""
+
+
+class Latencies:
+    """A High Dynamic Range histogram, in seconds."""
+
+    def __init__(self) -> None:
+        self._histogram = HdrHistogram(1, int(_MOST_S * _UNITS_PER_S), _DIGITS)
+        self._max_s = 0.0
+        self._sum_s = 0.0
+
+    def add(self, value_s: float) -> None:
+        """Record a value; larger ones count as the largest recorded value."""
+        value_s = min(max(value_s, 0.0), _MOST_S)
+        self._histogram.record_value(max(1, int(value_s * _UNITS_PER_S)))
+        self._sum_s += value_s
+        self._max_s = max(value_s, self._max_s)
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return int(self._histogram.get_total_count())
+
+    @property
+    def max_s(self) -> float:
+        """The exact maximum, seconds; 0 without values."""
+        return self._max_s
+
+    @property
+    def mean_s(self) -> float:
+        """The exact mean, seconds; 0 without values."""
+        return self._sum_s / self.count if self.count else 0.0
+
+    def at(self, percent: float) -> float:
+        """Return a percentile, seconds; 0 without values."""
+        return self.curve([percent])[0]
+
+    def curve(self, percents: Sequence[float]) -> list[float]:
+        """Return several percentiles in one pass over the buckets."""
+        if not self.count:
+            return [0.0] * len(percents)
+        wanted = [self._whole(percent) for percent in percents]
+        found = self._histogram.get_percentile_to_value_dict(wanted)
+        # The upper end of a bucket may exceed the maximum.
+        return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in wanted]
+
+    def _whole(self, percent: float) -> float:
+        """Round a percentage up to a whole number of values; the library would round to the nearest.
+
+        The 90th percentile of six values would be the fifth, which more than a tenth exceed.
+        """
+        values = math.ceil(round(percent / 100 * self.count, 6))
+        return 100 * max(values, 1) / self.count
+
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
-"""What a table shows, beside the longest."""
+"""Percentiles in tables, next to the maximum."""
 
 LATE_S = 0.001
-"""How late the generator may send one request in a hundred without a word about it, seconds."""
+"""How late the generator may send 1 % of the requests without a warning, seconds."""
 
 LATE_SHARE = 0.1
-"""... or this share of the median latency, where that is more."""
+"""Or this share of the median latency, whichever is larger."""
 
 BUSY_SHARE = 0.9
-"""Share of a core from which on the generator may have been what was slow."""
+"""CPU share of a core above which the generator may have been the bottleneck."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """Latencies of the answers of 200, and the count of all else."""
+    """Latencies of successful answers, and the number of all others."""
 
     mode: str
     """ "open" or "closed"."""
 
     asked_rate_per_s: float | None
-    """Requests a second that were due; None of a closed loop."""
+    """Due requests per second; None in a closed loop."""
 
     connections: int
     """Connections."""
 
     took_s: float
-    """From the first request's time to the last answer, or to the end of the schedule."""
+    """From the first request to the last answer, or to the end of the schedule, seconds."""
 
     sent: int
     """Requests that were due or, in a closed loop, sent."""
 
     latencies: Latencies
-    """Of answers of 200; in an open loop from when the request was due."""
+    """Latencies of answers with status 200; in an open loop, from the due time."""
 
     errors: Mapping[str, int]
     """ "HTTP 503", "connection refused", "no answer in time", "not sent in time" -> how many."""
 
     lag: Latencies
-    """How late the generator itself took up each request of its schedule; empty of a closed loop."""
+    """Delay of the generator per request of its schedule; empty in a closed loop."""
 
     waited: Latencies
-    """How long a request that was taken up waited for a free connection; empty of a closed loop."""
+    """Wait for a free connection per request; empty in a closed loop."""
 
     cpu_share: float
-    """Share of a core that the generator took."""
+    """CPU share of a core that the generator used."""
 
     stopped: bool = False
-    """Ended by hand before its time."""
+    """Whether it was interrupted."""
 
     notes: tuple[str, ...] = field(init=False)
-    """What must be known beside the figures."""
+    """Warnings about the figures."""
 
     def __post_init__(self) -> None:
-        """Say what limits the figures."""
+        """Collect the notes."""
         object.__setattr__(self, "notes", tuple(_notes(self)))
 
     @property
     def kept_schedule(self) -> bool:
-        """Whether the generator was in time, so that the latencies are the server's."""
+        """Whether the generator was on time, so that the latencies are the server's."""
         allowed_s = max(LATE_S, LATE_SHARE * self.latencies.at(50))
         return not self.lag.count or self.lag.at(99) <= allowed_s
 
     @property
     def throughput_per_s(self) -> float:
-        """Answers of 200 a second."""
+        """Answers with status 200 per second."""
         return self.latencies.count / self.took_s if self.took_s else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """For other programs; latencies in milliseconds."""
+        """Return the result as JSON values; latencies in milliseconds."""
         return {
             "mode": self.mode,
             "asked_rate_per_s": self.asked_rate_per_s,
@@ -131,3 +197,61 @@ def _notes(result: LoadResult) -> list[str]:
     if result.errors and result.latencies.count:
         notes.append("latencies are those of the answers of 200 alone")
     return notes
+
+
+_WIDTH_PX, _HEIGHT_PX = 640, 320
+"""Size of the plot, pixels."""
+
+_POINTS = 200
+"""Number of points of the line."""
+
+_TICKS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
+"""Labeled percentiles of the axis."""
+
+
+def latency_picture(result: LoadResult, *, title: str) -> str:
+    """Return an SVG of latency by percentile; each further 9 takes the same width.
+
+    Args:
+        result: The measured result; without answers, the picture says so.
+        title: Title of the picture.
+    """
+    summary = (
+        f"{result.throughput_per_s:,.0f} answers/s over {result.took_s:.1f} s, "
+        f"{result.connections} connections, {result.mode} loop"
+    )
+    plot = _plot(result.latencies) if result.latencies.count else _NOTHING
+    return picture_file(plot, above=(title, summary), below=result.notes)
+
+
+_NOTHING = element(
+    "svg", element("text", "No request was answered with 200.", x=12, y=24), height=40
+)
+
+
+def _plot(latencies: Latencies) -> Html:
+    most_ms = _round_up(latencies.max_s * 1e3)
+    nines = max(2.0, math.log10(latencies.count))
+    at = [nines * step / _POINTS for step in range(_POINTS + 1)]
+    values_s = latencies.curve([100 * (1 - 10**-place) for place in at])
+    points = [
+        (place / nines, value_s * 1e3 / most_ms)
+        for place, value_s in zip(at, values_s, strict=True)
+    ]
+    places = [
+        (-math.log10(1 - percentile / 100) / nines, f"{percentile:g}") for percentile in _TICKS
+    ]
+    quarters = [(part / 4, f"{most_ms * part / 4:g} ms") for part in range(5)]
+    return line_plot(
+        [*points, (1.0, latencies.max_s * 1e3 / most_ms)],
+        across=Axis(name="percentile", ticks=[tick for tick in places if tick[0] <= 1]),
+        up=Axis(name="", ticks=quarters),
+        size_px=(_WIDTH_PX, _HEIGHT_PX),
+        title="latency by percentile",
+    )
+
+
+def _round_up(value: float) -> float:
+    """Return the next of 1, 2, 4, 8 times a power of ten, whose quarters are short numbers."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-3)))
+    return next(power * step for step in (1, 2, 4, 8, 10, 20) if power * step >= value)

@@ -21,7 +21,6 @@ from stoker.app.chain import ChainResult
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.smoke_test import prove_run
 from stoker.cli.main import invoke
-from stoker.client.asking import ask_grpc, ask_rest
 from stoker.client.grpc_client import GrpcClient
 from stoker.client.rest_client import RestClient
 from stoker.client.rows import Request, json_instances
@@ -289,12 +288,13 @@ def test_rows_columns_and_tensors_are_answered_alike(
     assert len(instances[0]["image floats"]) == 16
     columns = {name: [row[name] for row in instances] for name in rows}
 
-    by_rows = ask_rest(url, "vectors", instances)[ONLY]
+    with RestClient(url) as rest, GrpcClient(address) as over_grpc:
+        by_rows = rest.predict("vectors", instances).outputs[ONLY]
+        answers = over_grpc.predict("vectors", rows)
     by_columns = post(f"{url}/v1/models/vectors:predict", {"inputs": columns})["outputs"]
-    answered, version = ask_grpc(address, "vectors", rows)
 
-    assert version == 1
-    (by_tensors,) = answered.values()
+    assert answers.version == 1
+    (by_tensors,) = answers.outputs.values()
     np.testing.assert_allclose(by_rows, by_tensors, rtol=1e-6)
     np.testing.assert_allclose(by_columns, by_tensors, rtol=1e-6)
 
@@ -402,8 +402,11 @@ def test_a_list_of_another_rank_is_refused_by_name_and_shape(
     rows[name] = np.array([value], object if name == "words" else np.float32)
     columns = {column: [row[column] for row in json_instances(rows, binary=())] for column in rows}
 
-    with pytest.raises(UserError, match="INVALID_ARGUMENT") as over_grpc:
-        ask_grpc(served[1], "vectors", rows)
+    with (
+        GrpcClient(served[1]) as client,
+        pytest.raises(UserError, match="INVALID_ARGUMENT") as over_grpc,
+    ):
+        client.predict("vectors", rows)
     refusals = [
         refusal_of(served[0], {"instances": json_instances(rows, binary=())}),
         refusal_of(served[0], {"inputs": columns}),
@@ -450,8 +453,11 @@ def test_a_vector_that_does_not_fit_is_refused_by_name(
     rows = {column: values[:1] for column, values in trained.rows("eval").items()}
     (row,) = json_instances(rows, binary=())
 
-    with pytest.raises(UserError, match=f"HTTP 400.*{said}"):
-        ask_rest(served[0], "vectors", [row | {name: change(row[name])}])
+    with (
+        RestClient(served[0]) as client,
+        pytest.raises(UserError, match=f"HTTP 400.*{said}"),
+    ):
+        client.predict("vectors", [row | {name: change(row[name])}])
 
 
 def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hpack import Decoder, Encoder
 from tensorflow_serving.apis import predict_pb2
 
-from stoker.serve.grpc.http2 import frames
+from stoker.serve.grpc_server import frames
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 CALL = [
@@ -88,7 +88,7 @@ class Talk:
                 self.closed = True
                 return None
             self._rest += came
-        high, low, kind, flags, stream = frames.HEAD.unpack_from(self._rest)
+        high, low, kind, flags, stream = frames.HEADER.unpack_from(self._rest)
         end = 9 + (high << 8 | low)
         found = Frame(kind=kind, flags=flags, stream=stream, payload=self._rest[9:end])
         self._rest = self._rest[end:]

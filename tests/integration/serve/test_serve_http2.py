@@ -24,9 +24,9 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
-from stoker.serve.grpc.call import ServerCall
-from stoker.serve.grpc.http2 import connection, frames
-from stoker.serve.grpc.http2.frames import Error
+from stoker.serve.grpc_server import connection, frames
+from stoker.serve.grpc_server.call import ServerCall
+from stoker.serve.grpc_server.frames import Error
 from stoker.serve.limits import HttpLimits
 from stoker.serve.process.server import Server
 
@@ -87,7 +87,7 @@ def test_a_call_is_answered_however_its_bytes_are_cut(patient: Server) -> None:
 def test_padding_priority_and_headers_in_parts_change_nothing(patient: Server) -> None:
     block = Encoder().encode(CALL)
     padded = b"\x03" + b"\x00" * 5 + block[:7] + b"\x00" * 3
-    flags = frames.PADDED | frames.PRIORITISED
+    flags = frames.PADDED | frames.HAS_PRIORITY
     whole = message([[2.0]])
     with talk(patient.grpc_port) as client:
         client.say(
@@ -191,7 +191,7 @@ def bomb() -> bytes:
 
 ABUSES: dict[str, tuple[bytes, Error]] = {
     "a frame that is too large": (
-        frames.HEAD.pack(0x3000, 0, frames.DATA, 0, 1),
+        frames.HEADER.pack(0x3000, 0, frames.DATA, 0, 1),
         Error.FRAME_SIZE_ERROR,
     ),
     "data of no stream": (data(0, b"x"), Error.PROTOCOL_ERROR),
@@ -367,14 +367,14 @@ def test_no_more_answers_are_made_than_are_read(
 ) -> None:
     """A question of 40 bytes has an answer of thousands: what is not read must not pile up."""
     made: list[int] = []
-    write = ServerCall._written
+    write = ServerCall._serialized
 
     def counted(call: ServerCall, found: Any) -> bytes:
         raw = write(call, found)
         made.append(len(raw))
         return raw
 
-    monkeypatch.setattr(ServerCall, "_written", counted)
+    monkeypatch.setattr(ServerCall, "_serialized", counted)
     asked = reflection_pb2.ServerReflectionRequest(
         file_containing_symbol="tensorflow.serving.PredictionService"
     ).SerializeToString()
@@ -431,7 +431,7 @@ def test_calls_that_run_out_of_time_together_do_not_cost_the_connection(patient:
 def test_a_client_that_pings_now_and_then_is_not_cut(
     patient: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_PING_S", 1e-6)  # hours pass between two
+    monkeypatch.setattr(connection, "PING_REFILL_S", 1e-6)  # hours pass between two
     with talk(patient.grpc_port) as client:
         for _ in range(300):
             client.say(frames.frame(frames.PING, 0, 0, b"keep me!"))
@@ -659,7 +659,7 @@ def test_at_the_end_calls_are_answered_and_watchers_are_let_go(base: Path) -> No
             stopping.start()
             farewell = client.until(frames.GOAWAY)
             assert farewell is not None
-            assert int.from_bytes(farewell.payload[:4], "big") == frames.STREAM_BITS
+            assert int.from_bytes(farewell.payload[:4], "big") == frames.MAX_31_BITS
             client.say(data(1, b""), data(3, message([[3.0]])))
             answers = client.answers(2)
         assert {n: values(raw) for n, (_, raw) in answers.items()} == {1: [2.5], 3: [3.5]}

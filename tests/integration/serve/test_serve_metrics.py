@@ -28,7 +28,7 @@ from tests.integration.serve.conftest import started
 from stoker.cluster.doctor.gpus import Gpus, GpuState
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.grpc.v2_messages import MESSAGES
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability import metrics
 from stoker.serve.process.server import Server
@@ -141,12 +141,12 @@ def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
         task.model_spec.name, task.model_spec.signature_name = "judge", signature
     several.input.example_list.examples.append(example)
     stub.MultiInference(several)
-    infer = MESSAGES["ModelInferRequest"](model_name="half")
+    infer = OPEN_INFERENCE.messages["ModelInferRequest"](model_name="half")
     infer.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1.0)
     channel.unary_unary(
         "/inference.GRPCInferenceService/ModelInfer",
         request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=MESSAGES["ModelInferResponse"].FromString,
+        response_deserializer=OPEN_INFERENCE.messages["ModelInferResponse"].FromString,
     )(infer)
 
 

@@ -21,10 +21,10 @@ from tests.integration.serve.conftest import ask_port, started
 
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
-from stoker.serve.grpc.profiler import DESCRIPTION
+from stoker.serve.grpc.descriptions import PROFILER
 from stoker.serve.process.server import Server
 
-MESSAGES = DESCRIPTION.messages
+MESSAGES = PROFILER.messages
 PREDICT = "/v1/models/half:predict"
 ROW = {"instances": [[1.0]]}
 CLIENT = """\
@@ -80,7 +80,7 @@ def call(
 ) -> Any:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         ask = channel.unary_unary(
-            f"/{DESCRIPTION.service}/{method}",
+            f"/{PROFILER.service}/{method}",
             request_serializer=MESSAGES[f"{method}Request"].SerializeToString,
             response_deserializer=MESSAGES[f"{method}Response"].FromString,
         )

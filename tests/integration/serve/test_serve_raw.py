@@ -89,7 +89,7 @@ def test_the_whole_body_is_one_text(server: Server) -> None:
             {"X_Tensor_Dtype": "int32", "X_Tensor_Shape": "1,3"},
             "must be float32",
         ),
-        ("half_plus_two", {"X_Tensor_Dtype": "string", "X_Tensor_Shape": "1"}, "not be given"),
+        ("half_plus_two", {"X_Tensor_Dtype": "string", "X_Tensor_Shape": "1"}, "not be set"),
         ("half_plus_two", {"X_Tensor_Dtype": "string"}, "must be float32"),
         ("half_plus_two", {"X_Tensor_Dtype": "bool", "X_Tensor_Shape": "12"}, "0 or 1"),
         (

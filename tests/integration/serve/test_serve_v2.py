@@ -133,7 +133,7 @@ def test_texts_go_as_json_and_as_bytes_behind_their_lengths(server: Server) -> N
     parts = {"binary_data_size": len(tail)}
     body = {"inputs": [tensor("word", "BYTES", [2], parameters=parts)]}
     status, said, _ = ask(server, path, body, tail)
-    assert (status, "no text" in said["error"]) == (400, True)
+    assert (status, "not UTF-8" in said["error"]) == (400, True)
     body["parameters"] = {"binary_data_output": True}  # type: ignore[assignment] # another field
     status, said, rest = ask(server, path, body, tail)
     assert (status, rest) == (200, np.array([2, -1], "<i8").tobytes() + tail)
@@ -152,7 +152,7 @@ SIZED = tensor("x", "FP32", [1, 1], parameters={"binary_data_size": 4})
         ({"inputs": []}, b"", {}, "'inputs' must be a list"),
         ({"inputs": [5]}, b"", {}, "must be an object"),
         ({"inputs": [GOOD, GOOD]}, b"", {}, "given once"),
-        ({"inputs": [GOOD], "id": 5}, b"", {}, "'id' must be a text"),
+        ({"inputs": [GOOD], "id": 5}, b"", {}, "'id' must be a string"),
         ({"inputs": [{**GOOD, "datatype": "FP31"}]}, b"", {}, "the datatype of 'x'"),
         ({"inputs": [{**GOOD, "datatype": ["FP32"]}]}, b"", {}, "the datatype of 'x'"),
         ({"inputs": [{**GOOD, "datatype": "INT32"}]}, b"", {}, "must hold values of type int32"),
@@ -168,13 +168,13 @@ SIZED = tensor("x", "FP32", [1, 1], parameters={"binary_data_size": 4})
         ({"inputs": [{**GOOD, "name": "z"}]}, b"", {}, "'x' is missing"),
         ({"inputs": [{**GOOD, "name": ""}]}, b"", {}, "the name of an input"),
         ({"inputs": [GOOD], "outputs": [{"name": "z"}]}, b"", {}, "not found in signature: z"),
-        ({"inputs": [GOOD], "outputs": [{"name": "y"}] * 2}, b"", {}, "asked for once"),
+        ({"inputs": [GOOD], "outputs": [{"name": "y"}] * 2}, b"", {}, "requested once"),
         ({"inputs": [GOOD], "parameters": {"sequence_id": 3}}, b"", {}, "sequence"),
         ({"inputs": [GOOD], "parameters": {"signature_name": "z"}}, b"", {}, "not found"),
         ({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}, b"", {}, "true or false"),
         ({"inputs": [SIZED]}, b"", {}, "binary_data_size of 'x' must be 0..0"),
         ({"inputs": [SIZED]}, b"123", {}, "binary_data_size of 'x' must be 0..3"),
-        ({"inputs": [SIZED]}, b"12345", {}, "stand behind the last tensor"),
+        ({"inputs": [SIZED]}, b"12345", {}, "follow the last tensor"),
         ({"inputs": [{**SIZED, "data": [1.0]}]}, b"1234", {}, "either data or"),
         ({"inputs": [{**SIZED, "shape": [1]}]}, b"1234", {}, ""),
         ({"inputs": [{**SIZED, "shape": [2]}]}, b"1234", {}, "must have 8 bytes"),

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from stoker.serve.grpc.v2_messages import MESSAGES, SERVICE
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.process.server import Server
 
 Ask = Callable[..., Any]
@@ -20,11 +20,11 @@ def ask(server: Server) -> Iterator[Ask]:
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
 
     def to_server(call: str, **fields: Any) -> Any:
-        request = fields.pop("request", None) or MESSAGES[f"{call}Request"](**fields)
+        request = fields.pop("request", None) or OPEN_INFERENCE.messages[f"{call}Request"](**fields)
         method = channel.unary_unary(
-            f"/{SERVICE}/{call}",
+            f"/{OPEN_INFERENCE.service}/{call}",
             request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=MESSAGES[f"{call}Response"].FromString,
+            response_deserializer=OPEN_INFERENCE.messages[f"{call}Response"].FromString,
         )
         return method(request, timeout=30)
 
@@ -33,7 +33,7 @@ def ask(server: Server) -> Iterator[Ask]:
 
 
 def infer(name: str, *tensors: tuple[str, str, list[int]], raw: tuple[bytes, ...] = ()) -> Any:
-    request = MESSAGES["ModelInferRequest"](model_name=name, id="7")
+    request = OPEN_INFERENCE.messages["ModelInferRequest"](model_name=name, id="7")
     for tensor, datatype, shape in tensors:
         request.inputs.add(name=tensor, datatype=datatype, shape=shape)
     request.raw_input_contents.extend(raw)

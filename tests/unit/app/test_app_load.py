@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
 from stoker.loadtest.config import LoadConfig, resolved
-from stoker.loadtest.latency import Latencies
-from stoker.loadtest.picture import latency_picture
-from stoker.loadtest.result import LoadResult
+from stoker.loadtest.result import Latencies, LoadResult, latency_picture
 
 
 def latencies(*values_s: float) -> Latencies:

@@ -17,7 +17,7 @@ from stoker.registry.callpath import Signature, TensorSpec
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.rest.decode import PredictBody, parse_body, read_inputs, to_array
 from stoker.serve.rest.json_text import parse_json
-from stoker.serve.rest.tf_serving_errors import refused
+from stoker.serve.rest.tf_serving_errors import tf_serving_error
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=4)
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -110,7 +110,7 @@ def test_infinity_by_name_is_read() -> None:
 
 @pytest.mark.parametrize("dtype", ["complex64", "qint8", "resource", "variant"])
 def test_a_dtype_that_json_has_no_form_for_is_refused(dtype: str) -> None:
-    with pytest.raises(UserError, match="JSON has no form"):
+    with pytest.raises(UserError, match="JSON cannot represent"):
         to_array([1], name="x", spec=spec(dtype))
 
 
@@ -136,7 +136,7 @@ def test_a_plain_list_does_not_feed_a_model_of_several_inputs() -> None:
         body = parse_body(json.dumps({key: [1.0]}).encode())
         with pytest.raises(UserError, match="several inputs"):
             read_inputs(body, signature(a="float32", b="float32"))
-        said = refused(body, signature(a="float32", b="float32"))
+        said = tf_serving_error(body, signature(a="float32", b="float32"))
         assert said is not None
         assert f"{key} is a plain" in said.message
 
@@ -205,7 +205,7 @@ def test_a_refusal_is_in_tensorflow_servings_words(body: Any, words: str) -> Non
 
     with pytest.raises((UserError, ServeError)):
         read_inputs(read, signature(x="float32"))
-    said = refused(read, signature(x="float32"))
+    said = tf_serving_error(read, signature(x="float32"))
 
     assert said is not None
     assert said.message == words
@@ -219,7 +219,7 @@ def test_what_is_read_is_not_refused_in_words(value: Any, dtype: str) -> None:
     except (UserError, ServeError):
         return
 
-    assert refused(body, signature(x=dtype)) is None
+    assert tf_serving_error(body, signature(x=dtype)) is None
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_body_of_very_many_values_is_refused_without_going_through_it() -> Non
 
     with pytest.raises(UserError, match="float32"):
         read_inputs(body, signature(x="float32"))
-    assert refused(body, signature(x="float32")) is None
+    assert tf_serving_error(body, signature(x="float32")) is None
 
 
 def test_keys_that_are_no_input_are_passed_over_under_inputs() -> None:

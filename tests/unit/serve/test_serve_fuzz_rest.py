@@ -23,8 +23,7 @@ from stoker.core.errors import UserError
 from stoker.registry.callpath import Signature, TensorSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.rest import decode, numbers
-from stoker.serve.rest.json_text import parse_json
-from stoker.serve.rest.quick_json import QuickJson
+from stoker.serve.rest.json_text import QuickJson, parse_json
 
 EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "2000"))
 """About 15 s; `make soak` sets more."""

@@ -11,10 +11,10 @@ import pytest
 from hpack import Decoder, Encoder
 
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.grpc.http2 import frames, heads
-from stoker.serve.grpc.http2.frames import ConnectionFault
-from stoker.serve.grpc.http2.heads import HeaderBlocks
-from stoker.serve.grpc.messages import Messages, Packed
+from stoker.serve.grpc_server import frames, headers
+from stoker.serve.grpc_server.frames import ConnectionFault
+from stoker.serve.grpc_server.headers import HeaderDecoder
+from stoker.serve.grpc_server.messages import CompressedMessage, MessageReader
 
 CALL = [
     (":method", "POST"),
@@ -32,7 +32,7 @@ def block(fields: list[tuple[str, str]], encoder: Encoder | None = None) -> byte
 
 def test_a_head_that_comes_again_means_the_same_whatever_came_between() -> None:
     chance = random.Random(0)
-    encoder, blocks = Encoder(), HeaderBlocks(4096)
+    encoder, blocks = Encoder(), HeaderDecoder(4096)
     encoder.header_table_size = 300  # few entries: old ones are lost all the time
     again = 0
     seen: set[bytes] = set()
@@ -46,7 +46,7 @@ def test_a_head_that_comes_again_means_the_same_whatever_came_between() -> None:
         again += wire in seen
         seen.add(wire)
 
-        head = blocks.read(wire)
+        head = blocks.decode(wire)
 
         assert head.metadata == tuple(more)
         assert head.timeout_s == (float(timeout[0][1][:-1]) if timeout else None)
@@ -73,7 +73,7 @@ def test_what_a_head_says(change: dict[str, str], said: dict[str, object]) -> No
     fields = {**dict(CALL), **change}
     ordered = sorted(fields.items(), key=lambda field: not field[0].startswith(":"))
 
-    head = HeaderBlocks(4096).read(block(ordered))
+    head = HeaderDecoder(4096).decode(block(ordered))
 
     assert {name: getattr(head, name) for name in said} == said
 
@@ -82,7 +82,7 @@ def test_what_a_head_says(change: dict[str, str], said: dict[str, object]) -> No
     "change", [{"grpc-timeout": "1"}, {"grpc-timeout": "123456789S"}, {"x-bin": "%"}]
 )
 def test_a_wrong_head_is_the_callers_fault(change: dict[str, str]) -> None:
-    head = HeaderBlocks(4096).read(block([*CALL, *change.items()]))
+    head = HeaderDecoder(4096).decode(block([*CALL, *change.items()]))
 
     assert head.refusal is not None
     assert head.refusal[0] is Code.INVALID_ARGUMENT
@@ -92,23 +92,23 @@ def test_a_wrong_head_is_the_callers_fault(change: dict[str, str]) -> None:
 def test_a_head_without_its_first_parts_is_malformed(missing: str) -> None:
     rest = [field for field in CALL if field[0] != missing]
 
-    assert HeaderBlocks(4096).read(block(rest)).malformed
+    assert HeaderDecoder(4096).decode(block(rest)).malformed
 
 
 def test_large_headers_refuse_the_call_and_far_too_large_ones_the_connection() -> None:
-    blocks = HeaderBlocks(4096)
+    blocks = HeaderDecoder(4096)
 
-    head = blocks.read(block([*CALL, ("x-long", "y" * 5000)]))
+    head = blocks.decode(block([*CALL, ("x-long", "y" * 5000)]))
 
     assert head.refusal is not None
     assert head.refusal[0] is Code.RESOURCE_EXHAUSTED
     # A kilobyte that is remembered and then named again and again: a bomb.
     encoder, named = Encoder(), ("x-bomb", "z" * 1000)
-    blocks.read(block([*CALL, named], encoder))
+    blocks.decode(block([*CALL, named], encoder))
     bomb = block([*CALL, *[named] * 100], encoder)
     assert len(bomb) < 200
     with pytest.raises(ConnectionFault) as caught:
-        blocks.read(bomb)
+        blocks.decode(bomb)
     assert caught.value.error is frames.Error.ENHANCE_YOUR_CALM
 
 
@@ -116,7 +116,7 @@ def test_large_headers_refuse_the_call_and_far_too_large_ones_the_connection() -
 def test_what_is_written_is_read_by_others(size: int) -> None:
     fields = [("grpc-status", "3"), ("x", "a" * size)]
 
-    decoded = Decoder(max_header_list_size=1 << 20).decode(heads.block_of(fields))
+    decoded = Decoder(max_header_list_size=1 << 20).decode(headers.encode(fields))
 
     assert [(str(name), str(value)) for name, value in decoded] == fields
 
@@ -126,7 +126,7 @@ def test_what_is_written_is_read_by_others(size: int) -> None:
     [("a b", "a b"), ("50 %\n", "50 %25%0A"), ("Größe", "Gr%C3%B6%C3%9Fe"), ("\ud800", "?")],
 )
 def test_a_reason_goes_as_its_protocol_has_it(said: str, wire: str) -> None:
-    decoded = Decoder().decode(heads.ending(3, said))
+    decoded = Decoder().decode(headers.trailers(3, said))
     found = {str(name): str(value) for name, value in decoded}
 
     assert found == {"grpc-status": "3", "grpc-message": wire}
@@ -147,28 +147,28 @@ def test_messages_are_found_wherever_the_bytes_are_cut() -> None:
             found += messages.feed(stream[:size])
             stream = stream[size:]
         assert found == wanted
-        assert not messages.is_amid
+        assert not messages.is_partial
 
 
-def cut(encoding: str, most: int) -> Messages:
-    return Messages(encoding=encoding, max_bytes=10 * most, unpacked_bytes=most)
+def cut(encoding: str, most: int) -> MessageReader:
+    return MessageReader(encoding=encoding, max_bytes=10 * most, max_decompressed=most)
 
 
 def test_a_packed_message_is_unpacked_and_never_beyond_the_limit() -> None:
     plain = b"a" * 1000
     for encoding, pack in (("gzip", gzip.compress), ("deflate", zlib.compress)):
         (found,) = cut(encoding, 1000).feed(prefixed(pack(plain), packed=True))
-        assert isinstance(found, Packed)
-        assert found.unpacked() == plain
+        assert isinstance(found, CompressedMessage)
+        assert found.decompress() == plain
         for wrong, code in (
             (pack(plain + b"a"), Code.RESOURCE_EXHAUSTED),
             (pack(plain)[:-5], Code.INVALID_ARGUMENT),
             (b"no such thing", Code.INVALID_ARGUMENT),
         ):
             (found,) = cut(encoding, 1000).feed(prefixed(wrong, packed=True))
-            assert isinstance(found, Packed)
+            assert isinstance(found, CompressedMessage)
             with pytest.raises(ServeError) as caught:
-                found.unpacked()
+                found.decompress()
             assert caught.value.code is code
 
 
@@ -184,16 +184,18 @@ def test_an_unknown_compression_is_refused_when_it_is_used() -> None:
 
     assert messages.feed(prefixed(b"plain")) == [b"plain"]
     (found,) = messages.feed(prefixed(b"x", packed=True))
-    assert isinstance(found, Packed)
+    assert isinstance(found, CompressedMessage)
     with pytest.raises(ServeError) as caught:
-        found.unpacked()
+        found.decompress()
     assert caught.value.code is Code.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("letter", ["x", "%", "é", "😀"])
 def test_a_long_reason_is_cut_to_what_every_client_takes(letter: str) -> None:
     for size in range(1360, 1370):
-        decoded = Decoder(max_header_list_size=1 << 20).decode(heads.ending(5, letter * 3 * size))
+        decoded = Decoder(max_header_list_size=1 << 20).decode(
+            headers.trailers(5, letter * 3 * size)
+        )
         said = {str(name): str(value) for name, value in decoded}["grpc-message"]
         assert 4000 < len(said) <= 4096
         again = unquote(said, errors="ignore")
@@ -201,10 +203,10 @@ def test_a_long_reason_is_cut_to_what_every_client_takes(letter: str) -> None:
 
 
 def test_what_little_hpack_unfolds_to_is_not_remembered() -> None:
-    encoder, blocks = Encoder(), HeaderBlocks(32 << 10)
+    encoder, blocks = Encoder(), HeaderDecoder(32 << 10)
     large = ("x-large", "z" * 2000)
-    blocks.read(block([*CALL, large], encoder))
+    blocks.decode(block([*CALL, large], encoder))
     for number in range(50):
-        blocks.read(block([*CALL, *[large] * (number % 10 + 1)], encoder))
+        blocks.decode(block([*CALL, *[large] * (number % 10 + 1)], encoder))
 
-    assert sum(map(len, blocks._known)) < 1024
+    assert sum(map(len, blocks._cache)) < 1024

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.serve.errors import ServeError
-from stoker.serve.rest.json_text import parse_json
-from stoker.serve.rest.quick_json import QuickJson
+from stoker.serve.rest.json_text import QuickJson, parse_json
 
 TEXTS = [
     b'{"instances": [[1.5, -0.0, -0, 0, 1e5, 1E-7, 123456789012345678]]}',

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.serve.request_log.files import UNFINISHED, RecordFile, make_room
+from stoker.serve.request_log.writer import UNFINISHED, RecordFile, make_room
 from stoker.serve.servables.prediction_logs import framed, read_records
 
 RECORD = framed(b"x" * 100)
@@ -18,7 +18,7 @@ KIB = 1 << 10
 WRITER = """
 import sys
 from stoker.serve.servables.prediction_logs import framed
-from stoker.serve.request_log.files import RecordFile, make_room
+from stoker.serve.request_log.writer import RecordFile, make_room
 
 prefix, name, count = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
 file = RecordFile(prefix)

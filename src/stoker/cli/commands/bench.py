@@ -106,7 +106,7 @@ def bench(
     with _stopping_on_signals() as stopped:
         result = run_load(config, address, requests, stopped=stopped.is_set)
     if plot is not None:
-        from stoker.loadtest.picture import latency_picture
+        from stoker.loadtest.result import latency_picture
 
         write_atomic(plot, latency_picture(result, title=f"{model} at {client.address}"))
     if as_json:

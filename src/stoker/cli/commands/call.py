@@ -15,9 +15,8 @@ from stoker.cli.stdout import print_result
 from stoker.core.errors import ConfigError, Plain, UserError
 
 if TYPE_CHECKING:
-    from stoker.client.answers import Answers
     from stoker.client.connection import Connection
-    from stoker.client.model_client import ModelClient
+    from stoker.client.model_client import Answers, ModelClient
     from stoker.client.rows import Request
     from stoker.client.signature import ModelAt
 

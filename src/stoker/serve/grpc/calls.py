@@ -1,86 +1,112 @@
-"""What every call has in common: a deadline, an end with a code, and a line in the access log."""
+"""What all gRPC calls share: the key check, a deadline, a status, and a line in the access log."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from stoker.core.errors import UserError
+from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import RequestRecord
-from stoker.serve.security.auth import Keys
+from stoker.serve.security.auth import Keys, Role
 
 _MAX_DETAILS = 2000
-"""Longest text of a refusal; gRPC has 8 KiB for all that ends a call."""
+"""Longest status message; gRPC has 8 KiB for all trailers."""
 
-STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-"""gRPC's status by its number."""
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+_NO_KEY = (
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+)
+"""Methods that need no key: load balancers call them. Health's `List` names the models, so it needs one."""
+
+_ADMIN = (
+    "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
+    "/tensorflow.ProfilerService/",
+)
+"""Methods that load other files, or slow the server down and show how it works."""
 
 _log = logging.getLogger(__name__)
 
 
+Answer = Callable[[DataPlane, Any, Deadline], Any]
+"""Answers a request message with a response message."""
+
+
 @dataclass(kw_only=True)
 class Call:
-    """One call while it is answered."""
+    """One running call."""
 
     deadline: Deadline
     """How long its client waits."""
 
     response: Any = None
-    """The answer's message; set before the call ends, for its size."""
+    """The response message; set before the call ends, for its size in the access log."""
 
 
 class Calls:
-    """Opens and ends calls, each the same way."""
+    """Starts and ends every call in the same way."""
 
     def __init__(self, *, access_log: AccessLog | None, keys: Keys | None) -> None:
-        """Args: access_log: where a line for each goes; keys: whose names stand in it."""
+        """Args: access_log: gets a line for each call; keys: for the name of a call's key."""
         self._access_log = access_log
         self._keys = keys
 
     @property
     def noted(self) -> bool:
-        """Whether a line is written for each."""
+        """Whether calls are written to an access log."""
         return self._access_log is not None
 
-    def call(self, context: grpc.ServicerContext, method: str, request: Any) -> Answering:
-        """Answer a call; a refusal goes to the client, by `abort`, which raises and ends the call.
+    @contextmanager
+    def call(self, context: grpc.ServicerContext, method: str, request: Any) -> Iterator[Call]:
+        """Run a call. An error inside becomes its status by `context.abort`, which raises.
 
         Args:
-            context: gRPC's.
-            method: The call's name.
-            request: Its message, or the number of bytes of one that was not read.
+            context: The context of gRPC.
+            method: The name of the call.
+            request: Its message, or the size of one that was not parsed.
         """
-        return Answering(self, context, method, request)
-
-    def end(
-        self,
-        call: Call,
-        context: grpc.ServicerContext,
-        method: str,
-        request: Any,
-        error: BaseException | None,
-    ) -> None:
-        """Note how a call ended, and refuse it if it failed: that raises.
-
-        Args:
-            call: The call.
-            context: gRPC's.
-            method: The call's name.
-            request: As in `call`.
-            error: What it failed by, None if it did not.
-        """
-        code, said = _refusal_of(error)
+        call = Call(deadline=_deadline_of(context))
+        failed: Exception | None = None
+        try:
+            yield call
+        except Exception as error:  # noqa: BLE001 - the edge: the client gets a status
+            failed = error
+        code, details = _status_of(failed)
         record = call.deadline.record
         self.note(context, method, request, response=call.response, record=record, code=code)
-        if isinstance(error, Exception):
-            context.abort(STATUS_CODES[int(code)], said)
+        if failed is not None:
+            context.abort(_STATUS_CODES[int(code)], details)
+
+    def handler(
+        self, plane: DataPlane, method: str, answer: Answer
+    ) -> Callable[[Any, grpc.ServicerContext], Any]:
+        """Return the handler of a method: it runs `answer` as a call.
+
+        Args:
+            plane: The dataplane.
+            method: The name of the call.
+            answer: Returns the response message.
+        """
+
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            with self.call(context, method, request) as call:
+                call.response = answer(plane, request, call.deadline)
+            return call.response
+
+        return handle
 
     def note(
         self,
@@ -92,21 +118,19 @@ class Calls:
         record: RequestRecord,
         code: Code = Code.OK,
     ) -> None:
-        """Write the line of a call that is over, where one is written.
+        """Write a finished call to the access log, if there is one.
 
         Args:
-            context: gRPC's.
-            method: The call's name.
+            context: The context of gRPC.
+            method: The name of the call.
             request: As in `call`.
-            response: The answer's message, None if there is none.
-            record: What became known of it.
-            code: How it ended.
+            response: The response message, None without one.
+            record: What is known of the call.
+            code: Its status.
         """
         if self._access_log is None:
             return
-        metadata = {
-            name: value for name, value in context.invocation_metadata() if isinstance(value, str)
-        }
+        metadata = _text_metadata(context.invocation_metadata())
         entry = Entry(
             protocol="GRPC",
             method=method,
@@ -121,43 +145,48 @@ class Calls:
         )
         self._access_log.add(entry)
 
+    def check_key(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """Return the handler of a call, or one that refuses it; an interceptor of the server.
 
-class Answering:
-    """The context of a call while it is answered."""
+        Args:
+            continuation: Returns the handler.
+            details: The method and the metadata of the call; its message is not read yet.
+        """
+        if self._keys is None or details.method.startswith(_NO_KEY):
+            return continuation(details)
+        role = Role.ADMIN if details.method.startswith(_ADMIN) else Role.PREDICT
+        try:
+            self._keys.check(_text_metadata(details.invocation_metadata), role=role)
+        except ServeError as error:
+            return self._refusing(error, details.method)
+        return continuation(details)
 
-    __slots__ = ("_call", "_calls", "_context", "_method", "_request")
+    def _refusing(self, error: ServeError, method: str) -> Any:
+        def refuse(request: bytes, context: grpc.ServicerContext) -> None:
+            with self.call(context, method.rpartition("/")[2], len(request)):
+                raise error
 
-    def __init__(
-        self, calls: Calls, context: grpc.ServicerContext, method: str, request: Any
-    ) -> None:
-        """Args: calls: what ends it; the rest as in `Calls.call`."""
-        self._calls, self._context = calls, context
-        self._method, self._request = method, request
-        self._call = Call(deadline=_patience_of(context))
-
-    def __enter__(self) -> Call:
-        """It begins."""
-        return self._call
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """It ends; an error goes to the client."""
-        self._calls.end(self._call, self._context, self._method, self._request, error)
+        return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def _refusal_of(error: BaseException | None) -> tuple[Code, str]:
-    """The code and the text of what a call failed by."""
+def _text_metadata(metadata: Any) -> dict[str, str]:
+    return {name: value for name, value in metadata if isinstance(value, str)}
+
+
+def _status_of(error: Exception | None) -> tuple[Code, str]:
+    """Return the code and the message of a call's status."""
     if error is None:
         return Code.OK, ""
     if isinstance(error, ServeError):
         return error.code, error.message
     if isinstance(error, UserError):
         return Code.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS]
-    _log.error("a call met a bug", exc_info=error)
+    _log.error("a call failed by a bug", exc_info=error)
     return Code.INTERNAL, "the server has a bug; its log says more"
 
 
-def _patience_of(context: grpc.ServicerContext) -> Deadline:
-    """The call's deadline; over at once when the client cancels or its connection ends."""
+def _deadline_of(context: grpc.ServicerContext) -> Deadline:
+    """Return the call's deadline, which is over when the client cancels or disconnects."""
     left_s = context.time_remaining()
     deadline = Deadline(math.inf if left_s is None else left_s)
     if not context.add_callback(deadline.cancel):

@@ -1,6 +1,7 @@
-"""Messages and services of gRPC by a short text for each message, where no package brings their code.
+"""Services and messages that no installed package has generated code for, described in a short notation.
 
-They live in pools of their own: a client library in the same process may bring the same names.
+Each service has a descriptor pool of its own: a client library in the same process may register the same
+names.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ class Description:
     """Its full name."""
 
     pool: descriptor_pool.DescriptorPool
-    """Where both are described."""
+    """The descriptor pool of both."""
 
     messages: Mapping[str, Any]
-    """The class of each message by its name, of those within others too."""
+    """The class of each message by its name, nested messages included."""
 
 
-def described(service: str, messages: Mapping[str, str], *, file_name: str) -> Description:
-    """Describe a service.
+def _described(service: str, messages: Mapping[str, str], *, file_name: str) -> Description:
+    """Return a service and its message classes.
 
     Args:
-        service: Its full name. Every message `XRequest` has its `XResponse`, and both are of the method `X`.
-        messages: Message -> its fields: `*` is repeated, `?` one of the oneof `parameter_choice`, and
-            `map<M>` goes from a text to a message M.
-        file_name: The name of the file that would describe them.
+        service: Its full name. Each message `XRequest` needs an `XResponse`; they belong to the method `X`.
+        messages: Message -> its fields: `*` is repeated, `?` belongs to the oneof `parameter_choice`, and
+            `map<M>` maps strings to messages M.
+        file_name: The name of the .proto file that would describe them.
     """
     package, _, service_name = service.rpartition(".")
     file = descriptor_pb2.FileDescriptorProto(name=file_name, package=package, syntax="proto3")
@@ -100,3 +101,82 @@ def _add_field(
         _add_field(entry, "string key=1", "", package)
         _add_field(entry, f"{kind[len('map<') : -1]} value=2", "", package)
         field.type_name = f"{full_name}.{entry.name}"
+
+
+OPEN_INFERENCE = _described(
+    "inference.GRPCInferenceService",
+    {
+        "ServerLiveRequest": "",
+        "ServerLiveResponse": "bool live=1",
+        "ServerReadyRequest": "",
+        "ServerReadyResponse": "bool ready=1",
+        "ModelReadyRequest": "string name=1; string version=2",
+        "ModelReadyResponse": "bool ready=1",
+        "ServerMetadataRequest": "",
+        "ServerMetadataResponse": "string name=1; string version=2; string* extensions=3",
+        "ModelMetadataRequest": "string name=1; string version=2",
+        "ModelMetadataResponse.TensorMetadata": "string name=1; string datatype=2; int64* shape=3",
+        "ModelMetadataResponse": (
+            "string name=1; string* versions=2; string platform=3; "
+            "ModelMetadataResponse.TensorMetadata* inputs=4; "
+            "ModelMetadataResponse.TensorMetadata* outputs=5"
+        ),
+        "InferParameter": (
+            "bool ?bool_param=1; int64 ?int64_param=2; string ?string_param=3; "
+            "double ?double_param=4; uint64 ?uint64_param=5"
+        ),
+        "InferTensorContents": (
+            "bool* bool_contents=1; int32* int_contents=2; int64* int64_contents=3; "
+            "uint32* uint_contents=4; uint64* uint64_contents=5; float* fp32_contents=6; "
+            "double* fp64_contents=7; bytes* bytes_contents=8"
+        ),
+        "ModelInferRequest.InferInputTensor": (
+            "string name=1; string datatype=2; int64* shape=3; map<InferParameter> parameters=4; "
+            "InferTensorContents contents=5"
+        ),
+        "ModelInferRequest.InferRequestedOutputTensor": "string name=1; map<InferParameter> parameters=2",
+        "ModelInferRequest": (
+            "string model_name=1; string model_version=2; string id=3; map<InferParameter> parameters=4; "
+            "ModelInferRequest.InferInputTensor* inputs=5; "
+            "ModelInferRequest.InferRequestedOutputTensor* outputs=6; bytes* raw_input_contents=7"
+        ),
+        "ModelInferResponse.InferOutputTensor": (
+            "string name=1; string datatype=2; int64* shape=3; map<InferParameter> parameters=4; "
+            "InferTensorContents contents=5"
+        ),
+        "ModelInferResponse": (
+            "string model_name=1; string model_version=2; string id=3; map<InferParameter> parameters=4; "
+            "ModelInferResponse.InferOutputTensor* outputs=5; bytes* raw_output_contents=6"
+        ),
+    },
+    file_name="stoker/serve/grpc/open_inference.proto",
+)
+"""The Open Inference Protocol.
+
+Source: kserve/open-inference-protocol, `specification/protocol/open_inference_grpc.proto`.
+"""
+
+PROFILER = _described(
+    "tensorflow.ProfilerService",
+    {
+        "ProfileOptions": (
+            "uint32 host_tracer_level=2; uint32 device_tracer_level=3; uint32 version=5; "
+            "uint64 start_timestamp_ns=8; uint64 duration_ms=9"
+        ),
+        "ProfileRequest": (
+            "uint64 duration_ms=1; ProfileOptions opts=4; string repository_root=5; "
+            "string session_id=6; string host_name=7"
+        ),
+        "ProfileToolData": "string name=1; bytes data=2",
+        "ProfileResponse": "ProfileToolData* tool_data=6; bool empty_trace=7",
+        "TerminateRequest": "string session_id=1",
+        "TerminateResponse": "",
+        "MonitorRequest": "uint64 duration_ms=1; int32 monitoring_level=2; bool timestamp=3",
+        "MonitorResponse": "string data=1",
+    },
+    file_name="stoker/serve/grpc/profiler_service.proto",
+)
+"""TensorFlow's profiler service, without the fields that only the profiler of a TPU reads.
+
+Source: openxla/xla, `profiler_service.proto`.
+"""

@@ -1,4 +1,4 @@
-"""The standard health service: what a balancer asks.
+"""The standard health service, for load balancers.
 
 Source: grpc/grpc, `health/v1/health.proto`.
 """
@@ -16,31 +16,31 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stoker.serve.dataplane.plane import DataPlane
 
 SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
-"""The services that are as healthy as the server is."""
+"""Services that have the health of the whole server."""
 
 _MAX_NAME = 256
-"""Longest name that is watched; models' folders have no longer ones."""
+"""Longest name that can be watched; folders of models cannot have a longer one."""
 
 _MAX_LISTED = 100
-"""More than so many are not listed; grpc-go's limit."""
+"""Most services that `List` returns; grpc-go's limit."""
 
 
 class Health:
-    """The health service, told of every change by `refresh`."""
+    """The health service; `refresh` updates it."""
 
     def __init__(self, plane: DataPlane) -> None:
-        """Args: plane: what is healthy when it is ready."""
+        """Args: plane: its readiness is the health of the server."""
         self._plane = plane
         self._servicer = _Health()
         self._known: set[str] = set()
         self.refresh()
 
     def add_to(self, server: grpc.Server) -> None:
-        """Answer on a server."""
+        """Register the service on a server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def refresh(self) -> None:
-        """Look how the server and each model are, and tell whoever watches."""
+        """Update the health of the server and of each model, and notify watchers of changes."""
         ready = not self._plane.unready()
         for service in ("", *SERVICES):
             self._set(service, ready)
@@ -53,7 +53,7 @@ class Health:
         self._known = names
 
     def watchers(self) -> int:
-        """How many streams are told of changes."""
+        """Return the number of watching streams."""
         return self._servicer.watchers()
 
     def _set(self, service: str, healthy: bool) -> None:
@@ -62,11 +62,11 @@ class Health:
 
 
 Send = Callable[[Any], None]
-"""Takes the next message of a stream, None for its end."""
+"""Sends a message of a stream; None ends it."""
 
 
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the package has no types
-    """The service; the package's own keeps every name that anybody ever watched."""
+    """The service; the servicer of grpcio's package keeps every name that was ever watched."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,18 +74,17 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         self._sends: dict[str, set[Send]] = {}
 
     def set(self, service: str, status: int) -> None:
-        """Tell whoever watches how a service is, if it is not as it was."""
+        """Set the health of a service, and notify its watchers of a change."""
         with self._lock:
             if self._statuses.get(service) == status:
                 return
             self._statuses[service] = status
-            for send in self._sends.get(
-                service, ()
-            ):  # in the lock: none is told an older one later
+            # Under the lock, so that no watcher gets an older status later.
+            for send in self._sends.get(service, ()):
                 send(health_pb2.HealthCheckResponse(status=status))
 
     def watchers(self) -> int:
-        """How many streams there are."""
+        """Return the number of watching streams."""
         with self._lock:
             return sum(map(len, self._sends.values()))
 
@@ -94,7 +93,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
     ) -> Any:
         status = self._statuses.get(request.service)
         if status is None or status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=status)
 
     def List(  # noqa: N802 - the protocol's name
@@ -103,11 +102,11 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         del request
         unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         with self._lock:
-            known = {name: how for name, how in self._statuses.items() if how != unknown}
+            known = {name: status for name, status in self._statuses.items() if status != unknown}
         if len(known) > _MAX_LISTED:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"there are {len(known)} services, {_MAX_LISTED} may be listed",
+                f"{len(known)} services are more than the {_MAX_LISTED} that can be listed",
             )
         found = health_pb2.HealthListResponse()
         for name, status in known.items():
@@ -119,7 +118,10 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
     ) -> None:
         service = request.service
         if len(service) > _MAX_NAME:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no service has so long a name")
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a service name must have at most {_MAX_NAME} characters",
+            )
         unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         with self._lock:
             self._sends.setdefault(service, set()).add(send)
@@ -128,7 +130,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         if not context.add_callback(functools.partial(self._forget, service, send)):
             self._forget(service, send)
 
-    # A client that watches holds no thread: it is told by `send`.
+    # A watching client holds no thread: changes reach it by `send`.
     Watch.experimental_non_blocking = True  # type: ignore[attr-defined] # as grpcio marks it
 
     def _forget(self, service: str, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Classify, Regress and MultiInference: their messages to and from the dataplane's."""
+"""Converts the messages of Classify, Regress and MultiInference to and from the dataplane."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stoker.serve.servables.examples import CLASSIFY, REGRESS, Inferred, Task
 
 
 def read_spec(request: object) -> ModelSpec:
-    """The model that a request names.
+    """Return the model that a request names.
 
     Raises:
-        ServeError: it names none.
+        ServeError: it does not name one.
     """
     if not request.HasField("model_spec"):  # type: ignore[attr-defined] # a generated message
         raise ServeError(Code.INVALID_ARGUMENT, "Missing ModelSpec")
@@ -32,10 +32,10 @@ def read_spec(request: object) -> ModelSpec:
 
 
 def spec_of(spec: model_pb2.ModelSpec) -> ModelSpec:
-    """The model that a spec names.
+    """Return the model that a spec names.
 
     Raises:
-        ServeError: it names none.
+        ServeError: it does not name one.
     """
     if not spec.name:
         raise ServeError(Code.INVALID_ARGUMENT, "ModelSpec has no name specified.")
@@ -44,14 +44,14 @@ def spec_of(spec: model_pb2.ModelSpec) -> ModelSpec:
 
 
 def spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
-    """The model, the version and the signature that answered."""
+    """Return a message of the model, the version and the signature that answered."""
     proto = model_pb2.ModelSpec()
     fill_spec(proto, spec, signature)
     return proto
 
 
 def fill_spec(proto: model_pb2.ModelSpec, spec: ModelSpec, signature: str) -> None:
-    """As `spec_proto`, into a message that is empty."""
+    """Fill an empty message as `spec_proto` does."""
     proto.name, proto.signature_name = spec.name, signature
     if spec.version is not None:
         proto.version.value = spec.version
@@ -62,7 +62,7 @@ def classify(
 ) -> classification_pb2.ClassificationResponse:
     """Classify the Examples of a request."""
     task = Task(method=CLASSIFY, signature=_signature(request.model_spec))
-    answer = _ask(plane, read_spec(request), [task], request.input, deadline)
+    answer = _infer(plane, read_spec(request), [task], request.input, deadline)
     response = classification_pb2.ClassificationResponse(
         result=classification_of(answer.results[0])
     )
@@ -75,7 +75,7 @@ def regress(
 ) -> regression_pb2.RegressionResponse:
     """Regress the Examples of a request."""
     task = Task(method=REGRESS, signature=_signature(request.model_spec))
-    answer = _ask(plane, read_spec(request), [task], request.input, deadline)
+    answer = _infer(plane, read_spec(request), [task], request.input, deadline)
     response = regression_pb2.RegressionResponse(result=regression_of(answer.results[0]))
     response.model_spec.CopyFrom(spec_proto(answer.model, task.signature))
     return response
@@ -86,7 +86,7 @@ def multi_inference(
 ) -> inference_pb2.MultiInferenceResponse:
     """Run several signatures of one model on the same Examples."""
     tasks = _tasks(request)
-    answer = _ask(plane, spec_of(request.tasks[0].model_spec), tasks, request.input, deadline)
+    answer = _infer(plane, spec_of(request.tasks[0].model_spec), tasks, request.input, deadline)
     response = inference_pb2.MultiInferenceResponse()
     for inferred in answer.results:
         result = response.results.add()
@@ -123,18 +123,18 @@ def _tasks(request: inference_pb2.MultiInferenceRequest) -> list[Task]:
     return tasks
 
 
-def _ask(
+def _infer(
     plane: DataPlane,
     model: ModelSpec,
     tasks: Sequence[Task],
-    given: input_pb2.Input,
+    inputs: input_pb2.Input,
     deadline: Deadline,
 ) -> InferResponse:
     context = b""
-    examples = given.example_list.examples
-    if given.WhichOneof("kind") == "example_list_with_context":
-        examples = given.example_list_with_context.examples
-        context = given.example_list_with_context.context.SerializeToString()
+    examples = inputs.example_list.examples
+    if inputs.WhichOneof("kind") == "example_list_with_context":
+        examples = inputs.example_list_with_context.examples
+        context = inputs.example_list_with_context.context.SerializeToString()
     request = InferRequest(
         model=model,
         tasks=tasks,
@@ -151,7 +151,7 @@ def _signature(spec: model_pb2.ModelSpec) -> str:
 
 
 def classification_of(answer: Inferred) -> classification_pb2.ClassificationResult:
-    """The classes of each row as a message."""
+    """Return the classes of each row as a message."""
     result = classification_pb2.ClassificationResult()
     for row in answer.classes:
         found = result.classifications.add()
@@ -161,7 +161,7 @@ def classification_of(answer: Inferred) -> classification_pb2.ClassificationResu
 
 
 def regression_of(answer: Inferred) -> regression_pb2.RegressionResult:
-    """The value of each row as a message."""
+    """Return the value of each row as a message."""
     result = regression_pb2.RegressionResult()
     for value in answer.values:
         result.regressions.add(value=value)

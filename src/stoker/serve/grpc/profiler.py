@@ -1,10 +1,9 @@
-"""TensorFlow's profiler service: TensorBoard's "capture profile" against a server that works.
+"""TensorFlow's profiler service: TensorBoard's "capture profile" on a running server.
 
-The trace goes to the client in the answer, and the client writes it where it wants it. TensorFlow Serving
-writes it on the server's own disk, to the folder that the client names; a client on the same machine finds
-the same file at the same path.
+The response holds the trace, and the client writes it to a file. TensorFlow Serving writes it to the
+server's disk, to the folder that the client names; for a client on the same machine the path is the same.
 
-Source: openxla/xla, `profiler_service.proto`, `profiler_service_impl.cc`, `client/save_profile.cc`.
+Source: openxla/xla, `profiler_service_impl.cc`, `client/save_profile.cc`.
 """
 
 from __future__ import annotations
@@ -21,45 +20,23 @@ import tensorflow as tf
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.grpc.calls import Calls
-from stoker.serve.grpc.descriptions import described
-
-DESCRIPTION = described(
-    "tensorflow.ProfilerService",
-    {
-        "ProfileOptions": (
-            "uint32 host_tracer_level=2; uint32 device_tracer_level=3; uint32 version=5; "
-            "uint64 start_timestamp_ns=8; uint64 duration_ms=9"
-        ),
-        "ProfileRequest": (
-            "uint64 duration_ms=1; ProfileOptions opts=4; string repository_root=5; "
-            "string session_id=6; string host_name=7"
-        ),
-        "ProfileToolData": "string name=1; bytes data=2",
-        "ProfileResponse": "ProfileToolData* tool_data=6; bool empty_trace=7",
-        "TerminateRequest": "string session_id=1",
-        "TerminateResponse": "",
-        "MonitorRequest": "uint64 duration_ms=1; int32 monitoring_level=2; bool timestamp=3",
-        "MonitorResponse": "string data=1",
-    },
-    file_name="stoker/serve/grpc/profiler_service.proto",
-)
-"""The service, without the fields that only a TPU's profiler reads."""
+from stoker.serve.grpc.descriptions import PROFILER
 
 _LONGEST_S = 60.0
-"""Longest trace, with the wait before it, seconds: a busy server's takes about 1 MB for each."""
+"""Longest trace, including the wait before it, seconds; a busy server records about 1 MB per second."""
 
-_LOOK_S = 0.05
-"""How soon the end of the call or of the server ends a trace, seconds."""
+_CHECK_S = 0.05
+"""Interval of the checks whether the call or the server has ended, seconds."""
 
 _FILE = "xplane.pb"
-"""What the client's file is called behind its host's name."""
+"""The name of the client's file after its host name."""
 
 
 class ProfilerService:
     """Profiles this process, one trace at a time."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: says when the server ends; calls: opens and ends calls."""
+        """Args: plane: knows when the server shuts down; calls: starts and ends calls."""
         self._plane = plane
         self._calls = calls
         self._profiling = threading.Lock()
@@ -67,8 +44,8 @@ class ProfilerService:
         self._terminated = threading.Event()
 
     def add_to(self, server: Any) -> None:
-        """Answer on a server."""
-        messages = DESCRIPTION.messages
+        """Register the service on a server."""
+        messages = PROFILER.messages
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
                 getattr(self, method),
@@ -78,24 +55,24 @@ class ProfilerService:
             for method in ("Profile", "Terminate", "Monitor")
         }
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(DESCRIPTION.service, handlers),)
+            (grpc.method_handlers_generic_handler(PROFILER.service, handlers),)
         )
 
     def Profile(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """Trace what TensorFlow does for some time."""
+        """Trace TensorFlow for some time."""
         with self._calls.call(context, "Profile", request) as call:
             call.response = self._profile(request, context)
         return call.response
 
     def Terminate(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """End the trace of a session now; its caller gets what there is."""
+        """End the trace of a session now; its caller gets the trace so far."""
         with self._calls.call(context, "Terminate", request):
             if request.session_id == self._session:
                 self._terminated.set()
-        return DESCRIPTION.messages["TerminateResponse"]()
+        return PROFILER.messages["TerminateResponse"]()
 
     def Monitor(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """As in TensorFlow Serving: only TPUs have it."""
+        """Refuse, as TensorFlow Serving does: only TPUs have it."""
         with self._calls.call(context, "Monitor", request):
             raise ServeError(Code.UNIMPLEMENTED, "unimplemented.")
 
@@ -121,12 +98,12 @@ class ProfilerService:
 
     def _traced(self, duration_s: float, options: Any, context: grpc.ServicerContext) -> Any:
         chosen = tf.profiler.experimental.ProfilerOptions()
-        if options.version:  # else the client leaves the choice to TensorFlow
+        if options.version:  # else TensorFlow chooses the levels
             chosen = chosen._replace(
                 host_tracer_level=options.host_tracer_level,
                 device_tracer_level=options.device_tracer_level,
             )
-        response = DESCRIPTION.messages["ProfileResponse"](empty_trace=True)
+        response = PROFILER.messages["ProfileResponse"](empty_trace=True)
         with tempfile.TemporaryDirectory(prefix="stoker-profile-") as folder:
             try:
                 tf.profiler.experimental.start(folder, chosen)
@@ -142,16 +119,16 @@ class ProfilerService:
         return response
 
     def _wait(self, seconds: float, context: grpc.ServicerContext) -> None:
-        """Wait, but not longer than the call, the server and the session last."""
+        """Wait, but no longer than the call, the server and the session last."""
         end_s = time.monotonic() + seconds
         while context.is_active() and not self._plane.draining:
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or self._terminated.wait(min(left_s, _LOOK_S)):
+            if left_s <= 0 or self._terminated.wait(min(left_s, _CHECK_S)):
                 return
 
 
 def _is_empty(data: bytes) -> bool:
-    """Whether a trace holds no event: the client tries again then."""
+    """Return whether a trace has no events; then the client tries again."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(data)

@@ -1,4 +1,4 @@
-"""Reflection: what a person with grpcurl asks, and a client that has no generated code.
+"""Reflection, for grpcurl and clients without generated code.
 
 Source: grpc/grpc, `reflection/v1alpha/reflection.proto` and `reflection/v1/reflection.proto`, which
 has the same messages in another package.
@@ -16,30 +16,30 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
-from stoker.serve.grpc import profiler, v2_messages
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE, PROFILER
 
-_DESCRIBED = (prediction_service_pb2, model_service_pb2)
-"""What TensorFlow Serving's services are described by; the modules of their stubs do not import it."""
+_TF_SERVING = (prediction_service_pb2, model_service_pb2)
+"""Modules that describe TensorFlow Serving's services; the modules of their stubs do not import them."""
 
 _V1 = "grpc.reflection.v1.ServerReflection"
-"""What newer clients ask first; grpcio's package has the older name only."""
+"""The service that newer clients call first; grpcio's package has the older name only."""
 
 _STREAMS = 2
-"""Reflection streams at once: each holds one of the threads that answer."""
+"""Most concurrent reflection streams: each holds one of the server's threads."""
 
 _STREAM_S = 30.0
 """Longest reflection stream, seconds; grpcurl needs less than one."""
 
 
 def add_reflection(server: grpc.Server, *, with_profiler: bool) -> None:
-    """Say on a server which services it has, and what they take."""
-    files = [module.DESCRIPTOR for module in _DESCRIBED]
+    """Register reflection on a server."""
+    files = [module.DESCRIPTOR for module in _TF_SERVING]
     serving = [found.full_name for file in files for found in file.services_by_name.values()]
-    names = (*serving, v2_messages.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, _V1)
-    pools = [_v1_pool(), v2_messages.POOL]
+    names = (*serving, OPEN_INFERENCE.service, health.SERVICE_NAME, reflection.SERVICE_NAME, _V1)
+    pools = [_v1_pool(), OPEN_INFERENCE.pool]
     if with_profiler:
-        names = (*names, profiler.DESCRIPTION.service)
-        pools.append(profiler.DESCRIPTION.pool)
+        names = (*names, PROFILER.service)
+        pools.append(PROFILER.pool)
     servicer = _Reflection(names, _Pools(*pools))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
@@ -52,7 +52,7 @@ def add_reflection(server: grpc.Server, *, with_profiler: bool) -> None:
 
 
 def _v1_pool() -> descriptor_pool.DescriptorPool:
-    """The newer package by the older one's description; in the default pool it could meet a library's."""
+    """Return the newer package, made from the older one; in the default pool it could clash with a library's."""
     older, newer = (descriptor_pb2.FileDescriptorProto() for _ in range(2))
     reflection_pb2.DESCRIPTOR.CopyToProto(older)
     text_format.Parse(text_format.MessageToString(older).replace("v1alpha", "v1"), newer)
@@ -62,14 +62,14 @@ def _v1_pool() -> descriptor_pool.DescriptorPool:
 
 
 class _Pools:
-    """The default pool, and those of descriptions that must not be in it."""
+    """The default descriptor pool, and pools that must not be merged into it."""
 
     def __init__(self, *others: Any) -> None:
         self._default = descriptor_pool.Default()
         self._pools = (self._default, *others)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._default, name)  # the others have no extensions
+        return getattr(self._default, name)  # the other pools have no extensions
 
     def FindFileByName(self, name: str) -> Any:  # noqa: N802 - as the pool's
         return self._found("FindFileByName", name)
@@ -81,13 +81,13 @@ class _Pools:
         for pool in self._pools:
             try:
                 return getattr(pool, method)(name)
-            except KeyError:  # in none of those before
+            except KeyError:  # not in this pool
                 continue
         raise KeyError(name)
 
 
 class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc] # the package has no types
-    """Reflection that cannot take all threads: few streams at once, none for long."""
+    """Reflection that leaves threads to other calls: few concurrent streams, none for long."""
 
     def __init__(self, names: Iterable[str], pools: _Pools) -> None:
         super().__init__(names, pools)

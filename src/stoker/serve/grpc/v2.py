@@ -1,4 +1,4 @@
-"""`inference.GRPCInferenceService`: the Open Inference Protocol by gRPC.
+"""`inference.GRPCInferenceService`: the Open Inference Protocol over gRPC.
 
 Source: kserve/open-inference-protocol, `specification/protocol/inference_grpc.md`.
 """
@@ -6,7 +6,6 @@ Source: kserve/open-inference-protocol, `specification/protocol/inference_grpc.m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -18,9 +17,12 @@ from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import Tensors
-from stoker.serve.grpc.calls import Call, Calls
-from stoker.serve.grpc.v2_messages import MESSAGES, SERVICE
+from stoker.serve.deadline import Deadline
+from stoker.serve.grpc.calls import Answer, Calls
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
+
+_MESSAGES = OPEN_INFERENCE.messages
 
 _CONTENTS = {
     "bool": "bool_contents",
@@ -36,62 +38,50 @@ _CONTENTS = {
     "float64": "fp64_contents",
     "string": "bytes_contents",
 }
-"""The field of InferTensorContents for each dtype; the narrow floats are raw only."""
+"""The field of InferTensorContents for each dtype; 16-bit floats can only be sent as raw bytes."""
 
 
 def add_service(plane: DataPlane, calls: Calls, server: grpc.Server) -> None:
-    """Answer on a server."""
+    """Register the service on a server."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
-            _handler(plane, calls, name, answer),
-            request_deserializer=MESSAGES[f"{name}Request"].FromString,
+            calls.handler(plane, name, answer),
+            request_deserializer=_MESSAGES[f"{name}Request"].FromString,
             response_serializer=lambda message: message.SerializeToString(),
         )
         for name, answer in _ANSWERS.items()
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(OPEN_INFERENCE.service, handlers),)
+    )
 
 
-Answers = Callable[[DataPlane, Any, Call], Any]
+def _live(_plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:
+    return _MESSAGES["ServerLiveResponse"](live=True)
 
 
-def _handler(
-    plane: DataPlane, calls: Calls, name: str, answer: Answers
-) -> Callable[[Any, grpc.ServicerContext], Any]:
-    def handle(request: Any, context: grpc.ServicerContext) -> Any:
-        with calls.call(context, name, request) as call:
-            call.response = answer(plane, request, call)
-        return call.response
-
-    return handle
+def _ready(plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:
+    return _MESSAGES["ServerReadyResponse"](ready=not plane.unready())
 
 
-def _live(_plane: DataPlane, _request: Any, _call: Call) -> Any:
-    return MESSAGES["ServerLiveResponse"](live=True)
-
-
-def _ready(plane: DataPlane, _request: Any, _call: Call) -> Any:
-    return MESSAGES["ServerReadyResponse"](ready=not plane.unready())
-
-
-def _model_ready(plane: DataPlane, request: Any, _call: Call) -> Any:
+def _model_ready(plane: DataPlane, request: Any, _deadline: Deadline) -> Any:
     spec = open_inference.spec_of(request.name, request.version)
-    return MESSAGES["ModelReadyResponse"](ready=open_inference.is_ready(plane, spec))
+    return _MESSAGES["ModelReadyResponse"](ready=open_inference.is_ready(plane, spec))
 
 
-def _server_metadata(_plane: DataPlane, _request: Any, _call: Call) -> Any:
-    return MESSAGES["ServerMetadataResponse"](
+def _server_metadata(_plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:
+    return _MESSAGES["ServerMetadataResponse"](
         name=open_inference.SERVER_NAME,
         version=open_inference.SERVER_VERSION,
         extensions=open_inference.EXTENSIONS,
     )
 
 
-def _model_metadata(plane: DataPlane, request: Any, _call: Call) -> Any:
+def _model_metadata(plane: DataPlane, request: Any, _deadline: Deadline) -> Any:
     found = open_inference.model_metadata(
         plane, open_inference.spec_of(request.name, request.version)
     )
-    response = MESSAGES["ModelMetadataResponse"](
+    response = _MESSAGES["ModelMetadataResponse"](
         name=found.name, versions=found.versions, platform=open_inference.PLATFORM
     )
     for field, tensors in ((response.inputs, found.inputs), (response.outputs, found.outputs)):
@@ -100,7 +90,7 @@ def _model_metadata(plane: DataPlane, request: Any, _call: Call) -> Any:
     return response
 
 
-def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
+def _infer(plane: DataPlane, request: Any, deadline: Deadline) -> Any:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise invalid(f"raw_input_contents must hold one for each of {len(request.inputs)} inputs")
@@ -121,9 +111,9 @@ def _infer(plane: DataPlane, request: Any, call: Call) -> Any:
         parameters={name: _parameter(value) for name, value in request.parameters.items()},
         wanted=[output.name for output in request.outputs],
         entrypoint="GRPC",
-        deadline=call.deadline,
+        deadline=deadline,
     )
-    response = MESSAGES["ModelInferResponse"](
+    response = _MESSAGES["ModelInferResponse"](
         model_name=answered.model.name, model_version=str(answered.model.version), id=request.id
     )
     for name, array in answered.outputs.items():
@@ -166,7 +156,7 @@ def _parameter(value: Any) -> Any:
     return None if choice is None else getattr(value, choice)
 
 
-_ANSWERS: dict[str, Answers] = {
+_ANSWERS: dict[str, Answer] = {
     "ServerLive": _live,
     "ServerReady": _ready,
     "ModelReady": _model_ready,

@@ -1,28 +1,34 @@
-"""What is recorded of each answered request: who called what, how it ended, and where the time went.
+"""The access log: who called what, with which result, and where the time went.
 
-No body and no key is ever in it. A request that HTTP itself did not let through (headers too large or
-too slow, too many connections) never came to a handler, and is not told of.
+It contains neither bodies nor keys. Requests that were refused at the HTTP level (headers too large or too
+slow, too many connections) reach no handler and are not logged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from stoker.core.errors import ConfigError, Plain
+from stoker.serve.observability.metrics import Counter
 from stoker.serve.request_record import RequestRecord
+from stoker.serve.runtime.background import Background
 
 _MAX_CHARS = 256
-"""Longest text of a client's in a line."""
+"""Longest text from a client in a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One request and its end."""
+    """One finished request."""
 
     protocol: str
     """ "REST" or "GRPC"."""
@@ -34,34 +40,34 @@ class Entry:
     """The HTTP status, or the canonical code's name."""
 
     record: RequestRecord
-    """What became known of it."""
+    """What is known of the request."""
 
     peer: str = ""
     """The client's address."""
 
     bytes_in: int = 0
-    """Of its body as it came over the wire, gRPC: of its message."""
+    """Size of the body as received; over gRPC, of the message."""
 
     bytes_out: int = 0
-    """Of the answer's body."""
+    """Size of the response body."""
 
     request_id: str = ""
-    """What the client called it by `X-Request-Id`, or a random name."""
+    """The client's `X-Request-Id`, or a random name."""
 
     key: str = ""
-    """The name of the key that it came with; never the key."""
+    """The name of its API key; never the key."""
 
     caller: Mapping[str, str] = field(default_factory=dict)
-    """What its client said of the trace that it belongs to; `caller_of` makes it."""
+    """The trace headers of its client; made by `caller_of`."""
 
     at_s: float = field(default_factory=time.time)
-    """When it was over, by the wall clock."""
+    """Time of the end, by the wall clock."""
 
     def line(self, now_s: float) -> str:
-        """The entry as JSON.
+        """Return the entry as JSON.
 
         Args:
-            now_s: When it was over, by the monotonic clock.
+            now_s: Time of the end, by the monotonic clock.
         """
         record = self.record
         at = dt.datetime.fromtimestamp(self.at_s, dt.UTC)
@@ -87,38 +93,99 @@ class Entry:
 
 
 class AccessLog(Protocol):
-    """Is told of each request that is over; whoever tells it waits for nothing."""
+    """Records finished requests without blocking."""
 
     def add(self, entry: Entry) -> None:
-        """Take note of a request; returns at once."""
+        """Record a request; returns at once."""
 
     def close(self) -> None:
-        """Finish what waits; no more requests come."""
+        """Write the pending entries; no more requests follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """Tells each of several."""
+class CombinedLog:
+    """Records requests in several logs."""
 
     parts: tuple[AccessLog, ...]
 
     def add(self, entry: Entry) -> None:
-        """Tell each of a request."""
+        """Record a request in each log."""
         for part in self.parts:
             part.add(entry)
 
     def close(self) -> None:
-        """End each."""
+        """Close each log."""
         for part in self.parts:
             part.close()
 
 
+STANDARD_ERROR = "-"
+"""The file name that means standard error."""
+
+
+class AccessFile:
+    """Appends a line of JSON per request to a file, which is opened again after log rotation moved it."""
+
+    def __init__(self, path: str, *, dropped: Counter) -> None:
+        """Args: path: the file, "-" for standard error; dropped: counts lost lines.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._path = None if path == STANDARD_ERROR else Path(path)
+        self._file = -1
+        try:
+            self._reopen_if_moved()
+        except OSError as error:
+            raise ConfigError(
+                "the access log must be a file that can be written",
+                got=Plain(f"{path} ({error.strerror})"),
+            ) from error
+        self._lines: Background[str] = Background(
+            self._write,
+            name="stoker-access-log",
+            on_drop=lambda count: dropped.add(count, log="access"),
+        )
+
+    def add(self, entry: Entry) -> None:
+        """Queue a line; returns at once."""
+        self._lines.offer(entry.line(time.monotonic()))
+
+    def close(self) -> None:
+        """Write the pending lines, and close the file."""
+        self._lines.close()
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _write(self, lines: Sequence[str]) -> None:
+        text = "".join(line + "\n" for line in lines)
+        if self._path is None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+            return
+        self._reopen_if_moved()
+        raw = text.encode()
+        while raw:  # appended in one call, so that the lines of several workers do not mix
+            raw = raw[os.write(self._file, raw) :]
+
+    def _reopen_if_moved(self) -> None:
+        if self._path is None:
+            return
+        if self._file >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file), self._path.stat()):
+                    return
+            os.close(self._file)
+            self._file = -1
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+
+
 _CALLER = frozenset((b"traceparent", b"tracestate", "traceparent", "tracestate"))
-"""Headers by which a client says which trace its request belongs to. Source: W3C Trace Context."""
+"""Headers that name the trace of a request. Source: W3C Trace Context."""
 
 
 def caller_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
-    """What a client says of the trace that its request belongs to.
+    """Return the trace headers of a request.
 
     Args:
         headers: Names in lower case and values, of HTTP or of gRPC's metadata.
@@ -131,5 +198,5 @@ def _text(value: str | bytes) -> str:
 
 
 def request_id_of(sent: str) -> str:
-    """What a client calls its request, if that can be printed; a random name otherwise."""
+    """Return the client's name of its request if it is printable, else a random name."""
     return sent if sent and sent.isascii() and sent.isprintable() else os.urandom(8).hex()

@@ -1,8 +1,8 @@
-"""What the server counts, in TensorFlow Serving's names, as Prometheus reads them.
+"""The server's metrics, by TensorFlow Serving's names and in the text format of Prometheus.
 
-prometheus-client cannot write these: it adds `_total` to the name of every counter.
+prometheus-client cannot write them: it adds `_total` to the name of every counter.
 
-Several workers count into files of one folder; whichever of them is asked adds them all up.
+Workers count into files of one folder; the worker that is scraped adds them up.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from stoker.serve.runtime.machine import gpu_memory, resident_bytes
@@ -23,49 +24,48 @@ LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
 """Upper bounds of the latency buckets, microseconds; TensorFlow Serving's own."""
 
 COUNT_BOUNDS = tuple(float(2**power) for power in range(14))
-"""Upper bounds of the buckets for rows and batches; TensorFlow Serving's own, less the last."""
+"""Upper bounds of the buckets for rows and batches; TensorFlow Serving's own without the last."""
 
 UNKNOWN_MODEL = "other"
-"""The label of every model that is not served: clients must not invent series."""
+"""The label of models that are not served: clients must not be able to create series."""
 
 MOST_ROWS = 20_000
-"""Rows of a worker, of all metrics: those of some thousand models. Beyond them a new model counts as
-`UNKNOWN_MODEL`: no row ever goes, and who configures names and removes them again must not fill
-the memory with them."""
+"""Most rows of a worker over all metrics, enough for some thousand models. After that, a new model counts
+as `UNKNOWN_MODEL`: rows are never removed, and adding and removing models must not fill the memory."""
 
 _OF_MODELS = ("model_name", "model")
 
 FILE_SUFFIX = ".metrics"
-"""How the name of a worker's file ends."""
+"""Suffix of a worker's file."""
 
 Labels = tuple[tuple[str, str], ...]
 
 COUNTING = threading.Lock()
-"""Of all numbers: who counts several things of one request takes it once."""
+"""Lock of all numbers; code that counts several things of a request takes it once."""
 
 
 class _Metric:
-    """A name with rows of numbers, one for each combination of labels."""
+    """A metric: a row of numbers for each combination of labels."""
 
     kind = ""
 
     def __init__(self, name: str, help_text: str, *, cells: SharedCounters | None = None) -> None:
-        """Args: name: the metric's full name; help_text: one line; cells: where the numbers are."""
+        """Args: name: the full name; help_text: one line; cells: storage of the numbers."""
         self.name, self.help_text = name, help_text
         self._cells = cells or SharedCounters()
         self._rows: dict[Labels, memoryview[float]] = {}
 
     @property
     def _width(self) -> int:
-        """Numbers in a row."""
+        """Numbers per row."""
         return 1
 
     def lines(self) -> list[str]:
-        """The samples of this process, one a line."""
+        """Return the samples of this process, one per line."""
         return self.lines_of(self.found_in(self._cells.rows()))
 
     def found_in(self, rows: dict[str, list[float]]) -> dict[Labels, list[float]]:
-        """Those of some rows that are this metric's, by their labels."""
+        """Return this metric's rows among all rows, by labels."""
         found = {}
         for key, values in rows.items():
             name, *labels = json.loads(key)
@@ -74,11 +74,11 @@ class _Metric:
         return found
 
     def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
-        """The samples of some rows, one a line."""
+        """Return the samples of some rows, one per line."""
         return [sample(self.name, labels, values[0]) for labels, values in rows.items()]
 
     def total(self) -> float:
-        """The first number of every row of this process, added up."""
+        """Return the sum of the first number of every row of this process."""
         with COUNTING:
             return sum(row[0] for row in self._rows.values())
 
@@ -98,31 +98,31 @@ class _Metric:
 
 
 class Count:
-    """The number of one combination of labels, found once: for those who count often."""
+    """The number of one combination of labels, looked up once for frequent counting."""
 
     __slots__ = ("_row",)
 
     def __init__(self, row: memoryview[float]) -> None:
-        """Args: row: where it is."""
+        """Args: row: its storage."""
         self._row = row
 
     def add(self, amount: float = 1.0) -> None:
-        """Add to it."""
+        """Add to the number."""
         with COUNTING:
             self._row[0] += amount
 
     def put(self, amount: float = 1.0) -> None:
-        """As `add`, for who has `COUNTING`."""
+        """Add to the number; the caller holds `COUNTING`."""
         self._row[0] += amount
 
 
 class Spread:
-    """The buckets of one combination of labels, found once: for those who count often."""
+    """The buckets of one combination of labels, looked up once for frequent counting."""
 
     __slots__ = ("_bounds", "_row")
 
     def __init__(self, row: memoryview[float], bounds: tuple[float, ...]) -> None:
-        """Args: row: where they are; bounds: the metric's."""
+        """Args: row: their storage; bounds: the metric's."""
         self._row, self._bounds = row, bounds
 
     def observe(self, value: float) -> None:
@@ -131,25 +131,25 @@ class Spread:
             self.put(value)
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Count some values."""
+        """Count several values."""
         with COUNTING:
             for value in values:
                 self.put(value)
 
     def put(self, value: float, times: int = 1) -> None:
-        """Count one value, that came so many times; for who has `COUNTING`."""
+        """Count a value `times` times; the caller holds `COUNTING`."""
         row = self._row
         row[1 + bisect_left(self._bounds, value)] += times
         row[0] += value * times
 
 
 class Counter(_Metric):
-    """A number per combination of labels that only grows."""
+    """A number per combination of labels that never decreases."""
 
     kind = "counter"
 
     def of(self, **labels: str) -> Count:
-        """The number of these labels."""
+        """Return the number of these labels."""
         with COUNTING:
             return Count(self._row(tuple(labels.items())))
 
@@ -159,7 +159,7 @@ class Counter(_Metric):
 
 
 class Gauge(_Metric):
-    """A number per combination of labels that is true now, and of processes that live."""
+    """A current value per combination of labels; only living processes count."""
 
     kind = "gauge"
 
@@ -170,7 +170,7 @@ class Gauge(_Metric):
 
     @contextmanager
     def held(self, **labels: str) -> Iterator[None]:
-        """One more while the context is open."""
+        """Count one more while the context is open."""
         self.add(1.0, **labels)
         try:
             yield
@@ -179,7 +179,7 @@ class Gauge(_Metric):
 
 
 class Histogram(_Metric):
-    """How often a value fell below each bound, per combination of labels."""
+    """Counts of values per bucket, per combination of labels."""
 
     kind = "histogram"
 
@@ -191,16 +191,16 @@ class Histogram(_Metric):
         bounds: Sequence[float] = LATENCY_BOUNDS_US,
         cells: SharedCounters | None = None,
     ) -> None:
-        """Args: name, help_text, cells: as above; bounds: ascending, the last is below +Inf."""
+        """Args: name, help_text, cells: as of every metric; bounds: ascending, without +Inf."""
         super().__init__(name, help_text, cells=cells)
         self._bounds = tuple(bounds)
 
     @property
     def _width(self) -> int:
-        return len(self._bounds) + 2  # the sum, and a count for each bound and for +Inf
+        return len(self._bounds) + 2  # the sum, and a count per bound and for +Inf
 
     def of(self, **labels: str) -> Spread:
-        """The buckets of these labels."""
+        """Return the buckets of these labels."""
         with COUNTING:
             return Spread(self._row(tuple(labels.items())), self._bounds)
 
@@ -209,11 +209,11 @@ class Histogram(_Metric):
         self.of(**labels).observe(value)
 
     def observe_all(self, values: Iterable[float], **labels: str) -> None:
-        """Count some values."""
+        """Count several values."""
         self.of(**labels).observe_all(values)
 
     def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
-        """The samples of some rows, one a line, the buckets cumulated."""
+        """Return the samples of some rows, one per line, with cumulative buckets."""
         return [line for labels, row in rows.items() for line in self._of(labels, row)]
 
     def _of(self, labels: Labels, row: Sequence[float]) -> list[str]:
@@ -228,99 +228,75 @@ class Histogram(_Metric):
 
 
 class ServeMetrics:
-    """All metrics of one server, over all of its workers."""
+    """All metrics of a server, over all its workers."""
 
     def __init__(self, folder: Path | None = None, *, worker: int | str = 0) -> None:
-        """Start from zero, or from what the worker before had counted.
+        """Start from zero, or continue the counts of a replaced worker.
 
         Args:
-            folder: Where all workers count; this process counts alone, in memory, if None.
-            worker: This one's number; no other that lives has it.
+            folder: Folder of all workers' counts; None counts in memory, for this process alone.
+            worker: The number of this worker; no other living worker has it.
         """
         self._folder = folder
         self.worker = worker
         self._cells = SharedCounters(None if folder is None else folder / f"{worker}{FILE_SUFFIX}")
+        counter, gauge = partial(Counter, cells=self._cells), partial(Gauge, cells=self._cells)
+        latency = partial(Histogram, bounds=LATENCY_BOUNDS_US, cells=self._cells)
+        sizes = partial(Histogram, bounds=COUNT_BOUNDS, cells=self._cells)
         serving, batching = ":tensorflow:serving:", ":tensorflow:serving:batching_session:"
-        self.request_count = self._counter(
-            f"{serving}request_count", "Requests by model and status."
-        )
-        self.request_latency = self._histogram(
+        self.request_count = counter(f"{serving}request_count", "Requests by model and status.")
+        self.request_latency = latency(
             f"{serving}request_latency", "Time to answer a request, microseconds."
         )
-        self.runtime_latency = self._histogram(
+        self.runtime_latency = latency(
             f"{serving}runtime_latency", "Time inside the model, microseconds."
         )
-        self.example_counts = self._histogram(
-            f"{serving}request_example_counts",
-            "Examples per request to classify or regress.",
-            bounds=COUNT_BOUNDS,
+        self.example_counts = sizes(
+            f"{serving}request_example_counts", "Examples per request to classify or regress."
         )
-        self.example_count_total = self._counter(
+        self.example_count_total = counter(
             f"{serving}request_example_count_total", "Examples classified or regressed."
         )
-        self.queuing_latency = self._histogram(
+        self.queuing_latency = latency(
             f"{batching}queuing_latency", "Time that a request waits for its batch, microseconds."
         )
-        self.wrapped_run_count = self._counter(
-            f"{batching}wrapped_run_count", "Batches that were run."
-        )
-        self.input_batch_size = self._histogram(
-            f"{batching}input_batch_size", "Rows of a request.", bounds=COUNT_BOUNDS
-        )
-        self.processed_batch_size = self._histogram(
-            f"{batching}processed_batch_size", "Rows of a batch.", bounds=COUNT_BOUNDS
-        )
-        self.padding_size = self._histogram(
-            f"{batching}padding_size", "Rows that fill a batch up.", bounds=COUNT_BOUNDS
-        )
-        self.queued_requests = self._gauge(
+        self.wrapped_run_count = counter(f"{batching}wrapped_run_count", "Batches that were run.")
+        self.input_batch_size = sizes(f"{batching}input_batch_size", "Rows of a request.")
+        self.processed_batch_size = sizes(f"{batching}processed_batch_size", "Rows of a batch.")
+        self.padding_size = sizes(f"{batching}padding_size", "Padding rows of a batch.")
+        self.queued_requests = gauge(
             "stoker_queued_requests", "Requests that wait for their model."
         )
-        self.requests_under_way = self._gauge(
-            "stoker_requests_under_way", "Requests that are being answered."
-        )
-        self.head_cache = self._counter(
+        self.requests_under_way = gauge("stoker_requests_under_way", "Requests being answered.")
+        self.head_cache = counter(
             "stoker_head_cache",
-            "Small REST requests whose head was known by its bytes, and heads that became known.",
+            "Small REST requests whose headers were cached, and newly cached ones.",
         )
-        self.workers_replaced = self._counter(
-            "stoker_workers_replaced", "Workers in whose place another was put, by reason."
+        self.workers_replaced = counter("stoker_workers_replaced", "Replaced workers, by reason.")
+        self.log_dropped = counter(
+            "stoker_log_dropped", "Log entries that were dropped so that no request waits."
         )
-        self.log_dropped = self._counter(
-            "stoker_log_dropped", "Lines and records that were not logged, so that nothing waits."
-        )
-        self._pid = self._gauge("stoker_worker_pid", "The process of each worker.")
+        self._pid = gauge("stoker_worker_pid", "The process of each worker.")
         self._begin_life()
 
     def all(self) -> list[_Metric]:
-        """Every metric."""
+        """Return every metric."""
         return [found for found in vars(self).values() if isinstance(found, _Metric)]
 
     def exposition(self) -> str:
-        """The text that a Prometheus server scrapes: of all workers, whichever is asked."""
+        """Return the text for Prometheus, summed over all workers."""
         sources = self._sources()
         living = [rows for rows in sources if self._lives(rows)]
         lines: list[str] = []
         for metric in self.all():
             of = living if isinstance(metric, Gauge) else sources
             added = _added(metric.found_in(rows) for rows in of)
-            lines += _headed(metric.name, metric.kind, metric.help_text)
+            lines += _header(metric.name, metric.kind, metric.help_text)
             lines += metric.lines_of(added)
         return "\n".join([*lines, *self._machine_lines(living)]) + "\n"
 
-    def _counter(self, name: str, help_text: str) -> Counter:
-        return Counter(name, help_text, cells=self._cells)
-
-    def _gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(name, help_text, cells=self._cells)
-
-    def _histogram(
-        self, name: str, help_text: str, *, bounds: Sequence[float] = LATENCY_BOUNDS_US
-    ) -> Histogram:
-        return Histogram(name, help_text, bounds=bounds, cells=self._cells)
-
     def _begin_life(self) -> None:
-        """What was true of the worker before is not of this one."""
+        """Reset the gauges of a replaced worker, and note this process."""
         rows = self._cells.rows()
         for metric in self.all():
             if isinstance(metric, Gauge):
@@ -337,29 +313,29 @@ class ServeMetrics:
         return any(_is_alive(int(row[0])) for row in self._pid.found_in(rows).values())
 
     def _machine_lines(self, living: Sequence[dict[str, list[float]]]) -> list[str]:
-        """Memory now, of every worker and every GPU."""
+        """Return the current memory of every worker and every GPU."""
         pids = {
             labels: int(row[0])
             for rows in living
             for labels, row in self._pid.found_in(rows).items()
         }
         name = "process_resident_memory_bytes"
-        lines = _headed(name, "gauge", "Memory of each worker, bytes.")
+        lines = _header(name, "gauge", "Memory of each worker, bytes.")
         lines += [sample(name, labels, resident_bytes(pid)) for labels, pid in sorted(pids.items())]
         for name, help_text, values in gpu_memory():
-            lines += _headed(name, "gauge", help_text)
+            lines += _header(name, "gauge", help_text)
             lines += [sample(name, (("gpu", gpu),), value) for gpu, value in values.items()]
         return lines
 
 
 def sample(name: str, labels: Labels, value: float) -> str:
-    """One line of the exposition."""
+    """Return one line of the exposition."""
     inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
     return f"{name}{{{inside}}} {value:.16g}"
 
 
 def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[float]]:
-    """The rows of several workers, number by number."""
+    """Return the rows of several workers, added number by number."""
     total: dict[Labels, list[float]] = {}
     for rows in found:
         for labels, values in rows.items():
@@ -368,7 +344,7 @@ def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[floa
     return total
 
 
-def _headed(name: str, kind: str, help_text: str) -> list[str]:
+def _header(name: str, kind: str, help_text: str) -> list[str]:
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 

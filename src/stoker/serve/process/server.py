@@ -22,16 +22,14 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
 from stoker.serve.limits import METRICS_PATH
-from stoker.serve.observability.access_file import AccessFile
-from stoker.serve.observability.access_log import AccessLog, Several
+from stoker.serve.observability.access_log import AccessFile, AccessLog, CombinedLog
 from stoker.serve.observability.metrics import Counter, ServeMetrics
 from stoker.serve.process.ready import Ready
 from stoker.serve.process.worker import stuck_file
 from stoker.serve.request_log.writer import RequestLog
-from stoker.serve.rest.app import RestApp, RestOptions
+from stoker.serve.rest.app import PROBES, RestApp, RestOptions
 from stoker.serve.rest.http import HttpServer
 from stoker.serve.rest.inline_predict import InlinePredict
-from stoker.serve.rest.probes import PROBES
 from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.security.auth import Keys, read_keys
@@ -267,7 +265,7 @@ def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
         scheme = "http" if config.ssl_config_file is None else "https"
         silent = {*PROBES, config.metrics_path or METRICS_PATH}
         parts.append(Traces(dropped=dropped, scheme=scheme, silent=silent))
-    return Several(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
+    return CombinedLog(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
 
 def _rest_options(

@@ -16,24 +16,24 @@ from stoker.serve.servables.prediction_logs import damaged, read_records
 from stoker.serve.tensor_protos import to_array
 
 Request = dict[str, np.ndarray[Any, Any]]
-"""Input -> [rows, ...] values of one request; of Examples, feature -> its values, missing ones left out."""
+"""Input -> [rows, ...] values of one request; for Examples, feature -> values, without missing features."""
 
 EXAMPLES = "examples"
-"""The input of `serving_examples`: serialized `tf.train.Example`s, which are taken apart."""
+"""The input of `serving_examples`: serialized `tf.train.Example`s, which are parsed."""
 
 
 def logged_requests(paths: Iterable[Path]) -> Iterator[Request]:
-    """The requests of some files, one after the other; an Example is a request of one row.
+    """Yield the requests of files in order; each Example is a request of one row.
 
     Raises:
-        DataError: a file is damaged, or holds something else.
+        DataError: a file is damaged, or contains other records.
     """
     for path in paths:
         for number, record in enumerate(read_records(path), start=1):
             try:
                 log = prediction_log_pb2.PredictionLog.FromString(record)
             except DecodeError as error:
-                raise damaged(path, f"record {number} is no PredictionLog") from error
+                raise damaged(path, f"record {number} is not a PredictionLog") from error
             yield from _requests(log, path)
 
 

@@ -1,7 +1,7 @@
-"""A sample of the requests with their answers, as TFRecords of `PredictionLog`.
+"""Logs a sample of requests with their answers as TFRecords of `PredictionLog`.
 
-They are what TensorFlow Serving's request logging writes: a file of them is a version's warm-up
-(`assets.extra/tf_serving_warmup_requests`) as it stands, and a sample of what clients really send.
+TensorFlow Serving's request logging writes the same format. A file can be used unchanged as a version's
+warm-up (`assets.extra/tf_serving_warmup_requests`), and it is a sample of real requests.
 
 Source: TensorFlow Serving, `logging_config.proto`, `prediction_log.proto`.
 """
@@ -9,9 +9,17 @@ Source: TensorFlow Serving, `logging_config.proto`, `prediction_log.proto`.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import fcntl
+import logging
+import os
 import random
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import tensorflow as tf
@@ -21,29 +29,28 @@ from stoker.core.errors import UserError
 from stoker.serve.dataplane.requests import Answered, InferResponse, PredictResponse, Tensors
 from stoker.serve.grpc.inference import classification_of, regression_of, spec_proto
 from stoker.serve.observability.metrics import Counter
-from stoker.serve.request_log.files import RecordFile, make_room
 from stoker.serve.runtime.background import Background
 from stoker.serve.servables.examples import CLASSIFY
 from stoker.serve.servables.prediction_logs import framed
 from stoker.serve.tensor_protos import to_proto
 
 MAX_FILE_BYTES = 64 << 20
-"""A file that has grown so large is closed, and the next begun."""
+"""Size at which a file is closed and the next one begins."""
 
 MAX_BYTES = 1 << 30
-"""What all files of one log may have together where nobody says otherwise: days of a sample, no disk."""
+"""Default limit of all files of one log together: days of a sample without filling the disk."""
 
 _FILES = 16
-"""A log at its limit has at least so many files: one of them goes at a time, and each worker holds one."""
+"""Fewest files of a log at its limit: they are removed one at a time, and each worker holds one."""
 
-_LOOKS = 64
-"""How often the others' files are looked at while the log grows by its limit."""
+_SCANS = 64
+"""Number of scans of all workers' files while the log grows by its limit."""
 
 _TAGS = ("serve",)
 
 
 class RequestLog:
-    """Takes answered requests of all models, and writes those that the dice choose."""
+    """Writes a random sample of the answered requests of all models."""
 
     def __init__(
         self,
@@ -55,26 +62,26 @@ class RequestLog:
         """Log to files of bounded size.
 
         Args:
-            dropped: Counts what is lost.
-            max_bytes: Most that all files of one log may have, 0 for no limit; the oldest go first.
+            dropped: Counts lost records.
+            max_bytes: Limit of all files of one log together, 0 for none; the oldest are removed first.
             max_file_bytes: Size at which the next file begins.
         """
         self._max_bytes = max_bytes
         self._max_file_bytes = min(max_file_bytes, max_bytes // _FILES or max_file_bytes)
         self._files: dict[str, RecordFile] = {}
-        self._unseen: dict[str, int] = {}
+        self._unscanned: dict[str, int] = {}
         self._dropped = dropped
         self._waiting: Background[Answered] = Background(
             self._write, name="stoker-request-log", on_drop=self._drop
         )
 
     def add(self, answered: Answered) -> None:
-        """Have it written, if it is one of the sample; returns at once."""
-        if random.random() < answered.log.rate:  # noqa: S311 - a sample, no secret
+        """Queue a request if it is part of the sample; returns at once."""
+        if random.random() < answered.log.rate:  # noqa: S311 - a sample, not a secret
             self._waiting.offer(answered, size=_size(answered))
 
     def close(self) -> None:
-        """Write what waits, and give the files their names."""
+        """Write the pending records, and give the files their final names."""
         self._waiting.close()
         for file in self._files.values():
             file.close()
@@ -104,36 +111,36 @@ class RequestLog:
                 self._give_up(prefix, error)
 
     def _file_for(self, prefix: str, size: int) -> RecordFile:
-        """The file that a record of this size goes to, with room for it."""
+        """Return the file for a record of this size, with room for it."""
         file = self._files.get(prefix)
         if file is not None and file.size + size > self._max_file_bytes:
             self._files.pop(prefix).close()
             file = None
         if file is None:
             file = self._files[prefix] = RecordFile(prefix)
-            self._unseen[prefix] = self._max_bytes
+            self._unscanned[prefix] = self._max_bytes
         if self._max_bytes:
             self._make_room(prefix, size)
         return file
 
     def _make_room(self, prefix: str, size: int) -> None:
-        """Look at all files of the log where it has grown; what others write is seen at the next look.
+        """Make room if the log has grown; what other workers write counts at the next scan.
 
         Raises:
-            ValueError: there is none, as other workers write all the rest.
+            ValueError: there is no room, because other workers hold all of it.
         """
-        step = self._max_bytes // _LOOKS
-        self._unseen[prefix] += size
-        if self._unseen[prefix] <= step:
+        step = self._max_bytes // _SCANS
+        self._unscanned[prefix] += size
+        if self._unscanned[prefix] <= step:
             return
         self._files[prefix].flush()
         if not make_room(prefix, max_bytes=self._max_bytes, needed=max(size, step)):
-            self._files.pop(prefix).close()  # what is whole may go
+            self._files.pop(prefix).close()  # a finished file can be removed
             raise ValueError("the log has no room")
-        self._unseen[prefix] = size
+        self._unscanned[prefix] = size
 
     def _give_up(self, prefix: str, error: OSError) -> None:
-        """Leave a file as it is, maybe with half a record at its end; the next request begins another."""
+        """Abandon a file, which may end in half a record; the next request begins another file."""
         self._drop(1)
         self._waiting.say(error)
         file = self._files.pop(prefix, None)
@@ -143,7 +150,7 @@ class RequestLog:
 
 
 def record_of(answered: Answered) -> prediction_log_pb2.PredictionLog:
-    """What stands in the file for a request.
+    """Return the log record of a request.
 
     Raises:
         UserError: a tensor has a dtype that no field holds.
@@ -175,7 +182,7 @@ def _fill_predict(
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Text as bytes: a client of REST may send either."""
+    """Return strings as bytes; REST clients may send either."""
     if array.dtype.kind not in "SU":
         return array
     flat = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
@@ -234,3 +241,129 @@ def _size(answered: Answered) -> int:
 def _bytes_of(array: np.ndarray) -> int:
     inside = sum(map(len, array.reshape(-1).tolist())) if array.dtype == object else 0
     return int(array.nbytes) + inside
+
+
+_log = logging.getLogger(__name__)
+
+UNFINISHED = ".unfinished"
+"""Suffix of a file that is being written."""
+
+_REST = re.compile(rf"(?P<stamp>\d{{8}}T\d{{12}})-\d+\.tfrecord(?:{re.escape(UNFINISHED)})?")
+"""The part of a file name after the prefix; only files of a log match."""
+
+
+class RecordFile:
+    """A file that gets its final name when it is complete."""
+
+    def __init__(self, prefix: str) -> None:
+        """Create the file.
+
+        Args:
+            prefix: Beginning of its path.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        now = dt.datetime.now(dt.UTC)
+        stamp = f"{now:%Y%m%dT%H%M%S}{now.microsecond:06}"
+        self._final = Path(f"{prefix}-{stamp}-{os.getpid()}.tfrecord")
+        self._path = self._final.with_name(self._final.name + UNFINISHED)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _opened(self._path)
+        self.size = 0
+
+    def write(self, record: bytes) -> None:
+        """Append a framed record."""
+        self._file.write(record)
+        self.size += len(record)
+
+    def flush(self) -> None:
+        """Hand the written bytes to the kernel."""
+        self._file.flush()
+
+    def abandon(self) -> None:
+        """Close it under its unfinished name."""
+        self._file.close()
+
+    def close(self) -> None:
+        """Close it under its final name."""
+        try:
+            self._file.flush()
+            os.replace(
+                self._path, self._final
+            )  # before the lock is released, so that no worker removes it
+        finally:
+            self._file.close()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Return a new locked file; tries again if another process removes it before it is locked."""
+    while True:
+        file = path.open("xb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """One of a log's files."""
+
+    path: Path
+    stamp: str
+    size: int
+
+
+def make_room(prefix: str, *, max_bytes: int, needed: int) -> bool:
+    """Remove the oldest files of a log until it has room; files being written stay.
+
+    Args:
+        prefix: Beginning of their paths.
+        max_bytes: Limit of all files of the log together.
+        needed: Bytes to add.
+
+    Returns:
+        Whether there is room.
+    """
+    if needed > max_bytes:
+        return False
+    files = sorted(_files(prefix), key=lambda found: (found.stamp, found.path.name))
+    held = sum(found.size for found in files)
+    for found in files:
+        if held + needed <= max_bytes:
+            break
+        if _removed(found.path):
+            held -= found.size
+            _log.info("%s was removed: its log has reached its limit", found.path)
+    return held + needed <= max_bytes
+
+
+def _files(prefix: str) -> Iterator[_Found]:
+    """Yield the files of a log; other files with the same beginning are not part of it."""
+    start = Path(f"{prefix}-")
+    with os.scandir(start.parent) as entries:
+        for entry in entries:
+            found = _REST.fullmatch(entry.name.removeprefix(start.name))
+            if not entry.name.startswith(start.name) or found is None:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another worker removed or renamed it
+                size = entry.stat(follow_symlinks=False).st_size
+                yield _Found(path=Path(entry.path), stamp=found["stamp"], size=size)
+
+
+def _removed(path: Path) -> bool:
+    """Remove a file; return False if it is being written or belongs to another user."""
+    try:
+        if path.name.endswith(UNFINISHED):
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        else:
+            path.unlink()
+    except FileNotFoundError:  # another worker removed it
+        return True
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

@@ -1,13 +1,14 @@
-"""The REST interface: a bare ASGI application that converts to and from the dataplane.
+"""The REST interface: a plain ASGI application that converts to and from the dataplane.
 
-Source: TensorFlow Serving, RESTful API. A framework between uvicorn and this would cost more
-than all of it: FastAPI serves 3-8 k requests/s where uvicorn serves 43 k.
+Source: TensorFlow Serving, RESTful API. A framework between uvicorn and this application would cost more
+than the application: FastAPI serves 3 to 8 thousand requests/s, uvicorn 43 thousand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +22,21 @@ from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import routes, v2
-from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
-from stoker.serve.rest.http_error import HttpError, error_body
-from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
-from stoker.serve.rest.probes import PROBES
+from stoker.serve.rest.messages import (
+    CODINGS,
+    TEXT,
+    Answer,
+    Headers,
+    HttpError,
+    HttpRequest,
+    Scope,
+    compressed,
+    decompressed,
+    error_body,
+    header,
+    headers,
+    takes_gzip,
+)
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.security.auth import Keys, Role
 
@@ -34,47 +46,47 @@ Send = Callable[[Message], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
-_CLIENT_LEFT = Code.CANCELLED.http_status
+_CLIENT_DISCONNECTED = Code.CANCELLED.http_status
 
 _OVERDUE_S = 1.0
-"""What a request gets beyond its deadline to end by itself, before it is answered without its thread."""
+"""How long after its deadline a request may end by itself before it is answered without its thread, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestOptions:
-    """What requests may take."""
+    """Limits, security and logging of REST."""
 
     workers: int = 8
-    """Threads that answer."""
+    """Threads for requests."""
 
     max_body_bytes: int = 64 << 20
     """Largest body, also after decompression."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of bodies that are held at once, over all requests."""
+    """Most bytes of bodies held at once, of all requests together."""
 
     max_in_flight: int = 1024
-    """Most requests under way; another gets 503."""
+    """Most concurrent requests; another gets 503."""
 
     timeout_s: float = 30.0
-    """Longest that a request waits for its model, seconds."""
+    """Longest time that a request waits for its model, seconds."""
 
     keys: Keys | None = None
-    """Who may ask; everybody if None."""
+    """Accepted API keys; None accepts every request."""
 
     metrics_path: str | None = METRICS_PATH
-    """Where the metrics are; nowhere if None."""
+    """Path of the metrics; None serves none."""
 
     access_log: AccessLog | None = None
-    """Is told of each request that is over; nobody is if None."""
+    """Gets each finished request; None for no log."""
 
     cors: bool = False
-    """Whether pages of other origins may ask."""
+    """Whether pages of other origins may send requests (CORS)."""
 
 
 @dataclass(kw_only=True, slots=True)
-class _Asking:
-    """What one request holds and is known by while it is answered."""
+class _RequestState:
+    """State of a request while it is answered."""
 
     deadline: Deadline
     key: str = ""
@@ -86,7 +98,7 @@ class RestApp:
     """The ASGI application."""
 
     def __init__(self, plane: DataPlane, options: RestOptions) -> None:
-        """Args: plane: what answers; options: what requests may take."""
+        """Args: plane: answers the requests; options: limits, security and logging."""
         self.plane = plane
         self.options = options
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
@@ -95,32 +107,32 @@ class RestApp:
         self.headers: Headers = _cors_headers(options) if options.cors else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request; called by the ASGI server."""
         self._in_flight += 1
-        asking = _Asking(deadline=Deadline(self.options.timeout_s))
+        state = _RequestState(deadline=Deadline(self.options.timeout_s))
         packed = None
         try:
-            answer = await self._answer(scope, receive, asking)
+            answer = await self._answer(scope, receive, state)
             if takes_gzip(header(scope, b"accept-encoding")):
                 packed = await self._in_thread(compressed, answer.raw())
-        except HttpError as refused:
-            answer = Answer(status=refused.status, body=refused.body, close=True)
-        except ConnectionResetError:  # the client left before its request was whole
-            self._note(scope, asking, Answer(status=_CLIENT_LEFT, body=""))
+        except HttpError as error:
+            answer = Answer(status=error.status, body=error.body, close=True)
+        except ConnectionResetError:  # the client left before its request was complete
+            self._note(scope, state, Answer(status=_CLIENT_DISCONNECTED, body=""))
             return
         finally:
             self._in_flight -= 1
-            self.held_bytes -= asking.held_bytes
-        self._note(scope, asking, answer, packed=packed)
+            self.held_bytes -= state.held_bytes
+        self._note(scope, state, answer, packed=packed)
         if self.headers and _interface(scope["path"]) is not None:
             answer = dataclasses.replace(answer, headers=answer.headers + self.headers)
         await _send(answer, send, packed=packed, close=answer.close or self.plane.draining)
 
     def close(self) -> None:
-        """End the threads; those that a model holds are left to the end of the process."""
+        """Stop the threads; those that a model blocks last until the process ends."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, scope: Scope, receive: Receive, asking: _Asking) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive, state: _RequestState) -> Answer:
         method, path = scope["method"], scope["path"]
         probe = PROBES.get(path)
         if probe is not None and method in ("GET", "HEAD"):
@@ -129,7 +141,7 @@ class RestApp:
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
         if self.options.keys is not None:
             try:
-                asking.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
+                state.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
             except ServeError as error:
                 raise HttpError(error.code.http_status, error.message) from error
         if path == self.options.metrics_path and method in ("GET", "HEAD"):
@@ -139,21 +151,23 @@ class RestApp:
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
         if self._in_flight > self.options.max_in_flight:
-            raise HttpError(503, "too many requests are under way")
+            raise HttpError(503, "too many concurrent requests")
         packed = header(scope, b"content-encoding").lower()
         if packed not in ("", "identity", *CODINGS):
-            raise HttpError(415, f"the body must be plain or {' or '.join(CODINGS)}")
-        body = await self._read_body(scope, receive, asking)
-        scope[GONE] = asking.deadline.cancel  # the connection calls it when it is lost
-        return await self._in_time(
-            asking.deadline, self._api_answer, scope, (body, packed), asking, interface
+            raise HttpError(415, f"Content-Encoding must be identity or {' or '.join(CODINGS)}")
+        body = await self._read_body(scope, receive, state)
+        scope[GONE] = state.deadline.cancel  # the connection calls it when it is lost
+        return await self._before_deadline(
+            state.deadline, self._api_answer, scope, (body, packed), state, interface
         )
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    async def _in_time(self, deadline: Deadline, work: Callable[..., Answer], *args: Any) -> Answer:
-        """The answer, or that it took too long: whatever holds the thread does not hold the client."""
+    async def _before_deadline(
+        self, deadline: Deadline, work: Callable[..., Answer], *args: Any
+    ) -> Answer:
+        """Run work in a thread; answer 504 after the deadline even if the thread is still blocked."""
         loop = asyncio.get_running_loop()
         waiting = loop.run_in_executor(self._threads, work, *args)
         expired: list[bool] = []
@@ -173,12 +187,12 @@ class RestApp:
         finally:
             timer.cancel()
 
-    async def _read_body(self, scope: Scope, receive: Receive, asking: _Asking) -> bytes:
-        """The whole body; what it holds of memory is noted.
+    async def _read_body(self, scope: Scope, receive: Receive, state: _RequestState) -> bytes:
+        """Return the complete body, and count the memory that it takes.
 
         Raises:
-            HttpError: it is larger than the limit, or too much is held already.
-            ConnectionResetError: the client left.
+            HttpError: it is too large, or all bodies together are.
+            ConnectionResetError: the client disconnected.
         """
         limit = self.options.max_body_bytes
         length = header(scope, b"content-length").lstrip("0")  # the parser has checked its digits
@@ -191,30 +205,32 @@ class RestApp:
             if message["type"] == "http.disconnect":
                 raise ConnectionResetError
             parts.append(message.get("body", b""))
-            asking.bytes_in += len(parts[-1])
-            asking.held_bytes += len(parts[-1])
+            state.bytes_in += len(parts[-1])
+            state.held_bytes += len(parts[-1])
             self.held_bytes += len(parts[-1])
             more = message.get("more_body", False)
-            if asking.bytes_in > limit:
+            if state.bytes_in > limit:
                 raise HttpError(413, f"the body must have at most {limit:,} bytes")
             if self.held_bytes > self.options.max_held_bytes:
-                raise HttpError(503, "too much is held of other requests")
+                raise HttpError(503, "the server holds too many bytes of other requests")
         return b"".join(parts)
 
     def _api_answer(
-        self, scope: Scope, body: tuple[bytes, str], asking: _Asking, interface: Interface
+        self, scope: Scope, body: tuple[bytes, str], state: _RequestState, interface: Interface
     ) -> Answer:
         raw, coding = body
         try:
             if coding in CODINGS:
                 raw = decompressed(raw, coding=coding, limit=self.options.max_body_bytes)
-            return interface(self.plane, Asked(scope=scope, body=raw, deadline=asking.deadline))
+            return interface(
+                self.plane, HttpRequest(scope=scope, body=raw, deadline=state.deadline)
+            )
         except ServeError as error:
             return Answer(status=error.code.http_status, body=error_body(error.message))
         except HttpError:
             raise
-        except Exception:  # noqa: BLE001 - the edge: no client sees more of a bug than that it is one
-            _log.exception("a request met a bug")
+        except Exception:  # noqa: BLE001 - the edge: clients get no details of a bug
+            _log.exception("a request failed by a bug")
             return Answer(status=500, body=error_body("the server has a bug; its log says more"))
 
     def note(
@@ -227,15 +243,15 @@ class RestApp:
         key: str = "",
         bytes_in: int = 0,
     ) -> None:
-        """Tell of a request that is over.
+        """Write a finished request to the access log, if there is one.
 
         Args:
-            scope: Its request.
+            scope: ASGI's scope of the request.
             record: What is known of it.
             answer: Its answer.
-            packed: The body of the answer, if it goes out compressed.
-            key: The name of the key that it came with.
-            bytes_in: Bytes of its body.
+            packed: The compressed body of the answer, if it is sent compressed.
+            key: The name of its API key.
+            bytes_in: Size of its body.
         """
         log = self.options.access_log
         if log is None:
@@ -257,26 +273,46 @@ class RestApp:
         )
 
     def _note(
-        self, scope: Scope, asking: _Asking, answer: Answer, *, packed: bytes | None = None
+        self, scope: Scope, state: _RequestState, answer: Answer, *, packed: bytes | None = None
     ) -> None:
-        record, key, size = asking.deadline.record, asking.key, asking.bytes_in
+        record, key, size = state.deadline.record, state.key, state.bytes_in
         self.note(scope, record, answer, packed=packed, key=key, bytes_in=size)
 
 
-Interface = Callable[[DataPlane, Asked], Answer]
+def _live(_plane: DataPlane) -> Answer:
+    return Answer(body='{"live": true}')
+
+
+def _ready(plane: DataPlane) -> Answer:
+    why = plane.unready()
+    if why:
+        return Answer(status=503, body=json.dumps({"ready": False, "reason": why}))
+    return Answer(body='{"ready": true}')
+
+
+PROBES: dict[str, Callable[[DataPlane], Answer]] = {
+    "/livez": _live,
+    "/readyz": _ready,
+    "/v2/health/live": _live,
+    "/v2/health/ready": _ready,
+}
+"""Path of a liveness or readiness probe -> its answer; probes need no key."""
+
+
+Interface = Callable[[DataPlane, HttpRequest], Answer]
 
 
 def _interface(path: str) -> Interface | None:
-    """What answers on a path, None where nothing does."""
+    """Return what answers on a path, None for an unknown path."""
     if path[:4].lower() == "/v1/":
         return routes.answer
     return v2.answer if path == "/v2" or path.startswith("/v2/") else None
 
 
 def _cors_headers(options: RestOptions) -> Headers:
-    """What tells a browser that pages of other origins may ask.
+    """Return the headers that allow requests of pages of other origins.
 
-    Source: TensorFlow Serving, `AddCORSHeaders`; it has no keys.
+    Source: TensorFlow Serving, `AddCORSHeaders`; it has no API keys.
     """
     keys = b", Authorization, X-API-Key" if options.keys else b""
     return (
@@ -292,18 +328,18 @@ _CHALLENGE = Code.UNAUTHENTICATED.http_status
 
 async def _send(answer: Answer, send: Send, *, packed: bytes | None, close: bool) -> None:
     raw = answer.raw() if packed is None else packed
-    said: list[tuple[bytes, bytes]] = [
+    sent: list[tuple[bytes, bytes]] = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", str(len(raw)).encode()),
         *answer.headers,
     ]
     if packed is not None:
-        said += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        sent += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
     if answer.status in _TRY_LATER:
-        said.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+        sent.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     if answer.status == _CHALLENGE:
-        said.append((b"www-authenticate", b"Bearer"))
+        sent.append((b"www-authenticate", b"Bearer"))
     if close:
-        said.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": answer.status, "headers": said})
+        sent.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": answer.status, "headers": sent})
     await send({"type": "http.response.body", "body": raw})

@@ -1,6 +1,6 @@
-"""A JSON body -> arrays of the signature's dtypes; whatever is wrong in it is the client's fault.
+"""Decodes JSON bodies: `:predict` to arrays of the signature's dtypes, `:classify` and `:regress` to Examples.
 
-What it refuses is said in TensorFlow Serving's words by `refusal`, which goes through the body again.
+For a `:predict` body that is refused, `tf_serving_errors` finds TensorFlow Serving's error message.
 
 Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the strictness:
 no number from a string or a boolean, no integer from 2.0.
@@ -9,14 +9,16 @@ no number from a string or a boolean, no integer from 2.0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tensorflow.core.example import example_pb2, feature_pb2
 
 from stoker.core.errors import Plain, UserError
 from stoker.registry.callpath import Signature, TensorSpec, dtype_name, shape_text
+from stoker.serve.errors import ServeError
 from stoker.serve.rest.json_text import (
     as_object,
     base64_bytes,
@@ -24,36 +26,37 @@ from stoker.serve.rest.json_text import (
     is_b64,
     json_type,
     parse_json,
+    parse_object,
     shown,
 )
 
 _MAX_RANK = 32
-"""More axes than any tensor has: NumPy takes 64, TensorFlow 254."""
+"""Most axes of a tensor; NumPy allows 64, TensorFlow 254."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictBody:
-    """The body of a `:predict` request, its tensors not yet read."""
+    """The outer form of a `:predict` body; its tensors are not decoded yet."""
 
     signature: str
     """The signature's name, empty for the default."""
 
     rows: bool
-    """Whether `instances` was sent (one value a row), else `inputs` (one value a tensor)."""
+    """Whether the body has `instances` (one value per row) instead of `inputs` (one value per tensor)."""
 
     value: Any
-    """What stood under `instances` or `inputs`."""
+    """The value of `instances` or `inputs`."""
 
 
 def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> PredictBody:
-    """Read the outer form of a `:predict` body.
+    """Decode the outer form of a `:predict` body.
 
     Args:
         raw: The body.
-        parse: Reads JSON as `parse_json` does.
+        parse: Parses JSON as `parse_json` does.
 
     Raises:
-        ServeError: it is no JSON, or not of the one or the other form.
+        ServeError: it is not JSON, or has neither form.
     """
     body, signature = as_object(parse(raw))
     if "instances" in body and "inputs" in body:
@@ -73,10 +76,10 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
 
 
 def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """Input name -> array, of the dtypes that the signature declares.
+    """Return the arrays of a body by input, with the dtypes of the signature.
 
     Raises:
-        UserError: an input is missing, unknown, ragged, null or of another type; it is named.
+        UserError: the named input is missing, unknown, ragged, null, or of another type.
     """
     if body.rows:
         return read_rows(body.value, signature)
@@ -84,7 +87,7 @@ def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray
 
 
 def read_rows(rows: list[Any], signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """`read_inputs` of what stood under `instances`."""
+    """Return the arrays of the value of `instances`, as `read_inputs` does."""
     return _arrays(_columns_of_rows(rows, signature), signature)
 
 
@@ -96,21 +99,21 @@ def _arrays(columns: Mapping[str, Any], signature: Signature) -> dict[str, np.nd
 
 
 def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """One nested list -> one array.
+    """Return a nested list as an array.
 
     Args:
-        value: JSON scalars in lists, each list of a level of one length.
-        name: The input's name, for the error.
-        spec: Its dtype; the shape is the caller's to check.
+        value: JSON scalars in lists; all lists of a level must have the same length.
+        name: The input's name, for errors.
+        spec: Its dtype; the caller checks the shape.
 
     Raises:
-        UserError: the lists are ragged, or a value is not of the dtype.
+        UserError: the lists are ragged, or a value does not fit the dtype.
     """
     shape = _dense_shape(value, name)
     flat = _flattened(value, shape)
     if flat is None:
         flat = []
-        _flatten(value, shape, 0, flat, name)  # finds what is wrong, and says it
+        _flatten(value, shape, 0, flat, name)  # raises the exact error
     return typed(flat, name=name, dtype=spec.dtype).reshape(shape)
 
 
@@ -128,7 +131,7 @@ def _columns_of_rows(rows: list[Any], signature: Signature) -> dict[str, Any]:
 
 
 def _columns(body: PredictBody, signature: Signature) -> dict[str, Any]:
-    """What stands under the names of the inputs; other names are passed over."""
+    """Return the values of the inputs by name; other names are ignored."""
     if not _is_named(body.value):
         return {_only_input(signature): body.value}
     missing = [name for name in signature.inputs if name not in body.value]
@@ -139,17 +142,17 @@ def _columns(body: PredictBody, signature: Signature) -> dict[str, Any]:
 
 def _only_input(signature: Signature) -> str:
     if len(signature.inputs) > 1:
-        raise UserError("a model of several inputs must be asked by objects")
+        raise UserError("a model with several inputs needs objects with the names of the inputs")
     return next(iter(signature.inputs))
 
 
 def _is_named(value: Any) -> bool:
-    """Whether an object names tensors; `{"b64": "..."}` is a value."""
+    """Return whether an object names tensors; `{"b64": "..."}` is a value."""
     return isinstance(value, dict) and not is_b64(value)
 
 
 def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
-    """The shape by the first element of every level."""
+    """Return the shape by the first element of every level."""
     shape: list[int] = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -162,7 +165,7 @@ def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
 
 
 def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
-    """The scalars in order, level by level; None where a list is not as long as its level has them."""
+    """Return the scalars in order; None if the lists of a level differ in length."""
     if len(shape) < 2:
         flat = value if shape else [value]
     else:
@@ -178,7 +181,7 @@ _LIST = {list}
 
 
 def _flatten(value: Any, shape: tuple[int, ...], level: int, flat: list[Any], name: str) -> None:
-    """Append the scalars in order, and hold every list to the length of its level."""
+    """Append the scalars in order, and raise if a list does not have the length of its level."""
     if level == len(shape):
         if isinstance(value, list):
             raise _ragged(name, shape, "a list where a value stands elsewhere")
@@ -203,17 +206,17 @@ def _ragged(name: str, shape: tuple[int, ...], got: str) -> UserError:
 
 
 def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
-    """JSON scalars as an array of one axis.
+    """Return JSON scalars as a 1-D array.
 
     Raises:
-        UserError: one is not of the dtype.
+        UserError: a value does not fit the dtype.
     """
     if dtype == "string":
         return _strings(flat, name)
     numpy_dtype = _numpy_dtype(dtype, name)
     allowed, found = _ALLOWED[numpy_dtype.kind], set(map(type, flat))
     if found == {float} and sum(map(abs, flat)) <= _LARGEST.get(dtype, -1.0):
-        return np.array(flat, dtype=numpy_dtype)  # each is within its range, and none is a NaN
+        return np.array(flat, dtype=numpy_dtype)  # all are in range, and none is NaN
     if not found <= allowed:
         odd = next(item for item in flat if type(item) not in allowed)
         raise _wrong_type(name, dtype, odd)
@@ -225,7 +228,7 @@ def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
 
 
 _LARGEST = {name: float(np.finfo(name).max) for name in ("float32", "float64")}
-"""The largest number of a dtype."""
+"""Dtype -> its largest number."""
 
 _ALLOWED: dict[str, set[type]] = {
     "f": {float, int},
@@ -234,13 +237,13 @@ _ALLOWED: dict[str, set[type]] = {
     "u": {int},
     "b": {bool},
 }
-"""The JSON types that each kind of dtype takes."""
+"""Kind of dtype -> the JSON types that it accepts."""
 
 _JSON_DTYPES = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64")} | {
     name: np.dtype(name)
     for name in (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 }
-"""The dtypes of one number or truth value; bfloat16 and strings have ways of their own."""
+"""Numeric and boolean dtypes; bfloat16 and strings are handled separately."""
 
 
 def _numpy_dtype(dtype: str, name: str) -> np.dtype[Any]:
@@ -250,7 +253,7 @@ def _numpy_dtype(dtype: str, name: str) -> np.dtype[Any]:
         return np.dtype(ml_dtypes.bfloat16)
     found = _JSON_DTYPES.get(dtype)
     if found is None:
-        raise UserError(f"input {name!r} is {dtype}, for which JSON has no form", got=dtype)
+        raise UserError(f"input {name!r} has dtype {dtype}, which JSON cannot represent", got=dtype)
     return found
 
 
@@ -264,11 +267,11 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 
 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
-    """The numbers in the dtype's precision.
+    """Return numbers in the dtype's precision.
 
-    As in TensorFlow Serving, they are rounded to float64 and then to float32, where a number that
-    is too large becomes infinite. It does not read half precision; such a number that does not fit
-    is refused.
+    As in TensorFlow Serving, they are rounded to float64 and then to float32, where a number that is too
+    large becomes infinite. TensorFlow Serving does not read 16-bit floats; here, numbers that do not fit
+    are refused.
     """
     wide = np.array(flat, dtype=np.float64)
     if dtype_name(dtype) in ("float32", "float64"):
@@ -278,7 +281,7 @@ def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any,
     for item in flat if int in set(map(type, flat)) else ():
         if type(item) is int and abs(item) > exact:
             raise UserError(
-                f"input {name!r} is {dtype.name}, and a whole number must fit it without loss",
+                f"input {name!r} is {dtype.name}, which must hold a whole number without loss",
                 got=Plain(shown(item)),
                 fix="Write it with a decimal point to have it rounded.",
             )
@@ -318,3 +321,113 @@ def _wrong_type(name: str, dtype: str, item: Any) -> UserError:
         f"input {name!r} must hold values of type {dtype}",
         got=Plain(f"JSON Value: {shown(item)} Type: {json_type(item)}"),
     )
+
+
+_MAX_INT64, _MAX_UINT64 = 2**63 - 1, 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExamplesBody:
+    """A decoded `:classify` or `:regress` body."""
+
+    signature: str
+    """The signature's name, empty for the default."""
+
+    context: bytes
+    """The serialized Example whose features belong to every Example; b"" without one."""
+
+    examples: Sequence[bytes]
+    """The serialized Examples."""
+
+
+def parse_examples(raw: bytes) -> ExamplesBody:
+    """Decode a `:classify` or `:regress` body.
+
+    As in TensorFlow Serving, a number without a point is an int64 feature, one with a point a float feature.
+
+    Raises:
+        ServeError: it is not JSON, or not of this form.
+    """
+    body, signature = parse_object(raw)
+    context = _example(body["context"]) if "context" in body else b""
+    if "examples" not in body:
+        raise _form(body, "When method is classify, key 'examples' is expected and was not found")
+    examples = body["examples"]
+    if not isinstance(examples, list):
+        raise _form(body, "Expecting 'examples' value to be an list/array")
+    if not examples:
+        raise _form(body, "'examples' value is an empty array")
+    return ExamplesBody(
+        signature=signature, context=context, examples=[_example(item) for item in examples]
+    )
+
+
+def _example(value: Any) -> bytes:
+    if not isinstance(value, dict):
+        raise invalid(f"Example must be JSON object but got JSON {json_type(value)}")
+    features = {name: _feature(content, name) for name, content in value.items()}
+    return _serialized(features)
+
+
+def _serialized(features: Mapping[str, feature_pb2.Feature]) -> bytes:
+    try:
+        return example_pb2.Example(
+            features=feature_pb2.Features(feature=dict(features))
+        ).SerializeToString()
+    except UnicodeEncodeError:
+        raise invalid("The surrogate pair in string is invalid.") from None
+
+
+def _feature(content: Any, name: str) -> feature_pb2.Feature:
+    """Return a feature; all its elements must be of the kind of the first one."""
+    items = content if isinstance(content, list) else [content]
+    kind, values = "", []
+    for item in items:
+        found = _kind(item, name)
+        if kind not in ("", found):
+            raise invalid(f"Unexpected element type in feature: {name} expecting type: {kind}")
+        kind = found
+        values.append(_VALUE[found](item, name))
+    feature = feature_pb2.Feature()
+    if kind:
+        getattr(feature, f"{kind}_list").value.extend(values)
+    return feature
+
+
+def _kind(item: Any, name: str) -> str:
+    if isinstance(item, int) and -_MAX_INT64 - 1 <= item <= _MAX_UINT64:  # includes bool
+        return "int64"
+    if isinstance(item, int):  # RapidJSON reads whole numbers beyond 64 bits as doubles
+        return "float"
+    if isinstance(item, float):
+        return "float"
+    if isinstance(item, str) or is_b64(item):
+        return "bytes"
+    raise invalid(f"Feature: {name} has element with unexpected JSON type: {json_type(item)}")
+
+
+def _int64(item: int, name: str) -> int:
+    if item > _MAX_INT64:
+        raise invalid(f"Feature: {name} has uint64_t element. Only int64_t is supported.")
+    return int(item)
+
+
+def _float(item: float, _name: str) -> float:
+    with np.errstate(over="ignore"):  # beyond float32 it becomes infinite
+        return float(np.float32(float(item)))
+
+
+def _bytes(item: Any, _name: str) -> bytes:
+    if isinstance(item, str):
+        try:
+            return item.encode()
+        except UnicodeEncodeError:
+            raise invalid("JSON Parse error: The surrogate pair in string is invalid.") from None
+    return base64_bytes(item["b64"])
+
+
+_VALUE = {"int64": _int64, "float": _float, "bytes": _bytes}
+
+
+def _form(body: Any, reason: str) -> ServeError:
+    return invalid(f"JSON Value: {shown(body)} {reason}")

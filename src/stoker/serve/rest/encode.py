@@ -1,4 +1,4 @@
-"""Arrays -> the JSON text that TensorFlow Serving writes.
+"""Encodes answers as the JSON that TensorFlow Serving writes.
 
 Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the text of numbers.
 """
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from stoker.core.errors import UserError
+from stoker.serve.servables.examples import Inferred
 
 Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 
 def predictions(outputs: Tensors) -> str:
-    """The answer to `instances`: one value, or one object, a row.
+    """Return the answer to `instances`: one value or one object per row.
 
     Raises:
         UserError: the outputs have no common first axis.
@@ -29,12 +30,12 @@ def predictions(outputs: Tensors) -> str:
 
 
 def predictions_of(rows: Sequence[str]) -> str:
-    """The answer to `instances` of rows as `rows_of` writes them."""
+    """Return the answer to `instances`, from rows as `rows_of` returns them."""
     return '{"predictions": [' + ", ".join(rows) + "]}"
 
 
 def rows_of(outputs: Tensors) -> list[str]:
-    """The text of each row of an answer to `instances`.
+    """Return the JSON of each row of an answer to `instances`.
 
     Raises:
         UserError: the outputs have no common first axis.
@@ -70,7 +71,7 @@ _COLUMNS = "Send 'inputs' instead of 'instances'."
 
 
 def columns(outputs: Tensors) -> str:
-    """The answer to `inputs`: one value a tensor, bare if there is only one."""
+    """Return the answer to `inputs`: an object of tensors, or the only tensor without its name."""
     texts = {name: _nested(name, array, 0)[0] for name, array in outputs.items()}
     if len(texts) == 1:
         return '{"outputs": ' + next(iter(texts.values())) + "}"
@@ -78,10 +79,27 @@ def columns(outputs: Tensors) -> str:
     return '{"outputs": {' + inside + "}}"
 
 
-def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
-    """The text of every float: `%g` where that reads back as the same number, else all digits.
+def classifications_text(answer: Inferred) -> str:
+    """Return the JSON of a classification: label and score of each class, per row."""
+    rows = []
+    for row in answer.classes:
+        scores = number_texts(np.array([score for _, score in row], dtype=np.float32))
+        labels = [json.dumps(label.decode(errors="replace")) for label, _ in row]
+        pairs = zip(labels, scores, strict=True)
+        rows.append("[" + ", ".join(f"[{label}, {score}]" for label, score in pairs) + "]")
+    return '{"results": [' + ", ".join(rows) + "]}"
 
-    A whole number gets `.0`, so that a reader's list is of one type.
+
+def regressions_text(answer: Inferred) -> str:
+    """Return the JSON of a regression: one value per row."""
+    texts = number_texts(np.array(answer.values, dtype=np.float32))
+    return '{"results": [' + ", ".join(texts) + "]}"
+
+
+def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
+    """Return the text of every float: `%g` if it reads back as the same number, else all digits.
+
+    Whole numbers end in `.0`, so that a parsed list has a single type.
     """
     wide = array.dtype == np.float64
     exact = array.reshape(-1).astype(np.float64 if wide else np.float32, copy=False)
@@ -95,7 +113,7 @@ def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
 def _inexact(
     texts: Sequence[str], exact: np.ndarray[Any, Any], values: Sequence[float]
 ) -> list[int]:
-    """The places of those texts that do not read back as their numbers."""
+    """Return the positions of texts that do not read back as their numbers."""
     if len(texts) <= _FEW:
         code = f"{len(texts)}{exact.dtype.char}"
         again = struct.unpack(code, struct.pack(code, *map(float, texts)))
@@ -105,7 +123,7 @@ def _inexact(
 
 
 _FEW = 64
-"""Numbers up to which they are quicker read back one by one than as an array."""
+"""Up to this many numbers, reading back one by one is faster than as an array."""
 
 _SPECIAL = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -115,7 +133,7 @@ def _with_point(text: str) -> str:
 
 
 def _nested(name: str, array: np.ndarray[Any, Any], axis: int) -> list[str]:
-    """The texts of all that lies at `axis`, each with its inner axes in brackets."""
+    """Return the texts of the elements at `axis`, each with its inner axes in brackets."""
     texts = _scalars(name, array)
     for level in range(array.ndim - 1, axis - 1, -1):
         size, count = array.shape[level], math.prod(array.shape[:level])
@@ -140,7 +158,7 @@ def _scalars(name: str, array: np.ndarray[Any, Any]) -> list[str]:
 
 
 def _string_text(item: bytes, *, as_bytes: bool) -> str:
-    """A string, or its base64 where the name asks for it or the bytes are no text."""
+    """Return a string as JSON; as base64 if the output's name ends in `_bytes` or it is not UTF-8."""
     try:
         if not as_bytes:
             return json.dumps(item.decode())

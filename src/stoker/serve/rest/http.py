@@ -1,4 +1,4 @@
-"""uvicorn as this server runs it: bare, in a thread of its own, and without a loss at its end."""
+"""uvicorn without extras, in a thread of its own, and with a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 
 class HttpServer(Server):
-    """Answers everything that reached it before the listener closed."""
+    """Answers every request that arrived before the listener closed."""
 
     def __init__(
         self,
@@ -29,14 +29,14 @@ class HttpServer(Server):
         tls: ssl.SSLContext | None,
         lane: InlinePredict | None = None,
     ) -> None:
-        """Answer by an application.
+        """Serve an application.
 
         Args:
-            app: What answers.
-            drain_s: Longest wait at the end.
-            limits: Of connections.
-            tls: Their encryption, if any.
-            lane: Takes small requests before the application.
+            app: The application.
+            drain_s: Longest wait for running requests at the end, seconds.
+            limits: Limits of connections.
+            tls: Encryption, if any.
+            lane: Answers small requests before the application sees them.
         """
         super().__init__(
             Config(
@@ -54,7 +54,7 @@ class HttpServer(Server):
             )
         )
         self.config.load()
-        # uvicorn hands it over without a time for the handshake, which is a minute then.
+        # uvicorn sets no time-out for the handshake; the default is a minute.
         self._tls: dict[str, Any] = (
             {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_s}
         )
@@ -69,10 +69,10 @@ class HttpServer(Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept what waits in the kernel's queue, let it speak, then end as uvicorn does.
+        """Accept the connections in the kernel's queue, wait for their requests, then stop as uvicorn does.
 
-        A listener that is closed resets every connection in its queue, and uvicorn closes those
-        that have not spoken yet: 1 of 3 runs under 300 new connections/s lost a request.
+        Closing a listener resets every connection in its queue, and uvicorn closes connections without a
+        request: 1 of 3 runs under 300 new connections/s lost a request.
         """
         kept = [listener.dup() for listener in sockets or []]
         for server in self.servers:

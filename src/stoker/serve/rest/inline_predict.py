@@ -22,10 +22,9 @@ from stoker.serve.observability.access_log import AccessLog
 from stoker.serve.observability.metrics import COUNTING
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import decode, encode, routes
-from stoker.serve.rest.compressed import compressed
 from stoker.serve.rest.header_cache import Head, HeaderCache
-from stoker.serve.rest.messages import Answer, Headers, Scope, named
-from stoker.serve.rest.quick_json import QuickJson
+from stoker.serve.rest.json_text import QuickJson
+from stoker.serve.rest.messages import Answer, Headers, Scope, compressed, named
 from stoker.serve.runtime.busy_poll import BusyPoll
 from stoker.serve.security.auth import Keys, Role
 

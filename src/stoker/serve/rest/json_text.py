@@ -1,4 +1,4 @@
-"""JSON as TensorFlow Serving reads it, and its words for what is wrong with it.
+"""Parses JSON as TensorFlow Serving does, with its error messages.
 
 Source: TensorFlow Serving's `json_tensor.cc`; RapidJSON for the texts of a parse error.
 """
@@ -11,16 +11,18 @@ import math
 import re
 from typing import Any
 
+import simdjson
+
 from stoker.serve.errors import Code, ServeError
 
 _LARGE_EXPONENT = re.compile(rb"[eE]\+?\d{3}")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS = b"0" * 300
-"""What a number beyond the range of a double has in it: three digits of exponent, or many."""
+"""A number beyond the range of a double has an exponent of three digits, or this many digits."""
 
 _TOO_BIG = "Number too big to be stored in double."
 
-_WORDS = {
+_RAPIDJSON = {
     "Expecting value": "Invalid value.",
     "Expecting property name enclosed in double quotes": "Missing a name for object member.",
     "Expecting ':' delimiter": "Missing a colon after a name of object member.",
@@ -33,20 +35,20 @@ _WORDS = {
     "Illegal trailing comma before end of object": "Missing a name for object member.",
     "Illegal trailing comma before end of array": "Invalid value.",
 }
-"""Python's word for a parse error -> RapidJSON's."""
+"""Python's message for a parse error -> RapidJSON's."""
 
 
 def parse_object(raw: bytes) -> tuple[dict[str, Any], str]:
-    """The object that every body is, and the name of the signature in it, empty if there is none.
+    """Return the object that a body holds, and its `signature_name`, "" without one.
 
     Raises:
-        ServeError: it is no JSON, no object, or its `signature_name` is no text.
+        ServeError: it is not JSON or not an object, or its `signature_name` is not a string.
     """
     return as_object(parse_json(raw))
 
 
 def as_object(body: Any) -> tuple[dict[str, Any], str]:
-    """`parse_object` of what is parsed already."""
+    """Check a parsed body as `parse_object` does."""
     if not isinstance(body, dict):
         raise invalid(f"JSON Value: {shown(body)} Is not object")
     signature = body.get("signature_name", "")
@@ -59,32 +61,55 @@ def as_object(body: Any) -> tuple[dict[str, Any], str]:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse JSON: UTF-8, with NaN, Infinity and -Infinity.
+    """Parse JSON in UTF-8; NaN, Infinity and -Infinity are allowed.
 
     Raises:
-        ServeError: it is something else, or nested too deeply.
+        ServeError: it is not JSON, or nested too deeply.
     """
     if not raw:
         raise _unparsed("The document is empty")
     try:
-        # Python reads 1e999 as infinity; the hook that refuses it costs time, and is rarely needed.
+        # Python reads 1e999 as infinity; the hook that refuses it is slow and rarely needed.
         if _may_be_huge(raw):
             return json.loads(raw.decode(), parse_float=_finite, parse_int=_in_range)
         return json.loads(raw.decode())
     except UnicodeDecodeError as error:
         raise _unparsed(f"Invalid encoding in string. at offset: {error.start}") from error
     except json.JSONDecodeError as error:
-        raise _unparsed(_parse_words(error)) from error
+        raise _unparsed(_parse_error(error)) from error
     except RecursionError as error:
         raise _unparsed("nested too deeply") from error
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python accepts
         raise _unparsed(_TOO_BIG) from error
 
 
-def _may_be_huge(raw: bytes) -> bool:
-    """Whether a number in it may be beyond a double.
+class QuickJson:
+    """A reusable simdjson parser for small bodies, for one thread: the same objects in a third of the time."""
 
-    One expression for both takes several times as long over an image of 1.3 MB.
+    def __init__(self) -> None:
+        """Create the parser; only its memory is kept between bodies."""
+        self._parser = simdjson.Parser()
+
+    def parse(self, raw: bytes) -> Any:
+        """Parse a body; what simdjson does not accept is left to `parse_json`.
+
+        Raises:
+            ServeError: it is not JSON, or nested too deeply.
+        """
+        if not raw.startswith(b"{"):  # simdjson would ignore, for example, a byte order mark
+            return parse_json(raw)
+        try:
+            # The parsed object is a view into the parser; `as_dict` copies it, and the view is freed.
+            return self._parser.parse(raw).as_dict()  # type: ignore[union-attr] # it is an object
+        except (ValueError, RuntimeError, RecursionError):  # not JSON for simdjson
+            self._parser = simdjson.Parser()  # the error may hold views
+            return parse_json(raw)
+
+
+def _may_be_huge(raw: bytes) -> bool:
+    """Return whether a number may be beyond the range of a double.
+
+    A single regular expression takes several times as long for an image of 1.3 MB.
     """
     return _MANY_DIGITS in raw.translate(_DIGITS_AS_ZERO) or _LARGE_EXPONENT.search(raw) is not None
 
@@ -169,8 +194,8 @@ _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _OTHER = re.compile(r"[^\[\]{}]+")
 
 
-def _parse_words(error: json.JSONDecodeError) -> str:
-    said = _WORDS.get(error.msg, "Invalid value.")
+def _parse_error(error: json.JSONDecodeError) -> str:
+    said = _RAPIDJSON.get(error.msg, "Invalid value.")
     if error.msg == "Expecting ',' delimiter" and _in_array(
         error.doc[: error.pos][-_LOOK_BACK_CHARS:]
     ):

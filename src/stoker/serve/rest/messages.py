@@ -1,7 +1,10 @@
-"""One HTTP request, whole, and its answer."""
+"""HTTP requests and answers, their errors, and compressed bodies."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +21,11 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """One HTTP request."""
+class HttpRequest:
+    """A complete HTTP request."""
 
     scope: Scope
-    """ASGI's; the headers are looked for only where they are asked for."""
+    """ASGI's scope; its headers are searched only on demand."""
 
     body: bytes
     """The whole body, decompressed."""
@@ -32,16 +35,16 @@ class Asked:
 
     @property
     def method(self) -> str:
-        """What is asked for: GET, POST."""
+        """The HTTP method."""
         return self.scope["method"]
 
     @property
     def path(self) -> str:
-        """The path, unescaped."""
+        """The unescaped path."""
         return self.scope["path"]
 
     def header(self, name: str) -> str:
-        """The last value of a header, empty if there is none; the name in lower case."""
+        """Return the last value of a header, "" without one; its name in lower case."""
         return header(self.scope, name.encode())
 
     @property
@@ -52,30 +55,30 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One HTTP answer."""
+    """An HTTP answer."""
 
     status: int = 200
     """The HTTP status."""
 
     body: str | bytes
-    """The text, or what is no text."""
+    """Text, or bytes."""
 
     content_type: str = JSON
     """Its media type."""
 
     headers: Headers = field(default=())
-    """More of its headers."""
+    """Further headers."""
 
     close: bool = False
-    """Whether the connection must end: a part of the request was not read."""
+    """Whether to close the connection, because a part of the request was not read."""
 
     def raw(self) -> bytes:
-        """The body as it goes over the wire."""
+        """Return the body as bytes."""
         return self.body.encode() if isinstance(self.body, str) else self.body
 
 
 def header(scope: Scope, wanted: bytes) -> str:
-    """The last value of a header, empty if there is none; the name in lower case."""
+    """Return the last value of a header, "" without one; its name in lower case."""
     found = b""
     for name, value in scope["headers"]:
         if name == wanted:
@@ -84,10 +87,72 @@ def header(scope: Scope, wanted: bytes) -> str:
 
 
 def headers(scope: Scope) -> dict[str, str]:
-    """The last value of every header, by its name in lower case."""
+    """Return the last value of every header, by its name in lower case."""
     return named(scope["headers"])
 
 
 def named(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The last value of every header, by its name, as it is written in `given`."""
+    """Return the last value of every header, by its name as received."""
     return {n.decode("latin-1"): v.decode("latin-1") for n, v in given}
+
+
+class HttpError(Exception):
+    """A request that gets an HTTP error status, for reasons of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Args: status: the HTTP status; message: one line for the client."""
+        self.status = status
+        self.body = error_body(message)
+        super().__init__(message)
+
+
+def error_body(message: str) -> str:
+    """Return the body of an error, as TensorFlow Serving's clients expect it."""
+    return json.dumps({"error": message})
+
+
+CODINGS = {"gzip": 31, "deflate": 15}
+"""Content coding -> zlib's number for it. Source: RFC 9110, 8.4.1."""
+
+_WORTH_BYTES = 1024
+"""Smallest answer that is compressed: for a smaller one the header costs as much as it saves."""
+
+_LEVEL = 1
+"""Digits compress equally well within a few percent at every level; this one is the fastest."""
+
+
+def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
+    """Return a decompressed body, without exceeding the limit.
+
+    Args:
+        body: As received.
+        coding: One of `CODINGS`.
+        limit: Most bytes after decompression.
+
+    Raises:
+        HttpError: it is damaged, has trailing bytes, or is too large.
+    """
+    reader = zlib.decompressobj(CODINGS[coding])
+    try:
+        found = reader.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise HttpError(400, f"the body must be {coding}, as its header says") from error
+    if len(found) > limit:
+        raise HttpError(413, f"the body must have at most {limit:,} bytes")
+    if not reader.eof or reader.unused_data:
+        raise HttpError(400, f"the body must be one whole {coding} stream")
+    return found
+
+
+def takes_gzip(accept: str) -> bool:
+    """Return whether a client with this `Accept-Encoding` accepts gzip."""
+    for part in accept.lower().split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def compressed(body: bytes) -> bytes | None:
+    """Return the body as gzip; None if it is too small to be worth it."""
+    return gzip.compress(body, _LEVEL, mtime=0) if len(body) >= _WORTH_BYTES else None

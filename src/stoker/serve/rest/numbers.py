@@ -24,22 +24,22 @@ from stoker.serve.errors import ServeError
 from stoker.serve.rest.json_text import parse_json
 
 MIN_BYTES = 16 << 10
-"""Smallest body that is worth it."""
+"""Smallest body for which this is faster."""
 
 _MIN_LIST_BYTES = 1 << 10
-"""Smallest list in a body of several that is worth a parse of its own."""
+"""Smallest list of a body with several lists that is parsed separately."""
 
 _MAX_KEPT_BYTES = 4 << 20
-"""Largest document whose parser is kept: its memory is up to 15 times as large."""
+"""Largest document whose parser is kept: a parser takes up to 15 times the memory."""
 
 _MAX_SPARE = 2
-"""Most parsers kept: simdjson holds the interpreter's lock, so that two at once are rare."""
+"""Most parsers kept: simdjson holds the interpreter's lock, so two at once are rare."""
 
 _KEYS = ("instances", "inputs")
 _NAME = "signature_name"
 
 _NUMBERS = b"0123456789+-.eE \t\r\n"
-"""All that stands between the brackets and commas of a nested list of numbers."""
+"""All characters of a nested list of numbers except brackets and commas."""
 
 _MAX_RANK = 32
 
@@ -51,7 +51,7 @@ _WHOLE = {
 }
 
 _spare: deque[simdjson.Parser] = deque(maxlen=_MAX_SPARE)
-"""Parsers that nothing keeps from another document; each is in one thread's hands once popped."""
+"""Parsers that are free for another document; a popped parser belongs to one thread."""
 
 Array = np.ndarray[Any, Any]
 _Read = TypeVar("_Read")
@@ -59,16 +59,16 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberList:
-    """A dense list of numbers, its dtype not yet known."""
+    """A dense list of numbers whose dtype is not known yet."""
 
     wide: Array
-    """All of them, of their shape: int64 where all are written as whole numbers, else float64."""
+    """The numbers in their shape: int64 if all are written as whole numbers, else float64."""
 
     raw: bytes
-    """The JSON that they were read from, for who has to say what is wrong."""
+    """Their JSON, for error messages."""
 
     def as_dtype(self, dtype: str) -> Array | None:
-        """In this dtype; None where one may not fit it."""
+        """Return the numbers in this dtype; None if one may not fit."""
         wide = self.wide
         if dtype in _FLOATS:
             with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
@@ -83,19 +83,19 @@ class NumberList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """The body of a `:predict` request: one list of numbers."""
+    """A `:predict` body with one list of numbers."""
 
     signature: str
     """The signature's name, empty for the default."""
 
     rows: bool
-    """Whether `instances` was sent, else `inputs`."""
+    """Whether the body has `instances` instead of `inputs`."""
 
     values: NumberList
-    """What was sent."""
+    """The numbers."""
 
     def as_inputs(self, signature: Signature) -> dict[str, Array] | None:
-        """Input name -> array; None where `decode` has to look at the body."""
+        """Return the array by input; None if `decode` must read the body."""
         if len(signature.inputs) != 1:
             return None
         ((name, spec),) = signature.inputs.items()
@@ -104,26 +104,26 @@ class Numbers:
 
 
 def read_numbers(raw: bytes) -> Numbers | None:
-    """A large `:predict` body; None of one that is small, or not plain."""
+    """Return the numbers of a large `:predict` body; None if it is small or contains anything else."""
     if len(raw) < MIN_BYTES or not raw.startswith(b"{"):
         return None
     return _parsed(raw, _numbers)
 
 
 def read_lists(raw: bytes) -> dict[str, Any] | None:
-    """A large body of the Open Inference Protocol, with a `NumberList` for each list of numbers.
+    """Parse a large body of the Open Inference Protocol, with a `NumberList` for each list of numbers.
 
-    Each is cut out and read by itself, and a text stands in its place while the rest is read: so the
-    rest means what it meant.
+    Each list is cut out and parsed separately, and a marker string replaces it while the rest is parsed, so
+    that the meaning of the rest does not change.
 
     Returns:
-        The body, as `parse_json` reads it but for the `data` of its inputs; None where that has to
-        read it, because it is small, or has no such list, or is wrong.
+        The body as `parse_json` returns it, except the `data` of its inputs; None if `parse_json` must parse
+        it because it is small, has no such list, or is invalid.
     """
     if len(raw) < MIN_BYTES:
         return None
     rest, lists = _cut_out(raw)
-    # Without escapes a text is in the body only where it stands in so many letters.
+    # Without escapes, the marker occurs in the body only where it is written literally.
     if not lists or b"\\" in rest or rest.count(_MARK) != len(lists):
         return None
     try:
@@ -136,7 +136,7 @@ def read_lists(raw: bytes) -> dict[str, Any] | None:
     back = [
         one for one in inputs if isinstance(one, dict) and _mark_of(one.get("data")) is not None
     ]
-    if len(back) != len(lists):  # one stands elsewhere, or behind another of its name
+    if len(back) != len(lists):  # a list is elsewhere, or its key is repeated
         return None
     for one in back:
         one["data"] = lists[int(one["data"][len(_MARK) :])]
@@ -147,7 +147,7 @@ _DATA = b'"data"'
 _OPENED = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*\[')
 
 _MARK = b"stoker:numbers:"
-"""What stands in the place of a list, with its number behind it."""
+"""The marker that replaces a list, followed by the list's number."""
 
 
 def _mark_of(value: Any) -> str | None:
@@ -155,7 +155,7 @@ def _mark_of(value: Any) -> str | None:
 
 
 def _cut_out(raw: bytes) -> tuple[bytes, list[NumberList]]:
-    """The body with a mark for each large list of numbers under a key `data`, and these."""
+    """Return the body with a marker for each large list of numbers under a key `data`, and the lists."""
     parts: list[bytes] = []
     lists: list[NumberList] = []
     done = 0
@@ -169,8 +169,8 @@ def _cut_out(raw: bytes) -> tuple[bytes, list[NumberList]]:
 
 
 def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Where large lists may stand, one behind the other."""
-    at = raw.find(_DATA)  # over numbers this is several times as quick as the expression
+    """Return the positions of possible large lists, in order."""
+    at = raw.find(_DATA)  # several times faster than the regular expression
     while at >= 0:
         opened, end = _OPENED.match(raw, at), at + len(_DATA)
         if opened is not None:
@@ -181,7 +181,7 @@ def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_numbers(raw: bytes, begin: int) -> int:
-    """Behind the last bracket before anything that no list of numbers holds."""
+    """Return the end of the last bracket before a character that a list of numbers cannot contain."""
     quote = raw.find(b'"', begin)
     stop = quote if quote >= 0 else len(raw)
     brace = raw.find(b"}", begin, stop)
@@ -189,9 +189,10 @@ def _end_of_numbers(raw: bytes, begin: int) -> int:
 
 
 def _parsed(raw: bytes, read: Callable[[Any, bytes], _Read | None]) -> _Read | None:
-    """What `read` makes of the document, of which it keeps nothing; None of what is no JSON.
+    """Return what `read` extracts from the document; None if it is not JSON.
 
-    A parser that met an error, or whose document is kept by one, is not used again.
+    `read` must not keep parts of the document. A parser is not used again after an error, which may refer
+    to its document.
     """
     keep = len(raw) <= _MAX_KEPT_BYTES
     try:
@@ -200,7 +201,7 @@ def _parsed(raw: bytes, read: Callable[[Any, bytes], _Read | None]) -> _Read | N
         parser = simdjson.Parser()
     try:
         found = read(parser.parse(raw), raw)
-    except (TypeError, ValueError, RuntimeError):  # simdjson's, for what is no such JSON
+    except (TypeError, ValueError, RuntimeError):  # simdjson's errors
         return None
     if keep:
         _spare.append(parser)
@@ -208,7 +209,7 @@ def _parsed(raw: bytes, read: Callable[[Any, bytes], _Read | None]) -> _Read | N
 
 
 def _numbers(document: Any, raw: bytes) -> Numbers | None:
-    """The one list of a `:predict` body."""
+    """Return the only list of a `:predict` body."""
     keys = list(document.keys()) if isinstance(document, simdjson.Object) else []
     named = document[_NAME] if _NAME in keys else ""
     found = [key for key in keys if key in _KEYS]
@@ -225,7 +226,7 @@ def _whole_list(document: Any, raw: bytes) -> NumberList | None:
 
 
 def _list_of(values: Any, raw: bytes, *, begin: int, end: int) -> NumberList | None:
-    """A parsed list that stands at `begin:end`; None where it is not dense, or not of numbers."""
+    """Return the parsed list at `begin:end`; None if it is not dense or not of numbers."""
     shape, first = _outline(values)
     if not shape or not isinstance(first, int | float):
         return None
@@ -236,24 +237,24 @@ def _list_of(values: Any, raw: bytes, *, begin: int, end: int) -> NumberList | N
 
 
 def _flat(values: Any, *, whole: bool) -> Array:
-    """All numbers in order; a copy, which no parser has a part in."""
+    """Return all numbers in order, as a copy that is independent of the parser."""
     if whole:
         try:
             return np.frombuffer(values.as_buffer(of_type="i"), np.int64)
-        except TypeError:  # the first is a whole number, another is not
+        except TypeError:  # the first number is whole, another is not
             pass
     return np.frombuffer(values.as_buffer(of_type="d"), np.float64)
 
 
 def _is_dense(raw: bytes, shape: tuple[int, ...], *, begin: int, end: int) -> bool:
-    """Whether the brackets and commas are those of the shape."""
+    """Return whether the brackets and commas match the shape."""
     if len(shape) == 1:
         return raw.find(b"[", begin + 1, end) < 0
     return raw[begin:end].translate(None, _NUMBERS) == _skeleton(shape)
 
 
 def _outline(values: Any) -> tuple[tuple[int, ...], Any]:
-    """The shape by the first element of every level, and the first value; () where it has none."""
+    """Return the shape by the first element of every level, and the first value; () if there is none."""
     shape: list[int] = []
     while isinstance(values, simdjson.Array):
         if not len(values) or len(shape) == _MAX_RANK:
@@ -264,7 +265,7 @@ def _outline(values: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _skeleton(shape: tuple[int, ...]) -> bytes:
-    """The brackets and commas of a nested list."""
+    """Return the brackets and commas of a nested list."""
     text = b""
     for size in reversed(shape):
         text = b"[" + b",".join([text] * size) + b"]"

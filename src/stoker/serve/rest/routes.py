@@ -1,4 +1,15 @@
-"""The paths below /v1/models: which call of the dataplane each one is."""
+"""The paths below `/v1/models`: each is a call of the dataplane.
+
+The body of `:predict` and its answer may also be one tensor as bytes, without JSON and base64:
+
+| header | of a request | of an answer |
+|---|---|---|
+| `X-Tensor-Dtype` | the values' type, TensorFlow's name; `string` makes the whole body one text | the same |
+| `X-Tensor-Shape` | `1,224,224,3`; not for `string` | the same |
+| `X-Tensor-Name` | which input it is; not needed where there is one | the output's name |
+| `X-Signature-Name` | the signature, the default one without it | |
+| `X-Output-Name` | which output is wanted; needed where there are several | |
+"""
 
 from __future__ import annotations
 
@@ -8,10 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import get_model_metadata_pb2
 
-from stoker.core.errors import UserError
+from stoker.core.errors import Plain, UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature
 from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import Counted, DataPlane
@@ -24,35 +36,36 @@ from stoker.serve.dataplane.requests import (
     VersionStatus,
 )
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.rest import decode, encode, examples, raw, tf_serving_errors
-from stoker.serve.rest.messages import Answer, Asked
+from stoker.serve.rest import decode, encode, tf_serving_errors
+from stoker.serve.rest.messages import RAW, Answer, HttpRequest
 from stoker.serve.rest.numbers import read_numbers
 from stoker.serve.servables.examples import CLASSIFY, REGRESS, Inferred, Task
+from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
 
 _NAME = r"/(?P<name>[^/:]+)"
 _VERSION = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
-_ASKED = re.compile(
+_POST_PATH = re.compile(
     rf"/v1/models{_NAME}{_VERSION}:(?P<method>predict|classify|regress)", re.IGNORECASE | re.ASCII
 )
-_DESCRIBED = re.compile(
+_GET_PATH = re.compile(
     rf"/v1/models(?:{_NAME})?{_VERSION}(?P<metadata>/metadata)?", re.IGNORECASE | re.ASCII
 )
-"""A read-only path; TensorFlow Serving accepts one without a name, and says what is missing."""
+"""Read-only paths. TensorFlow Serving accepts one without a name, and its error says what is missing."""
 
 _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
 
-def answer(plane: DataPlane, asked: Asked) -> Answer:
-    """The answer to one request, counted as in TensorFlow Serving.
+def answer(plane: DataPlane, request: HttpRequest) -> Answer:
+    """Answer a request, and count it as TensorFlow Serving does.
 
     Raises:
-        ServeError: there is no such path, or the dataplane refused.
+        ServeError: the path is unknown, or the dataplane refused the request.
     """
     began_s, code = time.monotonic(), Code.OK
-    found = (_ASKED if asked.method == "POST" else _DESCRIBED).fullmatch(asked.path)
+    found = (_POST_PATH if request.method == "POST" else _GET_PATH).fullmatch(request.path)
     try:
-        return _answer(plane, asked, found)
+        return _answer(plane, request, found)
     except ServeError as error:
         code = error.code
         raise
@@ -67,11 +80,11 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
 
 
 def preflight(plane: DataPlane, *, origin: str) -> Answer:
-    """The answer to a browser that asks whether a page of another origin may ask, as TensorFlow Serving's.
+    """Answer a CORS preflight request as TensorFlow Serving does.
 
     Args:
-        plane: What counts it.
-        origin: The page's; without one the answer is an error.
+        plane: Counts it.
+        origin: The origin of the page; an error is returned without one.
     """
     is_web = re.search("https?://", origin) is not None
     code = Code.OK if is_web else Code.FAILED_PRECONDITION
@@ -79,12 +92,14 @@ def preflight(plane: DataPlane, *, origin: str) -> Answer:
     return Answer(status=code.http_status, body="", content_type="text/plain")
 
 
-def _answer(plane: DataPlane, asked: Asked, found: re.Match[str] | None) -> Answer:
-    if found is None or asked.method not in ("GET", "POST"):
-        raise ServeError(Code.INVALID_ARGUMENT, f"Malformed request: {asked.method} {asked.path}")
+def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None) -> Answer:
+    if found is None or request.method not in ("GET", "POST"):
+        raise ServeError(
+            Code.INVALID_ARGUMENT, f"Malformed request: {request.method} {request.path}"
+        )
     spec = _spec(found)
-    if asked.method == "POST":
-        return _METHODS[found["method"].lower()](plane, spec, asked)
+    if request.method == "POST":
+        return _METHODS[found["method"].lower()](plane, spec, request)
     if not spec.name:
         raise ServeError(Code.INVALID_ARGUMENT, "Missing model name in request.")
     if found["metadata"]:
@@ -93,12 +108,12 @@ def _answer(plane: DataPlane, asked: Asked, found: re.Match[str] | None) -> Answ
 
 
 def model_of(path: str) -> ModelSpec | None:
-    """Which model is asked by a path that ends in `:predict`; None where the path is none.
+    """Return the model of a path that ends in `:predict`; None for another path.
 
     Raises:
-        ServeError: the version is no number that a version can have.
+        ServeError: the version is out of range.
     """
-    found = _ASKED.fullmatch(path)
+    found = _POST_PATH.fullmatch(path)
     return None if found is None else _spec(found)
 
 
@@ -114,22 +129,23 @@ def _spec(found: re.Match[str]) -> ModelSpec:
     return ModelSpec(name=found["name"] or "", version=number, label=found["label"])
 
 
-def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
+def _predict(plane: DataPlane, spec: ModelSpec, request: HttpRequest) -> Answer:
     try:
-        body, read_inputs = _body_of(asked)
-        answers_raw = raw.wants_raw(asked)
-        request = PredictRequest(
-            model=spec,
-            read_inputs=read_inputs,
-            signature=asked.header("x-signature-name") if body is None else body.signature,
-            output_filter=raw.output_filter(asked) if answers_raw or body is None else (),
-            entrypoint="REST",
-            is_counted=True,
-            deadline=asked.deadline,
-        )
-        outputs = plane.predict(request).outputs
+        body, read_inputs = _body_of(request)
+        answers_raw = _wants_raw(request)
+        outputs = plane.predict(
+            PredictRequest(
+                model=spec,
+                read_inputs=read_inputs,
+                signature=request.header("x-signature-name") if body is None else body.signature,
+                output_filter=_output_filter(request) if answers_raw or body is None else (),
+                entrypoint="REST",
+                is_counted=True,
+                deadline=request.deadline,
+            )
+        ).outputs
         if answers_raw:
-            return raw.answer(outputs)
+            return _raw_answer(outputs)
         rows = body is None or body.rows
         return Answer(body=encode.predictions(outputs) if rows else encode.columns(outputs))
     except SignatureNotFound as error:
@@ -140,14 +156,14 @@ def _predict(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
 
 
 def _body_of(
-    asked: Asked,
+    request: HttpRequest,
 ) -> tuple[decode.PredictBody | None, Callable[[Signature], Tensors]]:
-    """The outer form of a JSON body, None of a tensor; and what reads its inputs."""
-    if raw.is_raw(asked):
-        return None, raw.input_reader(asked)
-    numbers = read_numbers(asked.body)
+    """Return the outer form of a JSON body, None for a raw tensor; and a function that reads its inputs."""
+    if _is_raw(request):
+        return None, _raw_input_reader(request)
+    numbers = read_numbers(request.body)
     if numbers is None:
-        body = decode.parse_body(asked.body)
+        body = decode.parse_body(request.body)
     else:
         body = decode.PredictBody(signature=numbers.signature, rows=numbers.rows, value=None)
 
@@ -155,36 +171,137 @@ def _body_of(
         found = None if numbers is None else numbers.as_inputs(signature)
         if found is not None:
             return found
-        whole = body if numbers is None else decode.parse_body(asked.body)
+        whole = body if numbers is None else decode.parse_body(request.body)
         try:
             return decode.read_inputs(whole, signature)
         except (UserError, ServeError) as error:
-            said = tf_serving_errors.refused(whole, signature)
-            raise (said or error) from error
+            known = tf_serving_errors.tf_serving_error(whole, signature)
+            raise (known or error) from error
 
     return body, read_inputs
 
 
-def _classify(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
-    return Answer(body=examples.classifications_text(_inferred(plane, CLASSIFY, spec, asked)))
+_SHAPE = re.compile(r"\d{1,12}(?:\s*,\s*\d{1,12})*|")
 
 
-def _regress(plane: DataPlane, spec: ModelSpec, asked: Asked) -> Answer:
-    return Answer(body=examples.regressions_text(_inferred(plane, REGRESS, spec, asked)))
+def _is_raw(request: HttpRequest) -> bool:
+    """Return whether the body is a raw tensor."""
+    return request.media_type == RAW
 
 
-def _inferred(plane: DataPlane, method: str, spec: ModelSpec, asked: Asked) -> Inferred:
-    body = examples.parse_examples(asked.body)
-    request = InferRequest(
-        model=spec,
-        tasks=(Task(method=method, signature=body.signature or DEFAULT_SIGNATURE),),
-        examples=body.examples,
-        context=body.context,
-        entrypoint="REST",
-        is_counted=True,
-        deadline=asked.deadline,
+def _wants_raw(request: HttpRequest) -> bool:
+    """Return whether the client accepts a raw tensor; `*/*` does not ask for one."""
+    accepted = request.header("accept").lower().split(",")
+    return any(one.partition(";")[0].strip() == RAW for one in accepted)
+
+
+def _raw_input_reader(request: HttpRequest) -> Callable[[Signature], Tensors]:
+    """Return a function that reads the body against a signature.
+
+    Raises:
+        UserError: the headers contradict each other, or do not describe the body.
+    """
+    dtype, shape_text = request.header("x-tensor-dtype").strip(), request.header("x-tensor-shape")
+    if dtype != "string" and dtype not in DTYPES:
+        raise UserError(
+            "X-Tensor-Dtype must be string or one of " + ", ".join(sorted(DTYPES)), got=dtype
+        )
+    array = (
+        _raw_text(request.body, shape_text)
+        if dtype == "string"
+        else _raw_values(request, dtype, shape_text)
     )
-    return plane.infer(request).results[0]
+
+    def read(signature: Signature) -> Tensors:
+        name = request.header("x-tensor-name") or _only(list(signature.inputs), "X-Tensor-Name")
+        return {name: array}
+
+    return read
+
+
+def _output_filter(request: HttpRequest) -> tuple[str, ...]:
+    """Return the requested outputs; () for all."""
+    name = request.header("x-output-name")
+    return (name,) if name else ()
+
+
+def _raw_answer(outputs: Tensors) -> Answer:
+    """Return an answer whose body is the only output.
+
+    Raises:
+        UserError: there are several outputs, or its dtype has no raw form.
+    """
+    name = _only(list(outputs), "X-Output-Name")
+    array = outputs[name]
+    is_text = array.dtype == object
+    if is_text and array.size != 1:
+        raise UserError(
+            f"output {name!r} must be one string to be sent as the body",
+            got=Plain(f"{array.size} strings"),
+        )
+    body = array.reshape(-1)[0] if is_text else to_bytes(array)
+    return Answer(
+        body=body,
+        content_type=RAW,
+        headers=(
+            (b"x-tensor-name", _header_safe(name)),
+            (b"x-tensor-dtype", b"string" if is_text else array.dtype.name.encode()),
+            (b"x-tensor-shape", ",".join(map(str, array.shape)).encode()),
+        ),
+    )
+
+
+def _raw_text(body: bytes, shape_text: str) -> np.ndarray[Any, Any]:
+    if shape_text:
+        raise UserError(
+            "X-Tensor-Shape must not be set for string: the body is one string", got=shape_text
+        )
+    array = np.empty(1, dtype=object)
+    array[0] = body
+    return array
+
+
+def _raw_values(request: HttpRequest, dtype: str, shape_text: str) -> np.ndarray[Any, Any]:
+    given = any(name == b"x-tensor-shape" for name, _ in request.scope["headers"])
+    if not given or not _SHAPE.fullmatch(shape_text.strip()):
+        raise UserError("X-Tensor-Shape must be lengths separated by commas", got=shape_text)
+    lengths = [int(part) for part in shape_text.split(",") if part.strip()]
+    shape = checked_shape(lengths, name="X-Tensor-Shape")
+    return from_bytes(request.body, dtype=dtype, shape=shape, name="the body")
+
+
+def _only(names: list[str], header: str) -> str:
+    if len(names) == 1:
+        return names[0]
+    raise UserError(f"{header} must name one of {', '.join(sorted(names))}", got=Plain("none"))
+
+
+def _header_safe(name: str) -> bytes:
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name).encode()
+
+
+def _classify(plane: DataPlane, spec: ModelSpec, request: HttpRequest) -> Answer:
+    return Answer(body=encode.classifications_text(_inferred(plane, CLASSIFY, spec, request)))
+
+
+def _regress(plane: DataPlane, spec: ModelSpec, request: HttpRequest) -> Answer:
+    return Answer(body=encode.regressions_text(_inferred(plane, REGRESS, spec, request)))
+
+
+def _inferred(plane: DataPlane, method: str, spec: ModelSpec, request: HttpRequest) -> Inferred:
+    body = decode.parse_examples(request.body)
+    inferred = plane.infer(
+        InferRequest(
+            model=spec,
+            tasks=(Task(method=method, signature=body.signature or DEFAULT_SIGNATURE),),
+            examples=body.examples,
+            context=body.context,
+            entrypoint="REST",
+            is_counted=True,
+            deadline=request.deadline,
+        )
+    )
+    return inferred.results[0]
 
 
 _METHODS = {"predict": _predict, "classify": _classify, "regress": _regress}

@@ -1,7 +1,7 @@
-"""Why a `:predict` body is refused, in TensorFlow Serving's words.
+"""TensorFlow Serving's error message for a `:predict` body that `decode` refuses.
 
-`decode` reads a body level by level and knows only that something is wrong. Here the body is gone
-through once more in TensorFlow Serving's order, value by value, up to the first that it refuses.
+`decode` works level by level and knows only that something is wrong. This module checks the body again in
+TensorFlow Serving's order, value by value, up to the first error.
 
 Source: TensorFlow Serving, `json_tensor.cc`.
 """
@@ -25,29 +25,29 @@ _INTEGERS = {
     "uint32": (0, 2**32 - 1),
     "uint64": (0, 2**64 - 1),
 }
-"""The range of what TensorFlow Serving reads for each dtype; the narrow ones share one field."""
+"""Dtype -> the range that TensorFlow Serving accepts; the narrow dtypes share one field."""
 
 _MAX_VALUES = 200_000
-"""Most values that are gone through for a text: it takes 1 us for each, and the lock of Python's."""
+"""Most values that are checked: each takes 1 us under Python's global lock."""
 
 
 class _TooManyError(Exception):
-    """The body is too large to be gone through value by value."""
+    """The body is too large to check value by value."""
 
 
 _FLOATS = ("float32", "float64")
 _NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
-def refused(body: PredictBody, signature: Signature) -> ServeError | None:
-    """What TensorFlow Serving says of a body; None where it would take it.
+def tf_serving_error(body: PredictBody, signature: Signature) -> ServeError | None:
+    """Return TensorFlow Serving's error for a body; None if it would accept the body.
 
     Args:
-        body: The body, its outer form already read.
-        signature: The signature that it is for.
+        body: The body, with its outer form decoded.
+        signature: The called signature.
 
     Returns:
-        None also of a body that is too large to be gone through.
+        Also None for a body that is too large to check.
     """
     try:
         if body.rows:
@@ -131,7 +131,7 @@ def _read_columns(value: Any, signature: Signature) -> None:
                 raise invalid(f"Missing named input: {name} in 'inputs' object.")
             try:
                 _read_values(value[name], 0, spec, _checked_shape(value[name]))
-            except ServeError as error:  # TensorFlow Serving does not say which input it means
+            except ServeError as error:  # TensorFlow Serving does not name the input
                 raise invalid(f"{error.message} Input {name!r} must be {spec}.") from error
         return
     if len(signature.inputs) > 1:
@@ -190,10 +190,10 @@ def _is_named(value: Any) -> bool:
 
 
 def _checked_shape(value: Any, *, times: int = 1) -> tuple[int, ...]:
-    """The shape; so many values, and so often, are worth to be gone through.
+    """Return the shape of a value that occurs `times` times.
 
     Raises:
-        _TooManyError: they are too many.
+        _TooManyError: there are too many values to check.
     """
     shape = _shape(value)
     if math.prod(shape) * times > _MAX_VALUES:
@@ -202,7 +202,7 @@ def _checked_shape(value: Any, *, times: int = 1) -> tuple[int, ...]:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """The shape by the first element of every level."""
+    """Return the shape by the first element of every level."""
     shape = []
     while isinstance(value, list):
         shape.append(len(value))

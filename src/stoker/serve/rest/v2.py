@@ -1,4 +1,4 @@
-"""The paths below /v2: the Open Inference Protocol by HTTP, with its extension for binary tensors."""
+"""The paths below `/v2`: the Open Inference Protocol over HTTP, with the extension for binary tensors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.rest import decode
 from stoker.serve.rest.encode import number_texts
 from stoker.serve.rest.json_text import parse_json, shown
-from stoker.serve.rest.messages import RAW, Answer, Asked
+from stoker.serve.rest.messages import RAW, Answer, HttpRequest
 from stoker.serve.rest.numbers import NumberList, read_lists
 from stoker.serve.tensor_bytes import MAX_RANK, checked_shape, from_bytes, to_bytes
 
 HEADER_LENGTH = "inference-header-content-length"
-"""The header that says where the JSON ends and the tensors begin."""
+"""Header with the length of the JSON; the binary tensors follow it."""
 
 _MODEL = re.compile(
     r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>ready|infer))?"
@@ -35,22 +35,22 @@ _MODEL = re.compile(
 _MAX_OUTPUTS = 1024
 
 
-def answer(plane: DataPlane, asked: Asked) -> Answer:
-    """The answer to one request.
+def answer(plane: DataPlane, request: HttpRequest) -> Answer:
+    """Answer a request.
 
     Raises:
-        ServeError: there is no such path, or the dataplane refused.
+        ServeError: the path is unknown, or the dataplane refused the request.
     """
-    method, path = asked.method, asked.path.rstrip("/")
+    method, path = request.method, request.path.rstrip("/")
     if path == "/v2" and method == "GET":
         said = {"name": open_inference.SERVER_NAME, "version": open_inference.SERVER_VERSION}
         return _json({**said, "extensions": list(open_inference.EXTENSIONS)})
     found = _MODEL.fullmatch(path)
     if found is None:
-        raise ServeError(Code.NOT_FOUND, f"there is no {method} {path}")
+        raise ServeError(Code.NOT_FOUND, f"unknown path: {method} {path}")
     spec = open_inference.spec_of(found["name"], found["version"] or "")
     if found["verb"] == "infer" and method == "POST":
-        return _infer(plane, spec, asked)
+        return _infer(plane, spec, request)
     if found["verb"] == "ready" and method == "GET":
         ready = open_inference.is_ready(plane, spec)
         status = 200 if ready else Code.UNAVAILABLE.http_status
@@ -63,7 +63,7 @@ def answer(plane: DataPlane, asked: Asked) -> Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Input:
-    """One input as the client sent it; either of the last two is there."""
+    """An input as the client sent it, with either `raw` or `data`."""
 
     name: str
     dtype: str
@@ -91,8 +91,8 @@ class _Input:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Wanted:
-    """The outputs that a client asks for, and how they are to come."""
+class _RequestedOutputs:
+    """The requested outputs, and their form."""
 
     names: tuple[str, ...]
     binary: frozenset[str]
@@ -102,14 +102,14 @@ class _Wanted:
         return name in self.binary or (self.all_binary and name not in self.names)
 
 
-def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
+def _infer(plane: DataPlane, spec: Any, request: HttpRequest) -> Answer:
     try:
-        head, tail = _parts(asked)
+        head, tail = _parts(request)
         text = bytes(head)
         body = _object(read_lists(text) or parse_json(text), "the body")
         name = body.get("id", "")
         if not isinstance(name, str):
-            raise invalid("'id' must be a text")
+            raise invalid("'id' must be a string")
         parameters = _object(body.get("parameters", {}), "'parameters'")
         wanted = _wanted(body.get("outputs", []), parameters)
         inputs = _inputs(body.get("inputs"), tail)
@@ -124,7 +124,7 @@ def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
             parameters=parameters,
             wanted=wanted.names,
             entrypoint="REST",
-            deadline=asked.deadline,
+            deadline=request.deadline,
         )
         return _answered(response, wanted, request_id=name)
     except UserError as error:
@@ -133,9 +133,9 @@ def _infer(plane: DataPlane, spec: Any, asked: Asked) -> Answer:
         raise invalid(error.message) from error
 
 
-def _parts(asked: Asked) -> tuple[memoryview, memoryview]:
-    """The JSON, and what stands behind it."""
-    body, said = memoryview(asked.body), asked.header(HEADER_LENGTH)
+def _parts(request: HttpRequest) -> tuple[memoryview, memoryview]:
+    """Return the JSON, and the bytes after it."""
+    body, said = memoryview(request.body), request.header(HEADER_LENGTH)
     if not said:
         return body, memoryview(b"")
     if not (said.isascii() and said.isdecimal()) or len(said) > 12 or int(said) > len(body):
@@ -170,11 +170,11 @@ def _inputs(sent: Any, tail: memoryview) -> list[_Input]:
             )
         )
     if len(tail):
-        raise invalid(f"{len(tail):,} bytes stand behind the last tensor")
+        raise invalid(f"{len(tail):,} bytes follow the last tensor")
     return found
 
 
-def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _Wanted:
+def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
     if not isinstance(sent, list) or len(sent) > _MAX_OUTPUTS:
         raise invalid("'outputs' must be a list")
     all_binary = _truth(parameters.get("binary_data_output", False), "binary_data_output")
@@ -185,16 +185,16 @@ def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _Wanted:
         name = _text(output.get("name"), "the name of an output")
         own = _object(output.get("parameters", {}), "'parameters'")
         if "classification" in own:
-            raise invalid("the parameter classification is not known here")
+            raise invalid("the parameter classification is not supported")
         if name in names:
-            raise invalid(f"output {name!r} must be asked for once")
+            raise invalid(f"output {name!r} must be requested once")
         names.append(name)
         if _truth(own.get("binary_data", all_binary), "binary_data"):
             binary.add(name)
-    return _Wanted(names=tuple(names), binary=frozenset(binary), all_binary=all_binary)
+    return _RequestedOutputs(names=tuple(names), binary=frozenset(binary), all_binary=all_binary)
 
 
-def _answered(response: PredictResponse, wanted: _Wanted, *, request_id: str) -> Answer:
+def _answered(response: PredictResponse, wanted: _RequestedOutputs, *, request_id: str) -> Answer:
     described: list[str] = []
     tensors: list[bytes] = []
     for name, array in response.outputs.items():
@@ -225,7 +225,7 @@ def _answered(response: PredictResponse, wanted: _Wanted, *, request_id: str) ->
 
 
 def _texts(array: np.ndarray[Any, Any], name: str) -> list[str]:
-    """Each value as JSON; a text that is none must come as a binary tensor."""
+    """Return each value as JSON; strings that are not UTF-8 need a binary tensor."""
     if array.dtype != object:
         if array.dtype.kind in "iub":
             return [json.dumps(item) for item in array.reshape(-1).tolist()]
@@ -234,7 +234,7 @@ def _texts(array: np.ndarray[Any, Any], name: str) -> list[str]:
         return [json.dumps(item.decode()) for item in array.reshape(-1).tolist()]
     except UnicodeDecodeError:
         raise UserError(
-            f"output {name!r} holds bytes that are no text",
+            f"output {name!r} holds bytes that are not UTF-8",
             fix="Ask for it as a binary tensor: binary_data.",
         ) from None
 
@@ -265,7 +265,7 @@ def _object(value: Any, what: str) -> Mapping[str, Any]:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise invalid(f"{what} must be a text")
+        raise invalid(f"{what} must be a string")
     return value
 
 

@@ -19,11 +19,11 @@ from stoker.serve.errors import Code, ServeError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_CHARS = 16
-"""Shortest key that is taken: a shorter one can be guessed over the network."""
+"""Shortest accepted key: a shorter one can be guessed over the network."""
 
 
 class Role(enum.IntEnum):
-    """What somebody may do; each may also do what the ones before may."""
+    """What a key allows; each role includes the previous ones."""
 
     PREDICT = 1
     ADMIN = 2
@@ -31,37 +31,34 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """One key, known by its hash only."""
+    """An API key, stored as its hash."""
 
     name: str
-    """Whose it is, for the log."""
+    """The owner, for the log."""
 
     sha256: str
-    """The hash of the key, in hexadecimal."""
+    """SHA-256 of the key, hexadecimal."""
 
     role: Role
-    """What it allows."""
+    """What the key allows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keys:
-    """All keys of a server."""
+    """The keys of a server."""
 
     keys: tuple[Key, ...]
     """At least one."""
 
     def check(self, headers: Mapping[str, str], *, role: Role) -> Key:
-        """Let a request pass whose key allows what it asks for.
+        """Return the key of a request after checking its role.
 
         Args:
-            headers: The request's headers or metadata by their names in lower case.
-            role: What is needed.
-
-        Returns:
-            The key that it came with.
+            headers: The request's headers or metadata, names in lower case.
+            role: The required role.
 
         Raises:
-            ServeError: it has no key, one that is unknown, or one of a lower role.
+            ServeError: the request has no key, an unknown key, or a key with a lower role.
         """
         found = self._find(_key_in(headers))
         if found is None:
@@ -71,22 +68,22 @@ class Keys:
         return found
 
     def name_of(self, headers: Mapping[str, str]) -> str:
-        """Whose key a request came with, empty if it is none that is known; for the log."""
+        """Return the owner of a request's key for the log, "" without a known key."""
         found = self._find(_key_in(headers))
         return "" if found is None else found.name
 
     def _find(self, key: str) -> Key | None:
-        """Every known key is compared with, in time that tells nothing of where they differ."""
+        """Compare with every known key in constant time, so that timing reveals nothing."""
         digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
         same = [known for known in self.keys if hmac.compare_digest(known.sha256, digest)]
         return same[0] if key and same else None
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys in a YAML file: a list of `{name, role, key}` or `{name, role, sha256}`.
+    """Read keys from a YAML file: a list of `{name, role, key}` or `{name, role, sha256}`.
 
     Raises:
-        ConfigError: the file is not there or not in that form.
+        ConfigError: the file cannot be read, or has another form.
     """
     try:
         text = path.read_text()
@@ -97,7 +94,7 @@ def read_keys(path: Path) -> Keys:
     try:
         entries = parse_yaml(text, str(path))
     except ConfigError as error:
-        # What YAML says of a text quotes it, and here it is a secret.
+        # YAML's error message quotes the text, which is a secret here.
         raise ConfigError(error.rule, got=Plain("text that is not YAML")) from None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path} must hold a list of keys", got=Plain(type(entries).__name__))
@@ -105,7 +102,7 @@ def read_keys(path: Path) -> Keys:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -124,7 +121,7 @@ def _key(entry: Any, path: Path, number: int) -> Key:
         raise ConfigError(f"{place} must have name, role, and key or sha256")
     roles = {role.name.lower(): role for role in Role}
     if not isinstance(entry["role"], str) or entry["role"] not in roles:
-        # Not quoted: it may be a key in the wrong field.
+        # The value is not shown: it may be a key in the wrong field.
         raise ConfigError(
             f"the role of {place} must be predict or admin", got=Plain("another value")
         )

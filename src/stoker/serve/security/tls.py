@@ -1,4 +1,4 @@
-"""TLS and mutual TLS on both ports, by TensorFlow Serving's `ssl_config_file`."""
+"""TLS and mutual TLS on both ports, configured by TensorFlow Serving's `ssl_config_file`."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.serve.text_files import read_text_file
 
 HANDSHAKES = 256
-"""Connections that may shake hands beside those that have; one more is closed without a word."""
+"""Most concurrent TLS handshakes in addition to open connections; another connection is closed."""
 
 
 class CountingContext(ssl.SSLContext):
-    """Counts who shakes hands too: the servers above it are told of a connection when that is over.
+    """Limits connections including those in a TLS handshake, which the servers do not see yet.
 
-    So many that stay silent would else take every descriptor of the process.
+    Otherwise silent clients could take every file descriptor of the process.
     """
 
     most = 0
-    """Connections at once, with those that shake hands."""
+    """Most concurrent connections, including those in a handshake."""
 
     def __init__(self, *_: object) -> None:
-        """Nobody is connected."""
+        """Start without connections."""
         super().__init__()
         self._alive: weakref.WeakSet[ssl.SSLObject] = weakref.WeakSet()
 
     def wrap_bio(self, *args: object, **kwargs: object) -> ssl.SSLObject:
-        """As it is; raises `ssl.SSLError` where there are too many."""
+        """Wrap a connection, or raise `ssl.SSLError` if there are too many."""
         if len(self._alive) >= self.most:
             raise ssl.SSLError("too many connections")
-        made = super().wrap_bio(*args, **kwargs)  # type: ignore[arg-type]  # as they came
+        made = super().wrap_bio(*args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
         self._alive.add(made)
         return made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """What a server shows, and asks of its clients."""
+    """Certificates of a server, and what it requires of clients."""
 
     key: str = field(repr=False)
     """The private key, PEM."""
 
     certificate: str
-    """The certificate and those that lead to its authority, PEM."""
+    """The certificate chain, PEM."""
 
     authority: str = ""
-    """The authority that clients' certificates must be from, PEM."""
+    """The authority that must have signed clients' certificates, PEM."""
 
     client_verify: bool = False
-    """Whether every client must show a certificate."""
+    """Whether clients must have a certificate."""
 
     def context(self, *, connections: int = 0) -> ssl.SSLContext:
-        """What a port needs.
+        """Return the TLS context of a port.
 
         Args:
-            connections: How many it may have at once; `HANDSHAKES` more may be at their begin.
+            connections: Most concurrent connections, without `HANDSHAKES` more in a handshake.
 
         Raises:
-            ConfigError: a part is not what it must be.
+            ConfigError: a key or certificate is invalid.
         """
         context = CountingContext(ssl.PROTOCOL_TLS_SERVER)
         context.most = connections + HANDSHAKES
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # OpenSSL reads a key from a file only; this one is the owner's alone, and gone at once.
+            # OpenSSL reads keys from files only; this one is private to the user and removed at once.
             with tempfile.TemporaryDirectory() as folder:
                 key, certificate = Path(folder, "key"), Path(folder, "certificate")
                 key.touch(mode=0o600)
@@ -86,10 +86,10 @@ class Tls:
 
 
 def read_tls(path: Path) -> Tls:
-    """The file; its parts are the texts of PEM files.
+    """Read the file, which contains the text of PEM files.
 
     Raises:
-        ConfigError: the file is not there, not in its form, or a part is missing or wrong.
+        ConfigError: the file cannot be read, has another form, or a part is missing or invalid.
     """
     found = read_text_file(path, "SSLConfig", full_name="tensorflow.serving.SSLConfig")
     for name in ("server_key", "server_cert"):

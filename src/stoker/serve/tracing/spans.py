@@ -1,4 +1,4 @@
-"""What a trace says of a request: names, attributes and times, by OpenTelemetry's conventions.
+"""Spans of requests: names, attributes and times by OpenTelemetry's conventions.
 
 Source: OpenTelemetry semantic conventions, HTTP server spans and RPC server spans.
 """
@@ -14,19 +14,19 @@ from urllib.parse import unquote
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
 from stoker.serve.errors import Code
-from stoker.serve.grpc.v2_messages import SERVICE
+from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.observability.access_log import Entry
 from stoker.serve.request_record import RequestRecord
 
 Attributes = Mapping[str, str | int]
 
 _MAX_CHARS = 256
-"""Longest text of a client's in an attribute."""
+"""Longest text from a client in an attribute."""
 
 _METHODS = frozenset(
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
 )
-"""Methods that stand in a name as they are; a client may invent any other."""
+"""Methods that span names contain unchanged; a client could invent others."""
 
 _ROUTES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern, re.IGNORECASE | re.ASCII), text)
@@ -42,7 +42,7 @@ _ROUTES: Sequence[tuple[re.Pattern[str], str]] = [
 _WHICH = {"": "", "/versions": "/versions/{version}", "/labels": "/labels/{label}"}
 _ENDS = frozenset((":predict", ":classify", ":regress", "/metadata", "/ready", "/infer", ""))
 
-_OUR_FAULT = frozenset(
+_SERVER_ERRORS = frozenset(
     (
         Code.UNKNOWN,
         Code.DEADLINE_EXCEEDED,
@@ -52,54 +52,54 @@ _OUR_FAULT = frozenset(
         Code.DATA_LOSS,
     )
 )
-"""Codes by which a server's span is an error; all others are the client's."""
+"""Codes that make a server's span an error; the others are the client's errors."""
 
 _FIRST_SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of a request's time."""
+    """A phase of a request."""
 
     name: str
-    """What it was spent on."""
+    """The name of the phase."""
 
     began_s: float
-    """When it began, by the clock of the request."""
+    """Start, by the clock of the request."""
 
     ended_s: float
-    """When it ended."""
+    """End, by the same clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """What a trace says of one request."""
+    """The span of one request."""
 
     name: str
-    """Low in variety: no model's name is in it."""
+    """Low-cardinality name, without the name of the model."""
 
     attributes: Attributes
-    """By OpenTelemetry's names, and `stoker.` before our own."""
+    """Attributes by OpenTelemetry's names; our own begin with `stoker.`."""
 
     began_s: float
-    """When it came, seconds since 1970."""
+    """Arrival, seconds since 1970."""
 
     ended_s: float
-    """When it was over."""
+    """End, seconds since 1970."""
 
     error: str = ""
-    """What went wrong, if that is the server's fault."""
+    """The error, if it is the server's fault."""
 
     parts: Sequence[Part] = field(default=())
-    """Its time in the queue and in the model, where it came so far."""
+    """Time in the queue and in the model, for requests that reached them."""
 
 
 def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
-    """What a trace says of a request.
+    """Return the span of a request.
 
     Args:
-        entry: The request and its end.
-        now_s: When it was over, by the monotonic clock.
+        entry: The finished request.
+        now_s: Its end, by the monotonic clock.
         scheme: "http" or "https".
     """
     named = _of_http(entry, scheme) if entry.protocol == "REST" else _of_call(entry)
@@ -124,9 +124,9 @@ def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
 
 
 def _of_http(entry: Entry, scheme: str) -> tuple[str, str, dict[str, str | int]]:
-    asked, _, path = entry.method.partition(" ")
-    method = asked if asked in _METHODS else "_OTHER"
-    said: dict[str, str | int] = {
+    original, _, path = entry.method.partition(" ")
+    method = original if original in _METHODS else "_OTHER"
+    attributes: dict[str, str | int] = {
         "http.request.method": method,
         "url.path": path[:_MAX_CHARS],
         "url.scheme": scheme,
@@ -134,19 +134,23 @@ def _of_http(entry: Entry, scheme: str) -> tuple[str, str, dict[str, str | int]]
         "http.request.body.size": entry.bytes_in,
         "http.response.body.size": entry.bytes_out,
     }
-    if method != asked:
-        said["http.request.method_original"] = asked[:_MAX_CHARS]
+    if method != original:
+        attributes["http.request.method_original"] = original[:_MAX_CHARS]
     route = route_of(path)
     if route:
-        said["http.route"] = route
+        attributes["http.route"] = route
     error = str(entry.status) if int(entry.status) >= _FIRST_SERVER_ERROR else ""
     if error:
-        said["error.type"] = error
-    return " ".join(filter(None, ("HTTP" if method != asked else method, route))), error, said
+        attributes["error.type"] = error
+    return (
+        " ".join(filter(None, ("HTTP" if method != original else method, route))),
+        error,
+        attributes,
+    )
 
 
 def route_of(path: str) -> str:
-    """A path without what clients may choose; empty where nothing answers."""
+    """Return a path without the parts that clients choose; "" for an unknown path."""
     for pattern, version in _ROUTES:
         found = pattern.fullmatch(path)
         end = (found["end"] or "").lower() if found else None
@@ -157,8 +161,8 @@ def route_of(path: str) -> str:
 
 
 def _of_call(entry: Entry) -> tuple[str, str, dict[str, str | int]]:
-    service, code = _services().get(entry.method, SERVICE), Code[str(entry.status)]
-    said: dict[str, str | int] = {
+    service, code = _services().get(entry.method, OPEN_INFERENCE.service), Code[str(entry.status)]
+    attributes: dict[str, str | int] = {
         "rpc.system": "grpc",
         "rpc.service": service,
         "rpc.method": entry.method,
@@ -166,15 +170,15 @@ def _of_call(entry: Entry) -> tuple[str, str, dict[str, str | int]]:
         "stoker.bytes_in": entry.bytes_in,
         "stoker.bytes_out": entry.bytes_out,
     }
-    error = code.name if code in _OUR_FAULT else ""
+    error = code.name if code in _SERVER_ERRORS else ""
     if error:
-        said["error.type"] = error
-    return f"{service}/{entry.method}", error, said
+        attributes["error.type"] = error
+    return f"{service}/{entry.method}", error, attributes
 
 
 @cache
 def _services() -> dict[str, str]:
-    """The service of each of TensorFlow Serving's calls."""
+    """Return the service of each of TensorFlow Serving's calls."""
     described = [
         prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"],
         model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
@@ -183,7 +187,7 @@ def _services() -> dict[str, str]:
 
 
 def _of_peer(peer: str) -> dict[str, str | int]:
-    """The client's address: `1.2.3.4:5`, or as gRPC writes it: `ipv6:%5B::1%5D:5`, `unix:`."""
+    """Return the client's address, from `1.2.3.4:5` or gRPC's `ipv6:%5B::1%5D:5` and `unix:`."""
     if peer.startswith("unix:"):
         return {"network.transport": "unix"}
     address, _, port = unquote(peer).rpartition(":")
@@ -195,21 +199,21 @@ def _of_peer(peer: str) -> dict[str, str | int]:
 
 def _of_model(entry: Entry) -> dict[str, str | int]:
     record = entry.record
-    said: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "stoker.model.name": record.model[:_MAX_CHARS],
         "stoker.model.signature": record.signature[:_MAX_CHARS],
         "stoker.code": record.code,
         "stoker.request_id": entry.request_id[:_MAX_CHARS],
         "stoker.key": entry.key,
     }
-    said = {name: value for name, value in said.items() if value}
+    attributes = {name: value for name, value in attributes.items() if value}
     if record.version is not None:
-        said["stoker.model.version"] = record.version
-    return {**said, "stoker.rows": record.rows}
+        attributes["stoker.model.version"] = record.version
+    return {**attributes, "stoker.rows": record.rows}
 
 
 def _parts(record: RequestRecord) -> list[Part]:
-    """Where it ran several times (tasks, or rows beyond a batch), the parts are the sums from the first run."""
+    """Return the phases; those of several model calls (tasks, or more rows than a batch) are summed."""
     if not record.run_began_s:
         return []
     began_s = record.run_began_s

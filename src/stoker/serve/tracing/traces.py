@@ -1,8 +1,8 @@
-"""Requests as spans of OpenTelemetry: made after the fact, beside the requests, and sent in batches.
+"""Sends requests as OpenTelemetry spans, made after each request in another thread and sent in batches.
 
-Everything that OpenTelemetry's own variables say holds: `OTEL_TRACES_SAMPLER`, `OTEL_EXPORTER_OTLP_*`,
+OpenTelemetry's own environment variables apply: `OTEL_TRACES_SAMPLER`, `OTEL_EXPORTER_OTLP_*`,
 `OTEL_BSP_*`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`. This module needs the
-extra `otel`, and is imported only where traces are asked for.
+extra `otel`, and is imported only if tracing is on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stoker.serve.tracing.spans import Span, span_of
 _log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""What the spans that wait get, seconds, at the server's end; a receiver that is gone holds it up no longer."""
+"""Longest wait for pending spans at shutdown, seconds; a missing receiver delays it no longer."""
 
 _PROTOCOL = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTERS = {
@@ -48,26 +48,26 @@ _NS = 1_000_000_000
 
 
 class Traces:
-    """Makes a span of each request that the sampler chooses."""
+    """Sends a span for each sampled request."""
 
     def __init__(
         self, *, dropped: Counter, scheme: str = "http", silent: Collection[str] = ()
     ) -> None:
-        """Begin to send.
+        """Start sending.
 
         Args:
-            dropped: Counts the requests that were lost before they became a span.
+            dropped: Counts requests that were dropped before they became a span.
             scheme: "http" or "https", of REST.
-            silent: Paths that have no span: what balancers and Prometheus ask all day long.
+            silent: Paths without spans: those that load balancers and Prometheus poll.
 
         Raises:
-            ConfigError: a variable of OpenTelemetry's is wrong.
+            ConfigError: an environment variable of OpenTelemetry is invalid.
         """
-        # A receiver that is away would be a warning at every attempt; that a batch is lost is an error.
+        # Each attempt to reach a missing receiver logs a warning; only a lost batch is an error.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         self._scheme, self._silent = scheme, frozenset(silent)
-        self._numbers = _Numbers()
-        self._provider = _provider(self._numbers)
+        self._trace_ids = _TraceIds()
+        self._provider = _provider(self._trace_ids)
         self._tracer = self._provider.get_tracer("stoker.serve", SERVER_VERSION)
         self._caller = TraceContextTextMapPropagator()
         self._waiting: Background[tuple[Entry, float]] = Background(
@@ -77,17 +77,17 @@ class Traces:
         )
 
     def add(self, entry: Entry) -> None:
-        """Have a span made; returns at once."""
+        """Queue a request; returns at once."""
         if entry.protocol == "REST" and entry.method.partition(" ")[2] in self._silent:
             return
-        # A thread that a model holds may go on with the record when its client has got 504 already.
+        # A blocked thread may still change the record after its client got 504.
         entry = dataclasses.replace(entry, record=copy.copy(entry.record))
         self._waiting.offer((entry, time.monotonic()))
 
     def close(self) -> None:
-        """Send what waits, for so long as a server may take for its end."""
+        """Send the pending spans, for at most `FLUSH_S`."""
         self._waiting.close()
-        # OpenTelemetry's own shutdown waits for 30 s where nobody receives.
+        # OpenTelemetry's own shutdown waits 30 s for a missing receiver.
         ending = threading.Thread(
             target=self._provider.shutdown, name="stoker-traces-end", daemon=True
         )
@@ -99,18 +99,18 @@ class Traces:
     def _write(self, batch: Sequence[tuple[Entry, float]]) -> None:
         for entry, now_s in batch:
             caller = self._caller.extract(entry.caller, context=Context())
-            if self._may_be_chosen(caller):
+            if self._may_be_sampled(caller):
                 self._record(span_of(entry, now_s=now_s, scheme=self._scheme), caller)
 
-    def _may_be_chosen(self, caller: Context) -> bool:
-        """Whether the sampler could take a request: of 99 in 100, no more than this may be to do.
+    def _may_be_sampled(self, caller: Context) -> bool:
+        """Return whether the sampler may choose a request; for most requests this is all the work.
 
-        OpenTelemetry's own samplers look at the trace's number alone, and decide alike when they are
-        asked again for the span; one that somebody brings is asked then only.
+        OpenTelemetry's own samplers decide by the trace ID alone, so they decide the same when the span is
+        made. Other samplers are called only then.
         """
         sampler = self._provider.sampler
         parent = trace.get_current_span(caller).get_span_context()
-        number = parent.trace_id if parent.is_valid else self._numbers.next_trace_id()
+        number = parent.trace_id if parent.is_valid else self._trace_ids.next_trace_id()
         if not type(sampler).__module__.startswith("opentelemetry.sdk."):
             return True
         return sampler.should_sample(caller, number, "").decision is not Decision.DROP
@@ -134,8 +134,8 @@ class Traces:
         made.end(_ns(span.ended_s))
 
 
-class _Numbers(RandomIdGenerator):
-    """Gives a trace the number that the sampler was asked about; used by one thread."""
+class _TraceIds(RandomIdGenerator):
+    """Gives a trace the ID that the sampler has seen; used by one thread."""
 
     def __init__(self) -> None:
         self._trace_id = super().generate_trace_id()
@@ -152,16 +152,16 @@ def _ns(seconds: float) -> int:
     return round(seconds * _NS)
 
 
-def _provider(numbers: RandomIdGenerator) -> TracerProvider:
+def _provider(trace_ids: RandomIdGenerator) -> TracerProvider:
     try:
         exporter = _exporter()
         provider = TracerProvider(
-            resource=_resource(), shutdown_on_exit=False, id_generator=numbers
+            resource=_resource(), shutdown_on_exit=False, id_generator=trace_ids
         )
         provider.add_span_processor(BatchSpanProcessor(exporter))
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            "OpenTelemetry's variables (OTEL_...) must be as its documentation has them",
+            "OpenTelemetry's environment variables (OTEL_...) must be valid",
             got=Plain(f"{type(error).__name__}: {error}".rstrip(".")),
         ) from error
     return provider
@@ -178,6 +178,8 @@ def _exporter() -> SpanExporter:
 def _resource() -> Resource:
     own: dict[str, str | int] = {"service.version": SERVER_VERSION, "process.pid": os.getpid()}
     named = Resource.create(own)
-    if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):  # nobody gave it a name
+    if str(named.attributes[SERVICE_NAME]).startswith(
+        "unknown_service"
+    ):  # the environment names no service
         return Resource.create({**own, SERVICE_NAME: SERVER_NAME})
     return named

@@ -1,0 +1,364 @@
+"""A gRPC server: one event loop that reads and writes, and threads for handlers.
+
+It has the registration methods of grpcio's server. grpcio hands every call to a thread and back, which
+costs a small prediction more time than the model; here such a call is answered in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import uvloop
+from google.protobuf.message import DecodeError
+
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.grpc_server.call import Aborted, Context, Details, ServerCall
+from stoker.serve.grpc_server.connection import Connection
+from stoker.serve.grpc_server.headers import CallHeaders
+from stoker.serve.grpc_server.limits import CHECK_S, DRAIN_CHECK_S, INLINE_BYTES, ServerLimits
+from stoker.serve.grpc_server.messages import Message
+from stoker.serve.grpc_server.sender import Stream
+from stoker.serve.limits import HttpLimits
+from stoker.serve.runtime.busy_poll import BusyPoll
+from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
+
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+_log = logging.getLogger(__name__)
+
+
+Handlers = Callable[[Details], Any]
+Interceptor = Callable[[Handlers, Details], Any]
+AtOnce = Callable[[Sequence[tuple[Any, Context]]], Sequence[bytes | None]]
+"""Calls of one method that arrived in one turn of the loop -> their responses, None for each that needs a
+thread. It must be fast."""
+
+
+class GrpcServer:
+    """Answers on bound sockets after `start`."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        limits: ServerLimits,
+        tls: ssl.SSLContext | None = None,
+        intercept: Interceptor | None = None,
+    ) -> None:
+        """Prepare a server.
+
+        Args:
+            workers: Threads for handlers.
+            limits: Limits of calls and connections.
+            tls: Encryption of the sockets given to `listen`, if any.
+            intercept: Called between each call and its handler.
+        """
+        self.limits = limits
+        self.max_header_bytes = limits.connection.head_bytes
+        self.max_streams = limits.streams
+        self._tls, self._intercept = tls, intercept
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stoker-grpc")
+        self._generic: list[Any] = []
+        self._handlers: dict[str, Any] = {}  # method -> its handler
+        self._at_once: dict[str, AtOnce] = {}
+        self._sockets: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._run, name="stoker-grpc-loop", daemon=True)
+        self._ended = threading.Event()
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._grace_s = 0.0
+        self._connections: set[Connection] = set()
+        self._in_flight = 0
+        self.held_bytes = 0
+        self._arrived: list[tuple[str, ServerCall, Any]] = []  # in this turn, for `_at_once`
+        self._busy_poll = BusyPoll()
+
+    # -- handlers
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Register handlers, as on grpcio's server."""
+        self._generic += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Do nothing: grpcio's generated code registers the same handlers as generic ones too."""
+
+    def answer_at_once(self, method: str, answer: AtOnce) -> None:
+        """Answer small calls of a method in the event loop where possible.
+
+        Args:
+            method: `/package.Service/Method`.
+            answer: Answers them.
+        """
+        self._at_once[method] = answer
+
+    def handler_of(self, details: Details) -> tuple[Any, bool]:
+        """Return a call's handler, None if there is none; and whether it only refuses the call."""
+        handler = self._handler(details)
+        if self._intercept is None or handler is None:
+            return handler, False
+        intercepted = self._intercept(lambda _details: handler, details)
+        return intercepted, intercepted is not handler
+
+    def _handler(self, details: Details) -> Any:
+        handler = self._handlers.get(details.method)
+        if handler is None:
+            candidates = (generic.service(details) for generic in self._generic)
+            handler = next((one for one in candidates if one is not None), None)
+            if handler is not None:
+                self._handlers[details.method] = handler
+        return handler
+
+    # -- start and stop
+
+    def listen(self, bound: socket.socket) -> None:
+        """Add a bound socket to answer on after `start`; a Unix socket is served without TLS."""
+        self._sockets.append(bound)
+
+    def start(self) -> None:
+        """Accept connections; returns when the kernel does."""
+        for bound in self._sockets:
+            bound.listen(BACKLOG)
+        self._thread.start()
+
+    def stop(self, grace_s: float) -> threading.Event:
+        """Accept no more calls, and stop when the running calls have ended.
+
+        Args:
+            grace_s: Longest wait for them, seconds; then they are cancelled.
+
+        Returns:
+            An event that is set when the server has stopped.
+        """
+        self._grace_s = grace_s
+        if self._thread.ident is None:
+            for bound in self._sockets:
+                bound.close()
+            self.loop.close()
+            self._ended.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # it has stopped before
+                self.loop.call_soon_threadsafe(self._stopping.set)
+        return self._ended
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_until_complete(self._serve())
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.loop.close()
+            self._ended.set()
+
+    async def _serve(self) -> None:
+        kept = [bound.dup() for bound in self._sockets]
+        servers = [
+            await self.loop.create_server(
+                self._protocol, sock=bound, backlog=BACKLOG, **self._tls_of(bound)
+            )
+            for bound in self._sockets
+        ]
+        self.loop.call_later(CHECK_S, self._check)
+        await self._stopping.wait()
+        for server in servers:
+            server.close()
+        waiting = [
+            asyncio.ensure_future(
+                self.loop.connect_accepted_socket(self._protocol, found, **self._tls_of(found))
+            )
+            for bound in kept
+            for found in rest_of_queue(bound)
+        ]
+        if waiting:  # a TLS handshake may never end
+            done, slow = await asyncio.wait(waiting, timeout=SETTLE_S)
+            for task in slow:
+                task.cancel()
+            for task in done:
+                task.exception()  # the client may be gone; an unread exception is logged
+        await self._drain()
+
+    def _tls_of(self, found: socket.socket) -> dict[str, Any]:
+        """Return asyncio's arguments for the encryption of a socket."""
+        if self._tls is None or found.family == socket.AF_UNIX:
+            return {}
+        return {"ssl": self._tls, "ssl_handshake_timeout": self.limits.connection.head_s}
+
+    def _protocol(self) -> Connection:
+        return Connection(self)
+
+    async def _drain(self) -> None:
+        """Send clients away; calls that they sent before they knew are answered."""
+        end_s = time.monotonic() + self._grace_s
+        for connection in list(self._connections):
+            connection.go_away(now=False)
+        await asyncio.sleep(min(SETTLE_S, self._grace_s))
+        for connection in list(self._connections):
+            connection.go_away(now=True)
+            for call in connection.calls:
+                call.end_streaming()
+            connection.sender.flush()
+        # Polling during the shutdown costs less than an event per call
+        while any(each.calls for each in self._connections) and time.monotonic() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_CHECK_S)
+        for connection in list(self._connections):
+            for call in connection.calls:
+                call.cancel()
+            connection.sender.flush()
+            connection.sender.transport.close()
+        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_CHECK_S)
+        for connection in list(self._connections):
+            connection.sender.transport.abort()
+
+    # -- connections
+
+    def opened(self, connection: Connection) -> bool:
+        """Register a connection; return False if there are too many."""
+        self._connections.add(connection)
+        found = connection.sender.transport.get_extra_info("socket")
+        if found is not None and found.family != socket.AF_UNIX:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return len(self._connections) <= self.limits.connection.connections
+
+    def closed(self, connection: Connection) -> None:
+        """Remove a closed connection."""
+        self._connections.discard(connection)
+
+    def call(self, stream: Stream, headers: CallHeaders) -> None:
+        """Start a call."""
+        ServerCall(self, stream, headers).begin()
+
+    def _check(self) -> None:
+        """Close connections and end calls whose clients are too slow or idle."""
+        self.loop.call_later(CHECK_S, self._check)
+        now_s = time.monotonic()
+        for connection in list(self._connections):
+            if connection.sender.transport.is_closing():
+                connection.abort_after(self.limits.connection.send_s)
+                continue
+            reason = _overdue(connection, self.limits.connection, now_s)
+            if reason:
+                connection.cut(reason)
+                continue
+            for call in connection.calls:
+                call.check_timeout(now_s)
+            _renew(connection, self.limits, now_s)
+            connection.sender.flush()
+
+    # -- calls
+
+    def begin(self, call: ServerCall, message: Message) -> None:
+        """Answer a complete call in this turn of the loop, or in a thread."""
+        method, request = call.headers.path, None
+        small = isinstance(message, bytes) and len(message) <= INLINE_BYTES
+        if small and method in self._at_once:
+            with contextlib.suppress(DecodeError):  # the thread reports it
+                request = call.handler.request_deserializer(message)
+        if request is None:
+            self.work(call, message)
+            return
+        self._arrived.append((method, call, request))
+        if len(self._arrived) == 1:
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        methods: dict[str, list[tuple[ServerCall, Any]]] = {}
+        for method, call, request in arrived:
+            if call.stream.is_open:
+                methods.setdefault(method, []).append((call, request))
+        for method, calls in methods.items():
+            responses = self._respond(method, [(request, call.context) for call, request in calls])
+            for (call, request), response in zip(calls, responses, strict=True):
+                if response is None or len(response) > self.limits.send_bytes:
+                    self.work(call, request)
+                else:
+                    call.stream.respond(response)
+                    call.over()
+        for _, call, _ in arrived:
+            call.stream.sender.flush()
+        self._busy_poll.stay(self.loop)
+
+    def _respond(self, method: str, calls: Sequence[tuple[Any, Context]]) -> Sequence[bytes | None]:
+        try:
+            return self._at_once[method](calls)
+        except Exception:  # noqa: BLE001 - a thread answers, or reports it
+            _log.exception("%s failed in the event loop; threads answer its calls", method)
+            return [None] * len(calls)
+
+    def work(self, call: ServerCall, message: Any) -> None:
+        """Answer a call in a thread.
+
+        Args:
+            call: The call.
+            message: Its message, as received or parsed.
+        """
+        if self._in_flight >= self.limits.in_flight:
+            call.end(Code.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+            return
+        self._in_flight += 1
+        self._pool.submit(self._work, call, message)
+
+    def _work(self, call: ServerCall, message: Any) -> None:
+        """Run the handler, in a thread."""
+        response, context = b"", call.context
+        try:
+            if context.is_active():
+                response = call.answer(message)
+        except Aborted:
+            pass
+        except ServeError as error:
+            context.code, context.details = _STATUS[error.code], error.message
+        except Exception:  # noqa: BLE001 - the client gets an error, and the thread survives
+            _log.exception("a gRPC handler failed")
+            context.code = grpc.StatusCode.INTERNAL
+            context.details = "the server has a bug; see its log"
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._worked, call, response)
+
+    def _worked(self, call: ServerCall, response: bytes) -> None:
+        self._in_flight -= 1
+        call.worked(response)
+        call.stream.sender.flush()
+
+
+def _overdue(connection: Connection, limits: HttpLimits, now_s: float) -> str:
+    """Return what a client is too slow with; "" if nothing."""
+    if not connection.has_preface and now_s - connection.partial_s > limits.head_s:
+        return "the HTTP/2 preface did not arrive in time"
+    if connection.is_partial and now_s - connection.partial_s > limits.body_s:
+        return "the rest of a frame did not arrive in time"
+    sender = connection.sender
+    blocked = sender.is_paused or sender.waiting or sender.stalled
+    if blocked and now_s - max(sender.progress_s, sender.blocked_s) > limits.send_s:
+        return "the client does not read its responses"
+    return ""
+
+
+def _renew(connection: Connection, limits: ServerLimits, now_s: float) -> None:
+    """Send the client of an old or idle connection away, and close the connection after its last call."""
+    if connection.calls:
+        connection.last_call_s = now_s
+    if connection.goaway_s:
+        if now_s - connection.goaway_s > limits.grace_s:
+            for call in connection.calls:
+                call.cancel()
+        if not connection.refuses_calls:
+            connection.go_away(now=True)
+        if not connection.calls:
+            connection.sender.flush()
+            connection.sender.transport.close()
+    elif (
+        now_s - connection.opened_s > limits.age_s or now_s - connection.last_call_s > limits.idle_s
+    ):
+        connection.go_away(now=False)
