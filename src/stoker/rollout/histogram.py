@@ -49,7 +49,7 @@ def quantile(counts: Mapping[int, int], share: float) -> float:
 
 
 def count_above(counts: Mapping[int, int], limit: float) -> int:
-    """How many numbers are above a limit, which is the upper edge of a bucket."""
+    """How many numbers are in buckets that end above a limit."""
     return sum(count for bucket, count in counts.items() if upper_edge(bucket) > limit)
 
 

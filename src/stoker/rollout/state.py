@@ -1,10 +1,10 @@
 """The state of a model's rollout, and what may change it.
 
-    start -> RUNNING, stage 0 -> ... -> the last stage -> BAKING -> COMPLETED
-                |  ^                                         |
-              pause resume                                   |
-                v  |                                         v
-              PAUSED ------------------ roll back -----> ROLLED_BACK
+    start -> MEASURING -> RUNNING, stage 0 ... the last stage -> BAKING -> COMPLETED
+                             |  ^                                  |
+                          pause resume                             |
+                             v  |                                  v
+                           PAUSED --------- roll back ---------> ROLLED_BACK
 
 Every function here is pure: state in, state out. Once a model has a state, the state decides which version takes traffic,
 not "the newest".
@@ -25,8 +25,9 @@ from stoker.rollout.stages import Stage, parse_stages
 
 
 class Phase(StrEnum):
-    """What a rollout is doing."""
+    """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""
 
+    MEASURING = "measuring the baseline"
     RUNNING = "running"
     PAUSED = "paused"
     BAKING = "baking"
@@ -34,7 +35,7 @@ class Phase(StrEnum):
     ROLLED_BACK = "rolled back"
 
 
-ACTIVE = (Phase.RUNNING, Phase.PAUSED, Phase.BAKING)
+ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING)
 """Phases in which gates are judged and a second rollout cannot start."""
 
 
@@ -122,7 +123,7 @@ class RolloutState:
     began_s: float
     """When the stage, or the phase after the last one, began: seconds since the epoch."""
 
-    phase: Phase = Phase.RUNNING
+    phase: Phase = Phase.MEASURING
 
     stage: int = 0
     """Index of the stage."""
@@ -134,7 +135,10 @@ class RolloutState:
     """Versions that were rolled back and take no traffic until an operator starts them again."""
 
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """Gate -> latency above which an answer of this stage counts as slow, seconds."""
+    """Gate -> latency above which an answer counts as slow, seconds: 1.1 times the baseline's quantile."""
+
+    lease: int = 0
+    """Number of the controller that may change it."""
 
     @property
     def current(self) -> Stage:
@@ -151,7 +155,7 @@ class RolloutState:
         """The candidate's share of the traffic, in [0, 1]."""
         if self.phase in (Phase.RUNNING, Phase.PAUSED):
             return self.current.share
-        return 0.0 if self.phase is Phase.ROLLED_BACK else 1.0
+        return 1.0 if self.phase in (Phase.BAKING, Phase.COMPLETED) else 0.0
 
     @property
     def stable(self) -> int:
@@ -243,18 +247,18 @@ def start(
 
 
 def advance(state: RolloutState, *, now_s: float) -> RolloutState:
-    """Go to the next stage, from the last one to the bake time, from that to the end.
+    """Go to the first stage, the next one, from the last one to the bake time, from that to the end.
 
     Raises:
         UserError: the rollout is over.
     """
     _check_active(state)
+    if state.phase is Phase.MEASURING:
+        return replace(state, phase=Phase.RUNNING, began_s=now_s)
     if state.phase is Phase.BAKING:
         return replace(state, phase=Phase.COMPLETED, began_s=now_s, reason="")
     if not state.is_last_stage:
-        return replace(
-            state, phase=Phase.RUNNING, stage=state.stage + 1, began_s=now_s, reason="", slow_s={}
-        )
+        return replace(state, phase=Phase.RUNNING, stage=state.stage + 1, began_s=now_s, reason="")
     phase = Phase.BAKING if state.settings.bake_s else Phase.COMPLETED
     return replace(state, phase=phase, began_s=now_s, reason="")
 

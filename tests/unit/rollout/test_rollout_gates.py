@@ -25,7 +25,7 @@ from stoker.rollout.state import Phase, RolloutSettings, RolloutState, advance, 
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=60, warm_up_s=10, min_requests=100)
 BEGUN = start(None, 2, serving=1, settings=SETTINGS, now_s=0.0)
-BEGUN = replace(BEGUN, slow_s={SLOW_P99: 0.25})
+BEGUN = replace(BEGUN, phase=Phase.RUNNING, slow_s={SLOW_P99: 0.25})
 
 
 def counts(requests: int, *, bad: int = 0, slow: int = 0, top: float = 0.0) -> VersionCounts:

@@ -23,18 +23,23 @@ from stoker.rollout.state import (
 )
 
 
-def begun(settings: RolloutSettings | None = None) -> RolloutState:
+def started(settings: RolloutSettings | None = None) -> RolloutState:
     return start(None, 2, serving=1, settings=settings or RolloutSettings(), now_s=0.0)
 
 
+def begun(settings: RolloutSettings | None = None) -> RolloutState:
+    return advance(started(settings), now_s=0.0)
+
+
 def test_a_rollout_goes_from_stage_to_stage_to_its_end() -> None:
-    state = begun(RolloutSettings(stages="10,50,100", bake_s=60))
+    state = started(RolloutSettings(stages="10,50,100", bake_s=60))
     shares = []
     while state.phase is not Phase.COMPLETED:
         shares.append((state.phase, state.share, state.stable))
         state = advance(state, now_s=state.began_s + 1)
 
     assert shares == [
+        (Phase.MEASURING, 0.0, 1),
         (Phase.RUNNING, 0.1, 1),
         (Phase.RUNNING, 0.5, 1),
         (Phase.RUNNING, 1.0, 1),
@@ -50,6 +55,7 @@ def test_a_rollout_goes_from_stage_to_stage_to_its_end() -> None:
     "how",
     [
         lambda s: s,
+        lambda _: started(),
         lambda s: advance(s, now_s=1),
         lambda s: pause(s, reason="x"),
         lambda s: promote_fully(s, now_s=1),
@@ -68,7 +74,7 @@ def test_a_rollback_takes_all_traffic_off_the_candidate_and_keeps_it_out(
     )
     assert state.split("m").weights == {1: 1.0, 2: 0.0}
     again = start(state, 2, serving=1, settings=RolloutSettings(), now_s=9.0)
-    assert (again.rejected, again.share, again.rollout) == ((), 0.01, 2)
+    assert (again.rejected, again.baseline, again.rollout) == ((), 1, 2)
     other = start(state, 3, serving=1, settings=RolloutSettings(), now_s=9.0)
     assert other.rejected == (2,)
 
