@@ -46,6 +46,9 @@ class RolloutSettings:
     stages: str = "1,10,50,100"
     """See `parse_stages`."""
 
+    key: str = ""
+    """Header, metadata key or `cookie:NAME` by which a user stays with a version; empty: each request by itself."""
+
     step_time_s: float = 300.0
     """Shortest time of a stage that does not name its own, seconds."""
 
