@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError
-from stoker.registry.repository import Repository
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles
+from stoker.serve.routing import Headers, Route
 
 _log = logging.getLogger(__name__)
 
@@ -34,45 +34,26 @@ FOLDER = ".rollout"
 MOST_KEYS = 1_000_000
 """Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
 
-Headers = Callable[[str], bytes | None]
-"""Gives the value of a header or metadata key, whose name is in lower case; None if the request has none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
-    """Where a request goes."""
-
-    version: int
-    """The version that answers."""
-
-    key: int | None = None
-    """Hash of the key that the version was chosen by."""
-
-    counts: bool = True
-    """Whether the answer counts: requests without the key that others have do not."""
-
 
 class RolloutRouter:
-    """The rollouts of a repository's models. May be used by many threads."""
+    """The rollouts of the models that a server serves. May be used by many threads."""
 
-    def __init__(self, root: Path, *, server: str) -> None:
+    def __init__(self, *, server: str) -> None:
         """Make a router that knows no rollout before `refresh`.
 
         Args:
-            root: the model repository.
-            server: name of this process, of its own among all that serve the repository.
+            server: name of this process, of its own among all that serve the models.
         """
-        self._repository, self._server = Repository(root), server
+        self._server = server
         self._rollouts: dict[str, _ModelRollout] = {}
         self.read_s = time.monotonic()
         """When all states were last read, by the monotonic clock."""
 
-    def refresh(self) -> None:
+    def refresh(self, bases: Mapping[str, Path]) -> None:
         """Read the states, and write what was counted: every second, by one thread."""
         whole = True
-        for model in self._repository.models():
-            folder = self._repository.base(model) / FOLDER
-            rollout = self._rollouts.get(model)
+        for model, base in bases.items():
+            rollout, folder = self._rollouts.get(model), base / FOLDER
             if rollout is None and folder.is_dir():
                 rollout = _ModelRollout(model, folder)
             if rollout is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?(?::(\d+(?:\.\d+)?)([smhd]))?")
 _HEADER = re.compile(r"header=([A-Za-z0-9!#$&'*+.^_`|~-]+)(?::(\d+(?:\.\d+)?)([smhd]))?")
 _FIX = (
@@ -73,3 +74,17 @@ def _check_order(stages: list[Stage], text: str) -> None:
 
 def _seconds(number: str | None, unit: str | None) -> float | None:
     return None if number is None or unit is None else float(number) * _UNITS_S[unit]
+
+
+def seconds_of(text: str) -> float:
+    """`30s`, `5m`, `2h` or `1d` in seconds.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(
+            "A duration must be a number with its unit", got=text, fix="Write 30s, 5m, 2h or 1d."
+        )
+    return float(found[1]) * _UNITS_S[found[2]]

@@ -131,6 +131,9 @@ class RolloutState:
     stage: int = 0
     """Index of the stage."""
 
+    who: str = ""
+    """The operator who started it."""
+
     reason: str = ""
     """Why it is paused or was rolled back."""
 
@@ -212,6 +215,7 @@ def start(
     serving: int,
     settings: RolloutSettings,
     now_s: float,
+    who: str = "",
 ) -> RolloutState:
     """Begin a rollout.
 
@@ -221,6 +225,7 @@ def start(
         serving: the version that takes the traffic of a model without a state.
         settings: of the rollout.
         now_s: seconds since the epoch.
+        who: the operator.
 
     Raises:
         UserError: another rollout is under way, or the candidate serves already.
@@ -228,7 +233,9 @@ def start(
     if state is not None and state.phase in ACTIVE:
         raise UserError(
             "Only one rollout of a model can be under way",
-            got=Plain(f"version {state.candidate}, {state.phase}, {state.current}"),
+            got=Plain(
+                f"version {state.candidate}, started by {state.who or 'an operator'}, {state.phase}"
+            ),
             fix="Wait for its end, or end it with `stoker rollout rollback` or `promote --full`.",
         )
     baseline = serving if state is None else state.stable
@@ -245,6 +252,7 @@ def start(
         candidate=candidate,
         settings=settings,
         began_s=now_s,
+        who=who,
         rejected=tuple(version for version in rejected if version != candidate),
     )
 

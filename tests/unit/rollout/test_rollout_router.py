@@ -11,7 +11,7 @@ import pytest
 
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts
-from stoker.rollout.router import FOLDER, Headers, RolloutRouter, Route, predicted
+from stoker.rollout.router import FOLDER, RolloutRouter, predicted
 from stoker.rollout.state import (
     Phase,
     RolloutSettings,
@@ -22,6 +22,7 @@ from stoker.rollout.state import (
     start,
 )
 from stoker.rollout.state_files import StateFiles
+from stoker.serve.routing import Headers, Route
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
 
@@ -36,8 +37,8 @@ def model(tmp_path: Path) -> Path:
 def put(model: Path, state: RolloutState) -> RolloutRouter:
     files = StateFiles(model / FOLDER)
     change(files, files.latest(), state, EVENT)
-    router = RolloutRouter(model.parent, server="one")
-    router.refresh()
+    router = RolloutRouter(server="one")
+    router.refresh({"m": model})
     return router
 
 
@@ -57,8 +58,8 @@ def routed(router: RolloutRouter, found: Headers = headers()) -> Route:  # noqa:
 
 
 def test_a_model_without_a_rollout_is_left_alone(model: Path) -> None:
-    router = RolloutRouter(model.parent, server="one")
-    router.refresh()
+    router = RolloutRouter(server="one")
+    router.refresh({"m": model})
 
     assert router.route("m", headers()) is None
     assert router.wanted("m") is None
@@ -119,7 +120,7 @@ def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) ->
         "m", Route(version=2), good=True, took_s=0.01, outputs={"y": np.array([np.nan])}
     )
     router.answered("m", Route(version=1, counts=False), good=False, took_s=9.0, outputs=None)
-    router.refresh()
+    router.refresh({"m": model})
 
     counts = read_counts(model / FOLDER, rollout=1)[0]
     assert (counts[1].requests, counts[1].bad, sum(counts[1].predictions.values())) == (1, 0, 1)
@@ -132,9 +133,9 @@ def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model
     router.answered("m", Route(version=1), good=True, took_s=0.01, outputs=None)
     files = StateFiles(model / FOLDER)
     change(files, files.latest(), begun(), EVENT)
-    router.refresh()
+    router.refresh({"m": model})
     router.answered("m", Route(version=2), good=True, took_s=0.01, outputs=None)
-    router.refresh()
+    router.refresh({"m": model})
 
     assert {
         stage: {version: each.requests for version, each in versions.items()}
@@ -144,7 +145,7 @@ def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model
         promote_fully(begun(), now_s=0), 3, serving=1, settings=RolloutSettings(), now_s=0
     )
     change(files, files.latest(), second, EVENT)
-    router.refresh()
+    router.refresh({"m": model})
     assert read_counts(model / FOLDER, rollout=2) == {}
 
 
@@ -153,7 +154,7 @@ def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
     (model / FOLDER / "00000002.json").write_text("{")
     before = router.read_s
 
-    router.refresh()
+    router.refresh({"m": model})
 
     assert routed(router).version == 1
     assert router.read_s == before

@@ -105,7 +105,7 @@ def test_pauses_and_stages_that_wait_for_a_person() -> None:
 
 
 def test_two_rollouts_at_once_and_one_of_the_version_that_serves_are_refused() -> None:
-    with pytest.raises(UserError, match=r"version 2, running, 1 %"):
+    with pytest.raises(UserError, match=r"version 2, started by an operator, running"):
         start(begun(), 3, serving=1, settings=RolloutSettings(), now_s=1.0)
     with pytest.raises(UserError, match="must not be the version that serves"):
         start(None, 1, serving=1, settings=RolloutSettings(), now_s=1.0)
