@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.core.files import write_json
-from stoker.rollout.counts import MEASURED, Counts, read_counts, requests_of, stage_counts
+from stoker.rollout.counts import (
+    MEASURED,
+    Counts,
+    read_counts,
+    read_failures,
+    requests_of,
+    stage_counts,
+)
 from stoker.rollout.gates import (
     BUILT_IN,
     SLOW_P50,
@@ -138,6 +145,13 @@ class Controller:
 
     def _judge(self, stored: Stored, state: RolloutState) -> Decision:
         counts = read_counts(self._folder, rollout=state.rollout)
+        failed = read_failures(self._folder, rollout=state.rollout).get(state.candidate)
+        if failed is not None:
+            decision = Decision(action=Action.ROLL_BACK, reason=f"it cannot be loaded: {failed}")
+            self._change(
+                stored, roll_back(state, reason=decision.reason, now_s=self._now()), decision
+            )
+            return decision
         if state.phase is Phase.MEASURING:
             return self._measure(stored, state, counts)
         results = judge(stage_counts(counts, state), state, gates=len(BUILT_IN) + len(self._gates))

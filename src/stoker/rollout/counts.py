@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +26,52 @@ Counts = Mapping[int, Mapping[int, VersionCounts]]
 """Stage -> version -> counts."""
 
 
-def write_counts(folder: Path, counts: Counts, *, rollout: int, server: str) -> None:
-    """Write what one process has counted since it began."""
+def write_counts(
+    folder: Path, counts: Counts, failed: Mapping[int, str], *, rollout: int, server: str
+) -> None:
+    """Write what one process has counted since it began.
+
+    Args:
+        folder: of the rollout's state.
+        counts: of each stage.
+        failed: version -> why the process could not load it.
+        rollout: number of the rollout.
+        server: name of the process.
+    """
     path = _folder(folder, rollout) / f"{server}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path,
-        {
-            str(stage): {str(version): _to_json(each) for version, each in versions.items()}
-            for stage, versions in counts.items()
-        },
-    )
+    stages = {
+        str(stage): {str(version): _to_json(each) for version, each in versions.items()}
+        for stage, versions in counts.items()
+    }
+    write_json(path, {"stages": stages, "failed": {str(key): why for key, why in failed.items()}})
 
 
 def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
-    """The counts of all processes, added up. A file that cannot be read is left out: its server writes it again."""
+    """The counts of all processes, added up."""
     found: dict[int, dict[int, VersionCounts]] = {}
-    for path in sorted(_folder(folder, rollout).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            stages = {
-                int(stage): {int(version): _of_json(each) for version, each in versions.items()}
-                for stage, versions in json.loads(path.read_bytes()).items()
-            }
-            for stage, versions in stages.items():
-                mine = found.setdefault(stage, {})
-                for version, each in versions.items():
-                    mine.setdefault(version, VersionCounts()).add(each)
+    for content in _contents(folder, rollout):
+        for stage, versions in content["stages"].items():
+            mine = found.setdefault(int(stage), {})
+            for version, each in versions.items():
+                mine.setdefault(int(version), VersionCounts()).add(_of_json(each))
     return found
+
+
+def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
+    """Version -> why a process could not load it."""
+    return {
+        int(version): str(why)
+        for content in _contents(folder, rollout)
+        for version, why in content["failed"].items()
+    }
+
+
+def _contents(folder: Path, rollout: int) -> Iterator[Mapping[str, Any]]:
+    """Of each file; one that cannot be read is left out, since its server writes it again."""
+    for path in sorted(_folder(folder, rollout).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            yield json.loads(path.read_bytes())
 
 
 def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.core.errors import DataError
+from stoker.core.errors import DataError, UserError
+from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
-from stoker.rollout.state_files import StateFiles
-from stoker.serve.routing import Headers, Route
+from stoker.rollout.state_files import StateFiles, Stored
+from stoker.serve.routing import Headers, Route, Served
 
 _log = logging.getLogger(__name__)
 
@@ -38,46 +39,56 @@ MOST_KEYS = 1_000_000
 class RolloutRouter:
     """The rollouts of the models that a server serves. May be used by many threads."""
 
-    def __init__(self, *, server: str) -> None:
+    def __init__(self, *, server: str, controls: bool = False) -> None:
         """Make a router that knows no rollout before `refresh`.
 
         Args:
             server: name of this process, of its own among all that serve the models.
+            controls: whether it also judges the rollouts, if no other server does.
         """
-        self._server = server
+        self._server, self._controls = server, controls
         self._rollouts: dict[str, _ModelRollout] = {}
         self.read_s = time.monotonic()
         """When all states were last read, by the monotonic clock."""
 
-    def refresh(self, bases: Mapping[str, Path]) -> None:
+    def refresh(self, served: Mapping[str, Served]) -> None:
         """Read the states, and write what was counted: every second, by one thread."""
         whole = True
-        for model, base in bases.items():
-            rollout, folder = self._rollouts.get(model), base / FOLDER
-            if rollout is None and folder.is_dir():
-                rollout = _ModelRollout(model, folder)
+        for model, each in served.items():
+            rollout = self._find(model, each.base)
             if rollout is None:
                 continue
-            try:
-                rollout.read()
-            except (DataError, OSError) as error:
-                whole = False  # the last weights stay
-                _log.error("rollout of %s: %s", model, error)
-            if rollout.number:
-                self._rollouts[model] = rollout
-                with contextlib.suppress(OSError):  # read-only, or full: written at the next chance
-                    rollout.write(self._server)
+            whole &= rollout.read()
+            with contextlib.suppress(OSError):  # read-only, or full: written at the next chance
+                rollout.write(self._server, each.failed)
+            if self._controls:
+                whole &= rollout.control()
         if whole:
             self.read_s = time.monotonic()
+
+    def _find(self, model: str, base: Path) -> _ModelRollout | None:
+        """A model's rollout; reads its state if it was not known yet."""
+        rollout = self._rollouts.get(model)
+        if rollout is None and (base / FOLDER).is_dir():
+            rollout = _ModelRollout(model, base / FOLDER)
+            rollout.read()
+            if not rollout.number:
+                return None
+            self._rollouts[model] = rollout
+        return rollout
 
     def route(self, model: str, headers: Headers) -> Route | None:
         """The version for a request that names none; None: the model has no rollout."""
         rollout = self._rollouts.get(model)
         return None if rollout is None else rollout.route(headers)
 
-    def wanted(self, model: str) -> set[int] | None:
+    def has_rollout(self, model: str) -> bool:
+        """Whether a state decides for this model."""
+        return model in self._rollouts
+
+    def wanted(self, model: str, base: Path) -> set[int] | None:
         """The versions that must be loaded; None: the model has no rollout."""
-        rollout = self._rollouts.get(model)
+        rollout = self._find(model, base)
         return None if rollout is None else rollout.wanted(time.time())
 
     def answered(
@@ -126,16 +137,23 @@ class _Routing:
     def route(self, headers: Headers) -> Route:
         state = self.state
         if state.phase not in (Phase.RUNNING, Phase.PAUSED):
-            return Route(version=state.stable, counts=state.phase in ACTIVE)
+            return Route(
+                version=state.stable, otherwise=state.baseline, counts=state.phase in ACTIVE
+            )
         if state.current.header:
             chosen = headers(state.current.header.lower()) is not None
-            return Route(version=state.candidate if chosen else state.baseline)
+            version = state.candidate if chosen else state.baseline
+            return Route(version=version, otherwise=state.baseline)
         if not state.settings.key:
-            return Route(version=self.split.any_version())
+            return Route(version=self.split.any_version(), otherwise=state.baseline)
         key = _key(state.settings.key, headers)
         if key is None:
-            return Route(version=state.baseline, counts=False)
-        return Route(version=self.split.version_of(key), key=zlib.crc32(key) | len(key) << 32)
+            return Route(version=state.baseline, otherwise=state.baseline, counts=False)
+        return Route(
+            version=self.split.version_of(key),
+            otherwise=state.baseline,
+            key=zlib.crc32(key) | len(key) << 32,
+        )
 
 
 class _ModelRollout:
@@ -144,38 +162,69 @@ class _ModelRollout:
     def __init__(self, model: str, folder: Path) -> None:
         self._model, self._folder = model, folder
         self._files = StateFiles(folder)
+        self._controller = Controller(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
         self._keys = _StageKeys()
+        self._failed: dict[int, str] = {}
         self._changed = False
         self._routing: _Routing | None = None
         self.number = 0
         """Of the state; 0 before there is one."""
 
-    def read(self) -> None:
-        stored = self._files.latest()
+    def read(self) -> bool:
+        """Take up the newest state; a damaged one leaves the last one in force.
+
+        Returns:
+            Whether the newest could be read.
+        """
+        try:
+            stored = self._files.latest()
+        except (DataError, OSError) as error:
+            _log.error("rollout of %s: %s", self._model, error)
+            if not self.number:
+                self._take_up(self._files.latest_whole())
+            return False
+        self._take_up(stored)
+        return True
+
+    def _take_up(self, stored: Stored | None) -> None:
         if stored is None or stored.number == self.number:
             return
         state, before = state_of(stored.content["state"]), self._routing
         routing = _Routing(state=state, split=state.split(self._model))
         with self._lock:
             if before is None or state.rollout != before.state.rollout:
-                self._counts, self._changed = {}, False
+                self._counts, self._changed, self._failed = {}, False, {}
             if before is None or routing.stage != before.stage:
                 self._keys = _StageKeys()
             self._routing, self.number = routing, stored.number
 
-    def write(self, server: str) -> None:
+    def write(self, server: str, failed: Mapping[int, str]) -> None:
         with self._lock:
+            self._changed |= dict(failed) != self._failed
             if self._routing is None or not self._changed:
                 return
-            rollout, self._changed = self._routing.state.rollout, False
+            rollout, self._changed, self._failed = self._routing.state.rollout, False, dict(failed)
             counts = deepcopy(self._counts)
         try:
-            write_counts(self._folder, counts, rollout=rollout, server=server)
+            write_counts(self._folder, counts, failed, rollout=rollout, server=server)
         except OSError:
             self._changed = True
             raise
+
+    def control(self) -> bool:
+        """Judge the rollout if no other server does.
+
+        Returns:
+            Whether that was possible.
+        """
+        try:
+            self._controller.step()
+            return self.read()
+        except (DataError, UserError, OSError) as error:
+            _log.error("rollout of %s: %s", self._model, error)
+            return False
 
     def wanted(self, now_s: float) -> set[int] | None:
         if self._routing is None:

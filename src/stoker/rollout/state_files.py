@@ -78,6 +78,13 @@ class StateFiles:
         self._latest = Stored(number=number, content=content)
         return self._latest
 
+    def latest_whole(self) -> Stored | None:
+        """The newest state that is not damaged, None if there is none."""
+        for number in sorted(self._numbers(), reverse=True):
+            with contextlib.suppress(DataError):
+                return self._read(number)
+        return None
+
     def history(self) -> Iterator[Stored]:
         """All states, oldest first."""
         for number in sorted(self._numbers()):

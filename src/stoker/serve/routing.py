@@ -13,12 +13,20 @@ Headers = Callable[[str], bytes | None]
 """Gives the value of a header or metadata key, whose name is in lower case; None if the request has none."""
 
 
+def no_headers(_: str) -> bytes | None:
+    """Nothing: a request that was not made by a client."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
     """Where a request goes."""
 
     version: int
     """The version that answers."""
+
+    otherwise: int
+    """The version that answers where that one is not loaded."""
 
     key: int | None = None
     """Hash of the key that the version was chosen by."""
@@ -27,14 +35,33 @@ class Route:
     """Whether the answer counts: a request without the key that others have does not."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A model of this server."""
+
+    base: Path
+    """The folder of its versions."""
+
+    failed: Mapping[int, str]
+    """Version -> why it could not be loaded."""
+
+
 class Router(Protocol):
     """Sends requests to versions, and hears how they were answered; may be used by many threads."""
 
     def route(self, model: str, headers: Headers) -> Route | None:
         """The version for a request that names none; None: the newest."""
 
-    def wanted(self, model: str) -> set[int] | None:
-        """The versions that must be loaded; None: those of the model's policy."""
+    def wanted(self, model: str, base: Path) -> set[int] | None:
+        """The versions that must be loaded; None: those of the model's policy.
+
+        Args:
+            model: the model.
+            base: the folder of its versions.
+        """
+
+    def has_rollout(self, model: str) -> bool:
+        """Whether it decides for this model."""
 
     def answered(
         self,
@@ -55,9 +82,9 @@ class Router(Protocol):
             outputs: output name -> array; None if there are none.
         """
 
-    def refresh(self, bases: Mapping[str, Path]) -> None:
+    def refresh(self, served: Mapping[str, Served]) -> None:
         """Read what has changed, and write what was counted; the server calls it every second.
 
         Args:
-            bases: model -> the folder of its versions.
+            served: model -> where it is and how it loads.
         """

@@ -31,6 +31,7 @@ class Cluster:
     folder: Path
     now_s: float = 1_000.0
     counts: dict[int, dict[int, VersionCounts]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
     server: str = "one"
 
     def controller(self, *gates: GateResult) -> Controller:
@@ -60,7 +61,9 @@ class Cluster:
         for version, number, wrong in ((1, requests - mine, 0), (2, mine, min(bad, mine))):
             added = VersionCounts(requests=number, bad=wrong, latency=count(np.full(number, 0.02)))
             self.counts.setdefault(stage, {}).setdefault(version, VersionCounts()).add(added)
-        write_counts(self.folder, self.counts, rollout=state.rollout, server=self.server)
+        write_counts(
+            self.folder, self.counts, self.failed, rollout=state.rollout, server=self.server
+        )
 
 
 @pytest.fixture
@@ -127,6 +130,14 @@ def test_counts_and_stage_outlive_the_controller_and_another_takes_its_place(
     # The first one was only stopped: it goes on, and changes nothing.
     cluster.now_s += 1.0
     assert first.step() is None
+
+
+def test_a_candidate_that_a_server_cannot_load_is_rolled_back(cluster: Cluster) -> None:
+    cluster.start()
+    cluster.failed = {2: "variables are missing"}
+
+    assert run(cluster, cluster.controller(), 3)[-1] is Phase.ROLLED_BACK
+    assert cluster.state().reason == "it cannot be loaded: variables are missing"
 
 
 def test_of_two_controllers_one_judges(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from stoker.rollout.state import (
     start,
 )
 from stoker.rollout.state_files import StateFiles
-from stoker.serve.routing import Headers, Route
+from stoker.serve.routing import Headers, Route, Served
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
 
@@ -34,11 +34,15 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
+def served(model: Path) -> dict[str, Served]:
+    return {"m": Served(base=model, failed={})}
+
+
 def put(model: Path, state: RolloutState) -> RolloutRouter:
     files = StateFiles(model / FOLDER)
     change(files, files.latest(), state, EVENT)
     router = RolloutRouter(server="one")
-    router.refresh({"m": model})
+    router.refresh(served(model))
     return router
 
 
@@ -59,11 +63,11 @@ def routed(router: RolloutRouter, found: Headers = headers()) -> Route:  # noqa:
 
 def test_a_model_without_a_rollout_is_left_alone(model: Path) -> None:
     router = RolloutRouter(server="one")
-    router.refresh({"m": model})
+    router.refresh(served(model))
 
     assert router.route("m", headers()) is None
-    assert router.wanted("m") is None
-    router.answered("m", Route(version=1), good=True, took_s=1.0, outputs=None)
+    assert router.wanted("m", model) is None
+    router.answered("m", Route(version=1, otherwise=1), good=True, took_s=1.0, outputs=None)
     assert not (model / FOLDER).exists()
 
 
@@ -79,10 +83,10 @@ def test_traffic_follows_the_state_and_so_do_the_versions_that_stay_loaded(model
     assert shares(done) == 1.0
     assert shares(roll_back(begun(), reason="x", now_s=0.0)) == 0.0
 
-    assert put(model, begun()).wanted("m") == {1, 2}
-    assert put(model, done).wanted("m") == {2}
-    assert put(model, promote_fully(begun(), now_s=2e9)).wanted("m") == {1, 2}
-    assert put(model, roll_back(begun(), reason="x", now_s=2e9)).wanted("m") == {1}
+    assert put(model, begun()).wanted("m", model) == {1, 2}
+    assert put(model, done).wanted("m", model) == {2}
+    assert put(model, promote_fully(begun(), now_s=2e9)).wanted("m", model) == {1, 2}
+    assert put(model, roll_back(begun(), reason="x", now_s=2e9)).wanted("m", model) == {1}
 
 
 def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(model: Path) -> None:
@@ -93,7 +97,7 @@ def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(m
 
     assert first == [routed(router, headers(**{"x-user": user})) for user in users]
     assert {route.version for route in first} == {1, 2}
-    assert routed(router) == Route(version=1, counts=False)
+    assert routed(router) == Route(version=1, otherwise=1, counts=False)
     by_cookie = put(model, begun(key="cookie:uid"))
     one = routed(by_cookie, headers(cookie="a=1; uid=user-7 ;b=2"))
     assert one.key == first[7].key
@@ -109,7 +113,7 @@ def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: P
 
 def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) -> None:
     router = put(model, begun(key="x-user"))
-    good, keyed = Route(version=1), Route(version=2, key=5)
+    good, keyed = Route(version=1, otherwise=1), Route(version=2, otherwise=1, key=5)
     score = {"scores": np.array([[0.25]], np.float32)}
 
     router.answered("m", good, good=True, took_s=0.01, outputs=score)
@@ -117,10 +121,16 @@ def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) ->
         router.answered("m", keyed, good=False, took_s=0.01, outputs=None)
         router.answered("m", keyed, good=True, took_s=0.01, outputs=score)
     router.answered(
-        "m", Route(version=2), good=True, took_s=0.01, outputs={"y": np.array([np.nan])}
+        "m",
+        Route(version=2, otherwise=1),
+        good=True,
+        took_s=0.01,
+        outputs={"y": np.array([np.nan])},
     )
-    router.answered("m", Route(version=1, counts=False), good=False, took_s=9.0, outputs=None)
-    router.refresh({"m": model})
+    router.answered(
+        "m", Route(version=1, otherwise=1, counts=False), good=False, took_s=9.0, outputs=None
+    )
+    router.refresh(served(model))
 
     counts = read_counts(model / FOLDER, rollout=1)[0]
     assert (counts[1].requests, counts[1].bad, sum(counts[1].predictions.values())) == (1, 0, 1)
@@ -130,12 +140,12 @@ def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) ->
 
 def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model: Path) -> None:
     router = put(model, replace(begun(), phase=Phase.MEASURING))
-    router.answered("m", Route(version=1), good=True, took_s=0.01, outputs=None)
+    router.answered("m", Route(version=1, otherwise=1), good=True, took_s=0.01, outputs=None)
     files = StateFiles(model / FOLDER)
     change(files, files.latest(), begun(), EVENT)
-    router.refresh({"m": model})
-    router.answered("m", Route(version=2), good=True, took_s=0.01, outputs=None)
-    router.refresh({"m": model})
+    router.refresh(served(model))
+    router.answered("m", Route(version=2, otherwise=1), good=True, took_s=0.01, outputs=None)
+    router.refresh(served(model))
 
     assert {
         stage: {version: each.requests for version, each in versions.items()}
@@ -145,7 +155,7 @@ def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model
         promote_fully(begun(), now_s=0), 3, serving=1, settings=RolloutSettings(), now_s=0
     )
     change(files, files.latest(), second, EVENT)
-    router.refresh({"m": model})
+    router.refresh(served(model))
     assert read_counts(model / FOLDER, rollout=2) == {}
 
 
@@ -154,10 +164,13 @@ def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
     (model / FOLDER / "00000002.json").write_text("{")
     before = router.read_s
 
-    router.refresh({"m": model})
+    router.refresh(served(model))
 
     assert routed(router).version == 1
     assert router.read_s == before
+    # A server that starts now takes up the last state that is whole.
+    later = RolloutRouter(server="two")
+    assert later.wanted("m", model) == {1}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from dataclasses import dataclass
@@ -156,10 +157,20 @@ def _refusal_of(error: BaseException | None) -> tuple[Code, str]:
     return Code.INTERNAL, "the server has a bug; its log says more"
 
 
+def _value_of(context: grpc.ServicerContext, wanted: str) -> bytes | None:
+    """The last value of a metadata key, None if there is none."""
+    found: bytes | None = None
+    for name, value in context.invocation_metadata():
+        if name == wanted:
+            found = value if isinstance(value, bytes) else value.encode()
+    return found
+
+
 def _patience_of(context: grpc.ServicerContext) -> Deadline:
     """The call's deadline; over at once when the client cancels or its connection ends."""
     left_s = context.time_remaining()
     deadline = Deadline(math.inf if left_s is None else left_s)
+    deadline.record.headers = functools.partial(_value_of, context)
     if not context.add_callback(deadline.cancel):
         deadline.cancel()
     return deadline

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,16 @@ from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import routes, v2
 from stoker.serve.rest.compressed import CODINGS, compressed, decompressed, takes_gzip
 from stoker.serve.rest.http_error import HttpError, error_body
-from stoker.serve.rest.messages import TEXT, Answer, Asked, Headers, Scope, header, headers
+from stoker.serve.rest.messages import (
+    TEXT,
+    Answer,
+    Asked,
+    Headers,
+    Scope,
+    header,
+    headers,
+    value_of,
+)
 from stoker.serve.rest.probes import PROBES
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.security.auth import Keys, Role
@@ -144,6 +154,7 @@ class RestApp:
         if packed not in ("", "identity", *CODINGS):
             raise HttpError(415, f"the body must be plain or {' or '.join(CODINGS)}")
         body = await self._read_body(scope, receive, asking)
+        asking.deadline.record.headers = functools.partial(value_of, scope)
         scope[GONE] = asking.deadline.cancel  # the connection calls it when it is lost
         return await self._in_time(
             asking.deadline, self._api_answer, scope, (body, packed), asking, interface
