@@ -15,7 +15,6 @@ from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.router import FOLDER
-from stoker.rollout.signatures import check_compatible
 from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
 
@@ -67,6 +66,8 @@ class ModelRollouts:
                 baseline could not call it.
             DataError: the candidate is damaged.
         """
+        from stoker.rollout.signatures import check_compatible
+
         verify(self._repository.path(self._model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:

@@ -48,6 +48,7 @@ class RolloutRouter:
         """
         self._server, self._controls = server, controls
         self._rollouts: dict[str, _ModelRollout] = {}
+        self._finding = threading.Lock()
         self.read_s = time.monotonic()
         """When all states were last read, by the monotonic clock."""
 
@@ -68,14 +69,15 @@ class RolloutRouter:
 
     def _find(self, model: str, base: Path) -> _ModelRollout | None:
         """A model's rollout; reads its state if it was not known yet."""
-        rollout = self._rollouts.get(model)
-        if rollout is None and (base / FOLDER).is_dir():
-            rollout = _ModelRollout(model, base / FOLDER)
-            rollout.read()
-            if not rollout.number:
-                return None
-            self._rollouts[model] = rollout
-        return rollout
+        with self._finding:
+            rollout = self._rollouts.get(model)
+            if rollout is None and (base / FOLDER).is_dir():
+                rollout = _ModelRollout(model, base / FOLDER)
+                rollout.read()
+                if not rollout.number:
+                    return None
+                self._rollouts[model] = rollout
+            return rollout
 
     def route(self, model: str, headers: Headers) -> Route | None:
         """The version for a request that names none; None: the model has no rollout."""
