@@ -79,12 +79,12 @@ def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
     stages = parse_stages(state.settings.stages)
     return [
         StageCounts(
-            share=stages[stage].share,
+            share=0.0 if stage == MEASURED else stages[stage].share,
             baseline=versions.get(state.baseline, VersionCounts()),
             candidate=versions.get(state.candidate, VersionCounts()),
         )
         for stage, versions in sorted(counts.items())
-        if 0 <= stage < len(stages)
+        if MEASURED <= stage < len(stages)
     ]
 
 

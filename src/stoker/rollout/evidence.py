@@ -32,7 +32,35 @@ class BadAnswers:
     """Bad answers of the baseline."""
 
 
-def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED_RATIO) -> float:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullTraffic:
+    """Bad answers of a candidate that takes all traffic, and of the baseline before."""
+
+    candidate: int
+    """Bad answers of the candidate."""
+
+    requests: int
+    """Answers of the candidate."""
+
+    baseline: int
+    """Bad answers of the baseline in all stages before."""
+
+    baseline_requests: int
+    """Answers of the baseline in all stages before."""
+
+    @property
+    def accepted_rate(self) -> float:
+        """The highest rate of bad answers that the baseline may have had: three standard errors above."""
+        bad = self.baseline + 3.0 + 3.0 * math.sqrt(self.baseline + 2.25)
+        return min(bad / max(self.baseline_requests, 1), 1.0)
+
+
+def log_evidence(
+    stages: Iterable[BadAnswers],
+    full: FullTraffic | None = None,
+    *,
+    allowed_ratio: float = ALLOWED_RATIO,
+) -> float:
     """Natural logarithm of the evidence that the candidate gives too many bad answers.
 
     Given a bad answer, which version gave it? A candidate with w of the traffic that gives `allowed_ratio` r times as many
@@ -45,6 +73,8 @@ def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED
 
     Args:
         stages: counts of each stage so far, each with its own share of the traffic.
+        full: counts at 100 %, which are compared with the baseline's rate of before; so here an outage that
+            would hit both versions alike counts against the candidate.
         allowed_ratio: see `ALLOWED_RATIO`; at least 1.
 
     Source: Turner, Ly, Grunwald, J. Statist. Plann. Inference 230 (2024); Lindon, Sanden, Shirikian, KDD 2022.
@@ -55,6 +85,12 @@ def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED
         fair, worse = odds / (odds + 1.0), odds * FACTORS / (odds * FACTORS + 1.0)
         logs += stage.candidate * np.log(worse / fair)
         logs += stage.baseline * np.log((1.0 - worse) / (1.0 - fair))
+    if full is not None:
+        accepted = full.accepted_rate * allowed_ratio
+        if accepted < 1.0:
+            rates = np.minimum(accepted * FACTORS, (1.0 + accepted) / 2.0)
+            logs += full.candidate * np.log(rates / accepted)
+            logs += (full.requests - full.candidate) * np.log((1.0 - rates) / (1.0 - accepted))
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).mean()))
 

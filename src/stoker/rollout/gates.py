@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stoker.rollout.evidence import BadAnswers, log_evidence, log_threshold
+from stoker.rollout.evidence import BadAnswers, FullTraffic, log_evidence, log_threshold
 from stoker.rollout.histogram import aligned, count_above
 from stoker.rollout.prediction_shift import least_shift
 from stoker.rollout.state import ACTIVE, Phase, RolloutState
@@ -80,38 +81,48 @@ def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> 
         state: of the rollout.
         gates: all gates of the rollout, the user's with it: they share `alpha`.
     """
-    bad = [(each.candidate.bad, each.baseline.bad, each.share) for each in stages]
-    found = [_compared(BAD, bad, state, gates)]
+    found = [_compared(BAD, stages, state, gates, lambda counts: counts.bad)]
     for gate in (SLOW_P99, SLOW_P50):
-        limit_s = state.slow_s.get(gate, math.inf)
-        slow = [
-            (
-                count_above(each.candidate.latency, limit_s),
-                count_above(each.baseline.latency, limit_s),
-                each.share,
-            )
-            for each in stages
-        ]
-        found.append(_compared(gate, slow, state, gates))
+        above = functools.partial(_slow, limit_s=state.slow_s.get(gate, math.inf))
+        found.append(_compared(gate, stages, state, gates, above))
     return [*found, _shifted(stages, state, gates)]
 
 
+def _slow(counts: VersionCounts, *, limit_s: float) -> int:
+    return count_above(counts.latency, limit_s)
+
+
 def _compared(
-    gate: str, counts: Iterable[tuple[int, int, float]], state: RolloutState, gates: int
+    gate: str,
+    stages: Sequence[StageCounts],
+    state: RolloutState,
+    gates: int,
+    bad: Callable[[VersionCounts], int],
 ) -> GateResult:
-    # Without traffic on both versions there is nothing to compare.
     seen = [
-        BadAnswers(share=share, candidate=candidate, baseline=baseline)
-        for candidate, baseline, share in counts
-        if 0.0 < share < 1.0
+        BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
+        for each in stages
+        if 0.0 < each.share < 1.0
     ]
-    found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
+    before = [each.baseline for each in stages if each.share < 1.0]
+    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
+    full = [each.candidate for each in stages if each.share == 1.0 and gate == BAD]
+    at_full = FullTraffic(
+        candidate=sum(map(bad, full)),
+        requests=sum(each.requests for each in full),
+        baseline=sum(map(bad, before)),
+        baseline_requests=sum(each.requests for each in before),
+    )
+    found = log_evidence(
+        seen, at_full if full else None, allowed_ratio=state.settings.allowed_ratio
+    )
     limit = log_threshold(alpha=state.settings.alpha, gates=gates)
+    candidate = at_full.candidate + sum(each.candidate for each in seen)
     return GateResult(
         gate=gate,
         verdict=Verdict.FAIL if found >= limit else Verdict.PASS,
-        detail=f"candidate {sum(each.candidate for each in seen)}, "
-        f"baseline {sum(each.baseline for each in seen)}; log evidence {found:.1f} of {limit:.1f}",
+        detail=f"candidate {candidate}, baseline {sum(each.baseline for each in seen)}; "
+        f"log evidence {found:.1f} of {limit:.1f}",
     )
 
 

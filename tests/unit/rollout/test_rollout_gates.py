@@ -71,7 +71,18 @@ def test_evidence_of_several_stages_adds_up_and_stages_without_both_versions_add
 
     assert failing(part) == set()
     assert failing(part, part, part, part) == {BAD}
-    assert failing((1.0, counts(0), counts(10_000, bad=5_000))) == set()
+    assert failing((0.0, counts(10_000, bad=5), counts(0))) == set()
+
+
+def test_at_full_traffic_the_candidate_is_compared_with_the_baseline_of_before() -> None:
+    before = (0.0, counts(10_000, bad=10), counts(0))
+
+    assert failing(before, (1.0, counts(0), counts(2_000, bad=2))) == set()
+    assert failing(before, (1.0, counts(0), counts(200, bad=20))) == {BAD}
+    # Latency follows the machine's load, and nothing stands next to it.
+    assert failing(before, (1.0, counts(0), counts(2_000, slow=1_000))) == set()
+    # So few requests of the baseline that it may have been as bad.
+    assert failing((0.0, counts(5), counts(0)), (1.0, counts(0), counts(200, bad=20))) == set()
 
 
 def test_counts_of_servers_add_up() -> None:
