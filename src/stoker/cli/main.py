@@ -18,6 +18,7 @@ from stoker.cli.commands import (
     doctor,
     init,
     profile,
+    rollout,
     run,
     skew,
     stages,
@@ -48,6 +49,7 @@ app.command("bench")(bench.bench)
 app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
+app.add_typer(rollout.app, name="rollout")
 app.add_typer(data_service.app, name="data-service")
 
 

@@ -137,6 +137,7 @@ def _unpacked(value: Any) -> Any:
             raise DataError("bytes of an answer must be base64", got=value["b64"]) from None
     return value
 
+
 class ModelClient(AbstractContextManager["ModelClient"], ABC):
     """A client of one server; `with` closes it."""
 

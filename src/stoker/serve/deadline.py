@@ -20,7 +20,7 @@ class Deadline:
     def __init__(self, timeout_s: float = math.inf) -> None:
         """Args: timeout_s: seconds from now to the deadline."""
         self._deadline_s = time.monotonic() + timeout_s
-        self.record = RequestRecord()
+        self.record = RequestRecord(patience_s=timeout_s)
         self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stoker.serve.routing import Headers, Route, no_headers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,6 +43,18 @@ class RequestRecord:
 
     run_s: float = 0.0
     """Time in the model, seconds."""
+
+    headers: Headers = no_headers
+    """Its headers or metadata."""
+
+    patience_s: float = math.inf
+    """How long its client waits, seconds."""
+
+    route: Route | None = None
+    """Where a rollout sent it."""
+
+    outputs: Mapping[str, np.ndarray[Any, Any]] | None = None
+    """What the model gave, until it is counted."""
 
     def ran(self, began_s: float, ended_s: float, *, came_s: float) -> None:
         """Record a model call.

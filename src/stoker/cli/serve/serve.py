@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -167,9 +168,12 @@ def serve(
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
+    from stoker.rollout.router import RolloutRouter
     from stoker.serve.process.main import run_server
 
-    run_server(config, lambda ready: _say(ready, as_json=as_json))
+    name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
+    router = RolloutRouter(server=name, controls=True)
+    run_server(config, lambda ready: _say(ready, as_json=as_json), router=router)
 
 
 def _stop_with_stdin() -> None:

@@ -29,6 +29,7 @@ from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
 from stoker.serve.request_record import RequestRecord
+from stoker.serve.routing import Router
 from stoker.serve.servables.catalog import Models
 from stoker.serve.servables.examples import (
     CLASSIFY,
@@ -109,6 +110,7 @@ class DataPlane:
         self.models = models
         self.metrics = metrics
         self.check_method_names = check_method_names
+        self.router: Router | None = None
         self.on_answered: Callable[[Answered], None] | None = None
         self._counts: dict[tuple[str, str], _AtOnceCounts] = {}
         self._draining = False
@@ -125,9 +127,10 @@ class DataPlane:
         record.model, record.signature = name, signature
         count = None if request.is_counted else Counted(name, "Predict", request.entrypoint)
         with self._answering(request.entrypoint, record, count):
-            with self._use(request.model) as (served, model):
+            with self._use(self._routed(request.model, record)) as (served, model):
                 record.version = served
                 inputs, outputs = self._run(model, request)
+            record.outputs = outputs
             response = PredictResponse(
                 model=ModelSpec(name=name, version=served),
                 signature=signature,
@@ -162,6 +165,10 @@ class DataPlane:
         """
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
             return None
+        if self.router is not None and self.router.has_rollout(model.name):
+            return (
+                None  # a version under rollout may be slow, and its answers are counted one by one
+            )
         name = signature or DEFAULT_SIGNATURE
         try:
             versions = self.models.get(model.name, model.version)
@@ -235,7 +242,7 @@ class DataPlane:
         is_counted = request.is_counted or api == _SEVERAL
         count = None if is_counted else Counted(name, api, request.entrypoint)
         with self._answering(request.entrypoint, record, count):
-            with self._use(request.model) as (served, model):
+            with self._use(self._routed(request.model, record)) as (served, model):
                 record.version = served
                 results = [self._infer(model, request, task, api) for task in request.tasks]
             response = InferResponse(model=ModelSpec(name=name, version=served), results=results)
@@ -329,6 +336,20 @@ class DataPlane:
         """Be ready no more; requests are still answered."""
         self._draining = True
 
+    def _routed(self, spec: ModelSpec, record: RequestRecord) -> ModelSpec:
+        """The model with the version that a rollout decides on, unless the request names one."""
+        if self.router is None or spec.version is not None or spec.label is not None:
+            return spec
+        route = self.router.route(spec.name, record.headers)
+        if route is None:
+            return spec
+        version = route.version
+        if self.models.get(spec.name).serves(version):
+            record.route = route
+        else:
+            version = route.otherwise
+        return ModelSpec(name=spec.name, version=version)
+
     @contextmanager
     def _use(self, spec: ModelSpec) -> Iterator[tuple[int, Batcher]]:
         versions = self.models.get(spec.name, spec.version)
@@ -391,9 +412,19 @@ class DataPlane:
             code = error.code
             raise
         finally:
+            took_s = time.monotonic() - begun_s
             record.code = code.name
+            if self.router is not None and record.route is not None:
+                self.router.answered(
+                    record.model,
+                    record.route,
+                    good=code is Code.OK and took_s <= record.patience_s,
+                    took_s=took_s,
+                    outputs=record.outputs,
+                )
+                record.outputs = None
             if count is not None:
-                self.count(count, code, took_s=time.monotonic() - begun_s)
+                self.count(count, code, took_s=took_s)
 
     def count(self, request: Counted, code: Code, *, took_s: float) -> None:
         """Count a finished request: all by their status, and the time of successful ones.

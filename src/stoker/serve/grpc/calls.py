@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -185,10 +186,20 @@ def _status_of(error: Exception | None) -> tuple[Code, str]:
     return Code.INTERNAL, "the server has a bug; its log says more"
 
 
+def _value_of(context: grpc.ServicerContext, wanted: str) -> bytes | None:
+    """Return the last value of a metadata key, None if there is none."""
+    found: bytes | None = None
+    for name, value in context.invocation_metadata():
+        if name == wanted:
+            found = value if isinstance(value, bytes) else value.encode()
+    return found
+
+
 def _deadline_of(context: grpc.ServicerContext) -> Deadline:
     """Return the call's deadline, which is over when the client cancels or disconnects."""
     left_s = context.time_remaining()
     deadline = Deadline(math.inf if left_s is None else left_s)
+    deadline.record.headers = functools.partial(_value_of, context)
     if not context.add_callback(deadline.cancel):
         deadline.cancel()
     return deadline

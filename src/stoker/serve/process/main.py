@@ -12,15 +12,22 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.process.ready import Ready
 from stoker.serve.process.server import Server
 from stoker.serve.process.signals import ending_on_signals
+from stoker.serve.routing import Router
 from stoker.serve.runtime.machine import limit_memory
 
 
-def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _: None) -> None:
+def run_server(
+    config: ServeConfig,
+    on_ready: Callable[[Ready], None] = lambda _: None,
+    *,
+    router: Router | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return; for a process's main thread.
 
     Args:
         config: What is served and where.
         on_ready: Called once, when the models can be called; the ready file is written before it.
+        router: Decides which version answers; None: the newest.
 
     Raises:
         ConfigError: a port is taken.
@@ -30,7 +37,7 @@ def run_server(config: ServeConfig, on_ready: Callable[[Ready], None] = lambda _
     if config.max_memory_bytes:
         limit_memory(config.max_memory_bytes)
     with ending_on_signals(asked_to_end):
-        server = Server(config)
+        server = Server(config, router=router)
         try:
             if config.listen_when_loaded or config.listen_when_tried:
                 server.load()

@@ -30,6 +30,7 @@ from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.rest.app import PROBES, RestApp, RestOptions
 from stoker.serve.rest.http import HttpServer
 from stoker.serve.rest.inline_predict import InlinePredict
+from stoker.serve.routing import Router
 from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.security.auth import Keys, read_keys
@@ -42,18 +43,27 @@ from stoker.serve.text_files import read_text_file
 
 _log = logging.getLogger(__name__)
 
+_ROUTER_S = 1.0
+"""How often the states of rollouts are read, seconds."""
+
 
 class Server:
     """Both interfaces over one dataplane, each with its own threads."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, *, router: Router | None = None) -> None:
         """Bind both ports; nothing is answered before `start`.
+
+        Args:
+            config: what is served and where.
+            router: decides which version answers; None: the newest.
 
         Raises:
             ConfigError: a port is taken, or the file of models is wrong.
         """
         self.config = config
         self._config_watch: Watch | None = None
+        self._router = router
+        self._router_watch: Watch | None = None
         self._configs = _named_models(config)
         keys = None if config.keys_file is None else read_keys(config.keys_file)
         tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
@@ -69,6 +79,7 @@ class Server:
         options = LoadOptions(
             batching=config.batching,
             per_model_batching=config.per_model_batching,
+            router=router,
             allow_ops=frozenset(config.allow_ops),
             metrics=metrics,
             runs=self._runs,
@@ -91,6 +102,7 @@ class Server:
             allow_unavailable_labels=config.allow_unavailable_labels,
             tensor_content=config.tensor_content,
         )
+        self.plane.router = router
         self._request_log = RequestLog(
             dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
         )
@@ -143,6 +155,8 @@ class Server:
             self.models.watch_root(self.config.root)
         else:
             self.models.configure(self._configs)
+        if self._router is not None:
+            self._router_watch = Watch(self._route, name="stoker-router", poll_s=_ROUTER_S)
         path, poll_s = self.config.model_config_file, self.config.model_config_poll_s
         if path is not None and poll_s:
             self._config_watch = Watch(
@@ -150,6 +164,10 @@ class Server:
                 name="stoker-model-config",
                 poll_s=poll_s,
             )
+
+    def _route(self) -> None:
+        if self._router is not None:
+            self._router.refresh(self.models.served())
 
     def _say_stuck(self) -> None:
         if self.config.worker_folder is not None:
@@ -196,9 +214,10 @@ class Server:
         """Be ready no more, answer what is under way, and give everything back."""
         self.plane.drain()
         self._health.refresh()
-        if self._config_watch is not None:
-            self._config_watch.stop()
-            self._config_watch.join()
+        for watch in (self._config_watch, self._router_watch):
+            if watch is not None:
+                watch.stop()
+                watch.join()
         time.sleep(self.config.lame_duck_s)
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -36,6 +37,7 @@ from stoker.serve.rest.messages import (
     header,
     headers,
     takes_gzip,
+    value_of,
 )
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
 from stoker.serve.security.auth import Keys, Role
@@ -156,6 +158,7 @@ class RestApp:
         if packed not in ("", "identity", *CODINGS):
             raise HttpError(415, f"Content-Encoding must be identity or {' or '.join(CODINGS)}")
         body = await self._read_body(scope, receive, state)
+        state.deadline.record.headers = functools.partial(value_of, scope)
         scope[GONE] = state.deadline.cancel  # the connection calls it when it is lost
         return await self._before_deadline(
             state.deadline, self._api_answer, scope, (body, packed), state, interface

@@ -77,6 +77,12 @@ class Answer:
         return self.body.encode() if isinstance(self.body, str) else self.body
 
 
+def value_of(scope: Scope, wanted: str) -> bytes | None:
+    """The last value of a header, None if there is none; the name in lower case."""
+    named_so = [value for name, value in scope["headers"] if name == wanted.encode("latin-1")]
+    return named_so[-1] if named_so else None
+
+
 def header(scope: Scope, wanted: bytes) -> str:
     """Return the last value of a header, "" without one; its name in lower case."""
     found = b""

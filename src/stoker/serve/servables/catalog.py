@@ -11,6 +11,7 @@ from pathlib import Path
 
 from stoker.registry.repository import Repository
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.routing import Served
 from stoker.serve.servables.model_config import ModelConfig, RequestLogConfig
 from stoker.serve.servables.servable import LoadOptions, State
 from stoker.serve.servables.versions import ModelVersions
@@ -134,6 +135,20 @@ class Models:
     def available(self) -> dict[str, bool]:
         """Name -> whether it can be called, of every model."""
         return {name: model.available for name, model in self._by_name.items()}
+
+    def served(self) -> dict[str, Served]:
+        """Every model, as a router has to know it."""
+        return {
+            name: Served(
+                base=model.config.base,
+                failed={
+                    version: reason
+                    for version, state, reason in model.statuses()
+                    if state is State.END and reason
+                },
+            )
+            for name, model in list(self._by_name.items())
+        }
 
     def request_log_of(self, name: str) -> RequestLogConfig | None:
         """Which requests to a model are logged."""

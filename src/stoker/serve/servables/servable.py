@@ -33,6 +33,7 @@ from stoker.serve.loading.endless_loops import may_not_end
 from stoker.serve.loading.safety import check_model
 from stoker.serve.loading.session import load_checked, too_large
 from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.routing import Router
 from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.servables.litert import load_litert
@@ -64,6 +65,9 @@ class LoadOptions:
 
     per_model_batching: bool = False
     """Whether a version's own `batching_params.pbtxt` takes the place of that."""
+
+    router: Router | None = None
+    """Decides which versions of a model with a rollout are loaded."""
 
     allow_ops: frozenset[str] = frozenset()
     """Operations that a model may have beside those that only compute."""

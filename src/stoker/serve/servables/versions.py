@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stoker.core.errors import DataError
@@ -41,6 +41,7 @@ class ModelVersions:
         self._aliases: dict[str, int] = {}
         self._labels: dict[str, int] = {}
         self._candidates: set[int] = set()
+        self._rollout: set[int] | None = None
         self._looks = 0
         self._lock = threading.Lock()
         self._polling = threading.Lock()
@@ -75,7 +76,7 @@ class ModelVersions:
         with self._polling:
             self._read_aliases()  # before the folders: a push writes the version before its alias
             folders = version_folders(self.config.base)
-            candidates = self.config.policy.candidates(folders)
+            candidates = self._wanted(folders)
             self._candidates = set(candidates)
             self._move_labels()
             seen = {version: file_state(path) for version, path in folders.items()}
@@ -90,6 +91,10 @@ class ModelVersions:
                 self._unload([version for version in self._available if version not in kept])
             self._seen = seen
             self._looks += 1
+
+    def serves(self, version: int) -> bool:
+        """Whether a version can be called."""
+        return version in self._available
 
     def close(self) -> None:
         """Unload everything, after the requests under way."""
@@ -159,13 +164,22 @@ class ModelVersions:
             Code.NOT_FOUND, f"Servable not found for request: {wanted}({self.name}{number})"
         )
 
+    def _wanted(self, found: Iterable[int]) -> list[int]:
+        """The versions that may be served, newest first: a rollout's, else the policy's."""
+        router = self._options.router
+        self._rollout = None if router is None else router.wanted(self.name, self.config.base)
+        if self._rollout is None:
+            return self.config.policy.candidates(found)
+        labelled = self._wanted_labels().values()
+        return sorted(self._rollout.union(labelled) & set(found), reverse=True)
+
     def _chosen(self, candidates: Sequence[int], serves: Callable[[int], bool]) -> set[int]:
         """Of the candidates, newest first, as many that serve as the policy wants, and the labelled."""
         labelled = set(self._wanted_labels().values())
         chosen: set[int] = set()
         counted = 0
         for version in candidates:
-            met = self.config.policy.is_met(counted)
+            met = self._rollout is None and self.config.policy.is_met(counted)
             if met and version not in labelled:
                 continue
             if serves(version):

@@ -1,0 +1,240 @@
+"""`stoker rollout start|status|pause|resume|promote|rollback|history`: a version earns its traffic."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stoker.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from stoker.rollout.operations import ModelRollouts, Rollout
+    from stoker.rollout.state import RolloutState
+
+app = typer.Typer(
+    help="Move traffic to a new version of a model step by step, and back if it is worse.",
+    no_args_is_help=True,
+)
+
+Model = Annotated[str, typer.Argument(help="The model's name in the repository.")]
+Version = Annotated[int, typer.Argument(min=0, help="The version.")]
+Models = Annotated[
+    Path, typer.Option("--models", help="The model repository: <model>/<version>/ folders.")
+]
+Why = Annotated[str, typer.Option("--why", help="Reason, for the history.")]
+MODELS = Path("models")
+
+
+@app.command()
+def start(
+    model: Model,
+    version: Version,
+    models: Models = MODELS,
+    canary: Annotated[
+        str,
+        typer.Option(
+            "--canary",
+            metavar="STAGES",
+            help="Percentages of the traffic, each with its time if it is not --step-time: 1,10:20m,50,100. "
+            "pause waits for `stoker rollout resume`; header=NAME, first, takes requests with this header.",
+        ),
+    ] = "1,10,50,100",
+    step_time: Annotated[
+        str, typer.Option("--step-time", help="Shortest time of a stage, e.g. 30s, 5m, 2h.")
+    ] = "5m",
+    min_requests: Annotated[
+        int,
+        typer.Option("--min-requests", min=0, help="Requests of the version before a stage ends."),
+    ] = 500,
+    warm_up: Annotated[
+        str, typer.Option("--warm-up", help="Start of a stage, not counted in its time.")
+    ] = "30s",
+    bake: Annotated[
+        str, typer.Option("--bake", help="Time after 100 % in which the gates still roll back.")
+    ] = "0s",
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key",
+            help="Header, gRPC metadata key or cookie:NAME by which a user stays with a version. "
+            "Default: each request by itself.",
+        ),
+    ] = "",
+    max_shift: Annotated[
+        float,
+        typer.Option(
+            "--max-shift", help="Largest accepted Kolmogorov distance of predictions, 0 to 1."
+        ),
+    ] = 0.2,
+    allowed_ratio: Annotated[
+        float,
+        typer.Option(
+            "--allowed-ratio",
+            help="Bad or slow answers for each of the baseline that still count as not worse.",
+        ),
+    ] = 1.25,
+    dry_run: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dry-run", metavar="GATE", help="Measure and show this gate without effect."
+        ),
+    ] = None,
+    baseline: Annotated[
+        int | None,
+        typer.Option("--baseline", help="Version to compare with. Default: the one that serves."),
+    ] = None,
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Begin to move a model's traffic to a version; the servers of the repository follow."""
+    from stoker.rollout.stages import seconds_of
+    from stoker.rollout.state import RolloutSettings
+
+    settings = RolloutSettings(
+        stages=canary,
+        key=key,
+        step_time_s=seconds_of(step_time),
+        min_requests=min_requests,
+        warm_up_s=seconds_of(warm_up),
+        bake_s=seconds_of(bake),
+        max_shift=max_shift,
+        allowed_ratio=allowed_ratio,
+        dry_run=tuple(dry_run or ()),
+    )
+    _show(
+        _open(models, model).start(version, settings, why=why, baseline=baseline), as_json=as_json
+    )
+
+
+@app.command()
+def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> None:
+    """Show the stage, the traffic, and what each gate says."""
+    found = _open(models, model).status()
+    if as_json:
+        typer.echo(json.dumps(_status(found), indent=2))
+        return
+    for line in _lines(found):
+        typer.echo(line)
+
+
+@app.command()
+def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
+    """Keep the traffic as it is; gates still roll back."""
+    from stoker.rollout import state
+
+    changed = _open(models, model).apply(
+        lambda now: state.pause(now, reason=why or "an operator"), what="pause", why=why
+    )
+    _show(changed, as_json=as_json)
+
+
+@app.command()
+def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
+    """Go on after a pause, or end a stage that waits for a person."""
+    from stoker.rollout import state
+
+    changed = _open(models, model).apply(
+        lambda now: state.resume(now, now_s=time.time()), what="resume", why=why
+    )
+    _show(changed, as_json=as_json)
+
+
+@app.command()
+def promote(
+    model: Model,
+    models: Models = MODELS,
+    full: Annotated[bool, typer.Option("--full", help="Go to 100 % at once.")] = False,
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Go to the next stage now, whatever its time and requests."""
+    from stoker.rollout import state
+
+    move = state.promote_fully if full else state.advance
+    changed = _open(models, model).apply(
+        lambda now: move(now, now_s=time.time()), what="promote", why=why
+    )
+    _show(changed, as_json=as_json)
+
+
+@app.command()
+def rollback(
+    model: Model,
+    models: Models = MODELS,
+    to: Annotated[
+        int | None,
+        typer.Option("--to", help="Version that takes all traffic. Default: the baseline."),
+    ] = None,
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take all traffic off the version at once, without stages."""
+    _show(_open(models, model).roll_back(to=to, why=why), as_json=as_json)
+
+
+@app.command()
+def history(model: Model, models: Models = MODELS, as_json: AsJson = False) -> None:
+    """List every change: when, what, who and why."""
+    events = _open(models, model).history()
+    if as_json:
+        told = [{**event.to_json(), "state": now.to_json()} for event, now in events]
+        typer.echo(json.dumps(told, indent=2))
+        return
+    for event, now in events:
+        when = datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="seconds")
+        why = f": {event.why}" if event.why else ""
+        typer.echo(f"{when}  {_summary(now)}  {event.what} by {event.who}{why}")
+
+
+def _open(models: Path, model: str) -> ModelRollouts:
+    from stoker.rollout.operations import ModelRollouts
+
+    return ModelRollouts(models, model)
+
+
+def _show(state: RolloutState, *, as_json: bool) -> None:
+    typer.echo(json.dumps(state.to_json(), indent=2) if as_json else _summary(state))
+
+
+def _summary(state: RolloutState) -> str:
+    return (
+        f"version {state.candidate} {state.phase}, {state.share:.4g} of the traffic; "
+        f"baseline version {state.baseline}"
+    )
+
+
+def _status(found: Rollout) -> dict[str, Any]:
+    return {
+        **found.state.to_json(),
+        "share": found.state.share,
+        "stage_name": str(found.state.current),
+        "gates": [
+            {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
+            for each in found.gates
+        ],
+        "requests": {
+            str(stage): {str(version): counts.requests for version, counts in versions.items()}
+            for stage, versions in sorted(found.counts.items())
+        },
+    }
+
+
+def _lines(found: Rollout) -> list[str]:
+    state = found.state
+    stage = found.counts.get(state.stage, {})
+    lines = [
+        _summary(state),
+        f"stage {state.stage + 1}: {state.current}, for {time.time() - state.began_s:.0f} s",
+    ]
+    if state.reason:
+        lines.append(f"reason: {state.reason}")
+    lines += [
+        f"  version {version}: {counts.requests} requests, {counts.bad} bad"
+        for version, counts in sorted(stage.items())
+    ]
+    return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]

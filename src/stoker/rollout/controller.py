@@ -1,0 +1,206 @@
+"""Takes a rollout from stage to stage: one controller at a time, in any of the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.core.files import write_json
+from stoker.rollout.counts import (
+    MEASURED,
+    Counts,
+    read_counts,
+    read_failures,
+    requests_of,
+    stage_counts,
+)
+from stoker.rollout.gates import (
+    BUILT_IN,
+    SLOW_P50,
+    SLOW_P99,
+    Action,
+    Decision,
+    GateResult,
+    VersionCounts,
+    decide,
+    judge,
+)
+from stoker.rollout.histogram import quantile
+from stoker.rollout.state import (
+    ACTIVE,
+    Phase,
+    RolloutState,
+    advance,
+    pause,
+    roll_back,
+    state_of,
+)
+from stoker.rollout.state_files import Conflict, StateFiles, Stored
+
+_log = logging.getLogger(__name__)
+
+TAKEOVER_S = 10.0
+"""Without a sign of life of the controller for this long, by its own clock, a server takes its place."""
+
+MEASURED_REQUESTS = 1_000
+"""Requests of the baseline from which its latency is known well enough."""
+
+SLOWER = 1.1
+"""An answer is slow when it takes longer than this times the baseline's quantile."""
+
+_QUANTILES = {SLOW_P99: 0.99, SLOW_P50: 0.5}
+
+UserGate = Callable[[RolloutState], GateResult]
+"""A gate of the user: a query or a function."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """A change of the state, as the history keeps it."""
+
+    what: str
+    who: str
+    why: str
+    at_s: float
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON can hold it."""
+        return {"what": self.what, "who": self.who, "why": self.why, "at_s": self.at_s}
+
+
+def change(files: StateFiles, after: Stored | None, state: RolloutState, event: Event) -> Stored:
+    """Make a state the newest, with the event that led to it.
+
+    Raises:
+        Conflict: another writer changed the state first.
+    """
+    return files.append({"state": state.to_json(), "event": event.to_json()}, after=after)
+
+
+class Controller:
+    """Judges a model's rollout once a second, if no other server does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        gates: Sequence[UserGate] = (),
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Make a controller, which does nothing until its `step`.
+
+        Args:
+            folder: of the rollout's state.
+            gates: of the user.
+            clock: seconds, never backwards.
+            now: seconds since the epoch.
+        """
+        self._folder, self._gates, self._clock, self._now = folder, gates, clock, now
+        self._files = StateFiles(folder)
+        self._name = f"{os.uname().nodename}/{os.getpid()}"
+        self._lease: int | None = None
+        self._beats = 0
+        self._seen: tuple[object, float] = (None, clock())
+
+    def step(self) -> Decision | None:
+        """Judge, and change the state if that follows.
+
+        Returns:
+            The decision; None where there is no rollout under way, or another server judges it.
+
+        Raises:
+            DataError: a file of the state is damaged.
+            UserError: the disk is full.
+        """
+        stored = self._files.latest()
+        state = None if stored is None else state_of(stored.content["state"])
+        if stored is None or state is None or state.phase not in ACTIVE:
+            return None
+        with contextlib.suppress(Conflict):  # somebody was first: the next step reads what they did
+            if self._lease == state.lease != 0:
+                self._beat()
+                return self._judge(stored, state)
+            self._watch(stored, state)
+        return None
+
+    def _watch(self, stored: Stored, state: RolloutState) -> None:
+        """Take the place of a controller that has given no sign of life."""
+        seen = (state.lease, self._read_beat())
+        if seen != self._seen[0]:
+            self._seen = seen, self._clock()
+        if state.lease == 0 or self._clock() - self._seen[1] >= TAKEOVER_S:
+            lease = state.lease + 1
+            event = Event(what="controller", who=self._name, why=f"lease {lease}", at_s=self._now())
+            # A controller that was stopped and goes on finds a newer state, so its own change is refused.
+            change(self._files, stored, replace(state, lease=lease), event)
+            self._lease = lease
+            self._beat()
+
+    def _judge(self, stored: Stored, state: RolloutState) -> Decision:
+        counts = read_counts(self._folder, rollout=state.rollout)
+        failed = read_failures(self._folder, rollout=state.rollout).get(state.candidate)
+        if failed is not None:
+            decision = Decision(action=Action.ROLL_BACK, reason=f"it cannot be loaded: {failed}")
+            self._change(
+                stored, roll_back(state, reason=decision.reason, now_s=self._now()), decision
+            )
+            return decision
+        if state.phase is Phase.MEASURING:
+            return self._measure(stored, state, counts)
+        results = judge(stage_counts(counts, state), state, gates=len(BUILT_IN) + len(self._gates))
+        results += [gate(state) for gate in self._gates]
+        requests = requests_of(counts, stage=state.stage, version=state.candidate)
+        decision = decide(state, results, requests=requests, now_s=self._now())
+        following = self._following(state, decision)
+        if following is not None:
+            self._change(stored, following, decision)
+        return decision
+
+    def _following(self, state: RolloutState, decision: Decision) -> RolloutState | None:
+        if decision.action is Action.ADVANCE:
+            return advance(state, now_s=self._now())
+        if decision.action is Action.PAUSE:
+            return pause(state, reason=decision.reason)
+        if decision.action is Action.ROLL_BACK:
+            return roll_back(state, reason=decision.reason, now_s=self._now())
+        return None
+
+    def _measure(self, stored: Stored, state: RolloutState, counts: Counts) -> Decision:
+        """Begin the first stage when the baseline's latency is known."""
+        seen = counts.get(MEASURED, {}).get(state.baseline, VersionCounts())
+        judged = set(_QUANTILES) - set(state.settings.dry_run)
+        if judged and seen.requests < MEASURED_REQUESTS:
+            reason = f"{seen.requests} of {MEASURED_REQUESTS} requests of the baseline"
+            return Decision(action=Action.WAIT, reason=reason)
+        slow_s = {
+            gate: SLOWER * quantile(seen.latency, share)
+            for gate, share in _QUANTILES.items()
+            if seen.requests
+        }
+        decision = Decision(action=Action.ADVANCE, reason="the baseline's latency is known")
+        self._change(stored, advance(replace(state, slow_s=slow_s), now_s=self._now()), decision)
+        return decision
+
+    def _change(self, stored: Stored, state: RolloutState, decision: Decision) -> None:
+        event = Event(what=decision.action, who=self._name, why=decision.reason, at_s=self._now())
+        change(self._files, stored, state, event)
+        _log.warning(
+            "rollout of version %d: %s: %s", state.candidate, decision.action, decision.reason
+        )
+
+    def _beat(self) -> None:
+        self._beats += 1
+        write_json(self._folder / "beat.json", {"lease": self._lease, "count": self._beats})
+
+    def _read_beat(self) -> Mapping[str, int] | None:
+        with contextlib.suppress(OSError, ValueError):
+            beat: Mapping[str, int] = json.loads((self._folder / "beat.json").read_bytes())
+            return beat
+        return None

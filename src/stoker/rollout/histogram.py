@@ -1,0 +1,69 @@
+"""Counts of numbers in buckets that are the same everywhere, so that those of several servers add up.
+
+A bucket is what the first 14 bits of a float32 tell apart: 32 buckets between two powers of two, 3 % wide each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DROPPED_BITS = 18
+"""Of 23 bits of a float32's fraction; 5 are left."""
+
+
+def buckets_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
+    """The bucket of each number; a larger number has no smaller bucket.
+
+    Args:
+        values: of any shape, finite. Beyond float32's range they count as its largest numbers.
+    """
+    largest = np.finfo(np.float32).max
+    bits = np.clip(values, -largest, largest).astype(np.float32).view(np.int32).astype(np.int64)
+    # The bits of a negative number fall as the number rises.
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits) >> _DROPPED_BITS
+
+
+def upper_edge(bucket: int) -> float:
+    """The smallest number above all of a bucket's."""
+    bits = (bucket + 1) << _DROPPED_BITS
+    return float(np.copysign(np.int32(abs(bits)).view(np.float32), bits))
+
+
+def quantile(counts: Mapping[int, int], share: float) -> float:
+    """An upper bound of a quantile, at most 3 % above it; NaN without counts.
+
+    Args:
+        counts: bucket -> numbers in it.
+        share: of the numbers that are below, in (0, 1].
+    """
+    left = share * sum(counts.values())
+    for bucket in sorted(counts):
+        left -= counts[bucket]
+        if left <= 1e-9:
+            return upper_edge(bucket)
+    return float("nan")
+
+
+def count_above(counts: Mapping[int, int], limit: float) -> int:
+    """How many numbers are in buckets that end above a limit."""
+    return sum(count for bucket, count in counts.items() if upper_edge(bucket) > limit)
+
+
+def count(values: NDArray[np.floating]) -> Counter[int]:
+    """Bucket -> numbers in it."""
+    return Counter(buckets_of(values.ravel()).tolist())
+
+
+def aligned(
+    one: Mapping[int, int], other: Mapping[int, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Both counts as arrays over the same buckets, in their order."""
+    buckets = sorted(one.keys() | other.keys())
+    first, second = (
+        np.array([counts.get(bucket, 0) for bucket in buckets], np.int64) for counts in (one, other)
+    )
+    return first, second

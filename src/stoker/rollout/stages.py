@@ -1,0 +1,90 @@
+"""The stages of a rollout: how much of the traffic a candidate takes, and for how long."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from stoker.core.errors import ConfigError
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?(?::(\d+(?:\.\d+)?)([smhd]))?")
+_HEADER = re.compile(r"header=([A-Za-z0-9!#$&'*+.^_`|~-]+)(?::(\d+(?:\.\d+)?)([smhd]))?")
+_FIX = (
+    "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one header=NAME may stand, "
+    "and pause anywhere before 100."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage of a rollout."""
+
+    share: float = 0.0
+    """Share of the traffic that the candidate takes, in [0, 1]."""
+
+    header: str = ""
+    """Requests with this header or metadata key go to the candidate, whatever its value; none if empty."""
+
+    waits: bool = False
+    """Whether a person ends the stage (`stoker rollout resume`)."""
+
+    time_s: float | None = None
+    """Shortest time of the stage, seconds; None: the rollout's `step_time_s`."""
+
+    def __str__(self) -> str:
+        """The stage as it is written, without its time."""
+        if self.waits:
+            return "pause"
+        return f"header={self.header}" if self.header else f"{self.share * 100:g} %"
+
+
+def parse_stages(text: str) -> tuple[Stage, ...]:
+    """The stages that a text names: `header=x-canary,1,10:20m,pause,50,100`.
+
+    Raises:
+        ConfigError: an item cannot be read, or the percentages do not rise to 100.
+    """
+    stages: list[Stage] = []
+    for item in text.replace(" ", "").split(","):
+        share = stages[-1].share if stages else 0.0
+        if item == "pause":
+            stages.append(Stage(share=share, waits=True))
+        elif header := _HEADER.fullmatch(item):
+            stages.append(Stage(header=header[1], time_s=_seconds(header[2], header[3])))
+        elif percent := _PERCENT.fullmatch(item):
+            stages.append(
+                Stage(share=float(percent[1]) / 100.0, time_s=_seconds(percent[2], percent[3]))
+            )
+        else:
+            raise ConfigError(f"{item!r} is not a stage of a rollout", got=text, fix=_FIX)
+    _check_order(stages, text)
+    return tuple(stages)
+
+
+def _check_order(stages: list[Stage], text: str) -> None:
+    shares = [stage.share for stage in stages if not stage.waits]
+    rises = all(low < high or low == high == 0.0 for low, high in itertools.pairwise(shares))
+    headers_first = all(stage.share > 0.0 or stage.header or stage.waits for stage in stages)
+    if not rises or not headers_first or stages[-1].waits or shares[-1] != 1.0:
+        raise ConfigError("The stages of a rollout must rise to 100 %", got=text, fix=_FIX)
+
+
+def _seconds(number: str | None, unit: str | None) -> float | None:
+    return None if number is None or unit is None else float(number) * _UNITS_S[unit]
+
+
+def seconds_of(text: str) -> float:
+    """`30s`, `5m`, `2h` or `1d` in seconds.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(
+            "A duration must be a number with its unit", got=text, fix="Write 30s, 5m, 2h or 1d."
+        )
+    return float(found[1]) * _UNITS_S[found[2]]

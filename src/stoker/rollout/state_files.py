@@ -1,0 +1,148 @@
+"""A state that several processes and machines agree on through a folder, without a database or clocks.
+
+folder/00000001.json ...        one file for each change; the one with the highest number holds
+
+A file appears whole or not at all, because it is written under another name and then linked. Of two writers
+of the same number one wins; the other reads again. So there is one order of changes, and the files are the history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError, Plain, UserError
+from stoker.core.files import fsync_folder, full_disk_is_named
+from stoker.core.fingerprint import fingerprint
+
+_DIGITS = 8
+
+
+class Conflict(Exception):
+    """Another writer made this change first: read again, and decide again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """A state and its number in the sequence."""
+
+    number: int
+    content: Mapping[str, Any]
+
+
+class StateFiles:
+    """The states of one folder; may be used by many processes on many machines."""
+
+    def __init__(self, folder: Path) -> None:
+        """Args: folder: of the files; the first `append` makes it."""
+        self._folder = folder
+        self._latest: Stored | None = None
+
+    def latest(self) -> Stored | None:
+        """The newest state, None if there is none yet.
+
+        Opens the next numbers until one is missing: over NFS, neither a directory's time nor a notification shows
+        what another machine has just made.
+
+        Raises:
+            DataError: a file is damaged.
+        """
+        if self._latest is None:
+            self._latest = self._read(max(self._numbers(), default=0))
+        while (following := self._read(self._next())) is not None:
+            self._latest = following
+        return self._latest
+
+    def append(self, content: Mapping[str, Any], *, after: Stored | None) -> Stored:
+        """Make a state the newest.
+
+        Args:
+            content: what JSON can hold.
+            after: the state that it was decided from; None: there was none.
+
+        Raises:
+            Conflict: `after` is not the newest any more.
+            UserError: the disk is full, or the file system has no hard links.
+        """
+        number = 1 if after is None else after.number + 1
+        text = json.dumps({**content, "sha256": fingerprint(content)}, indent=1, sort_keys=True)
+        with full_disk_is_named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _create(self._path(number), text.encode())
+        self._latest = Stored(number=number, content=content)
+        return self._latest
+
+    def latest_whole(self) -> Stored | None:
+        """The newest state that is not damaged, None if there is none."""
+        for number in sorted(self._numbers(), reverse=True):
+            with contextlib.suppress(DataError):
+                return self._read(number)
+        return None
+
+    def history(self) -> Iterator[Stored]:
+        """All states, oldest first."""
+        for number in sorted(self._numbers()):
+            if (stored := self._read(number)) is not None:
+                yield stored
+
+    def _next(self) -> int:
+        return 1 if self._latest is None else self._latest.number + 1
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:0{_DIGITS}}.json"
+
+    def _numbers(self) -> list[int]:
+        with contextlib.suppress(FileNotFoundError):
+            names = [path.name for path in self._folder.iterdir()]
+            return [int(name[:_DIGITS]) for name in names if name[:_DIGITS].isdigit()]
+        return []
+
+    def _read(self, number: int) -> Stored | None:
+        path = self._path(number)
+        try:
+            content = json.loads(path.read_bytes())
+            digest = content.pop("sha256")
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, AttributeError, TypeError):
+            digest, content = "", None
+        if content is None or digest != fingerprint(content):
+            raise DataError(
+                f"{path} is damaged",
+                got=Plain("other bytes than were written"),
+                fix=f"Restore it from a backup, or delete it to go back to state {number - 1}.",
+            )
+        return Stored(number=number, content=content)
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Write a file that must not exist yet, in one step."""
+    scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(scratch, path)
+        except FileExistsError:
+            # Over NFS a repeated request reports this for a link that it has made itself.
+            if scratch.stat().st_nlink != 2:
+                raise Conflict from None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+                raise
+            raise UserError(
+                "The state of a rollout needs a file system with hard links",
+                got=str(path.parent),
+                fix="Keep the model repository on a local disk or on NFS.",
+            ) from None
+    finally:
+        scratch.unlink(missing_ok=True)
+    fsync_folder(path.parent)

@@ -1,0 +1,183 @@
+"""A rollout through a real server: versions earn their traffic, and bad ones lose it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from keras.export import ExportArchive
+
+from stoker.cli.main import invoke
+from stoker.core.errors import EXIT_DONE, EXIT_USER
+from stoker.registry.repository import Repository
+from stoker.rollout.operations import ModelRollouts
+from stoker.rollout.state import Phase, RolloutState
+
+LIMIT_S = 90.0
+"""Longest that a rollout may take here; on a quiet machine each takes 10 s."""
+
+FAST = ["--step-time", "1s", "--warm-up", "0s", "--min-requests", "200"]
+
+
+def exported(path: Path, *, addend: float, fails_at: float = -1.0) -> Path:
+    """y = x + addend; a row with the value `fails_at` is an error."""
+
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.control_dependencies([tf.debugging.assert_none_equal(x, fails_at)]):
+            return {"y": x + addend}
+
+    archive = ExportArchive()
+    spec = [tf.TensorSpec([None, 1], tf.float32, name="x")]
+    archive.add_endpoint("serving_default", tf.function(call), input_signature=spec)
+    archive.write_out(str(path), verbose=False)
+    return path
+
+
+@dataclass
+class Serving:
+    """A server process, and a client of it."""
+
+    models: Path
+    process: subprocess.Popen[str]
+    port: int
+    answers: list[tuple[int, float | None]] = field(default_factory=list)
+    """Status and y - x of each answer."""
+
+    def ask(self, x: float, *, path: str = "/v1/models/m:predict", **headers: str) -> float | None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", path, json.dumps({"instances": [[x]]}), headers)
+            response = connection.getresponse()
+            body = json.loads(response.read())
+        finally:
+            connection.close()
+        answer = body["predictions"][0][0] - x if response.status == 200 else None
+        self.answers.append((response.status, answer))
+        return answer
+
+    def load(self, until: Phase) -> RolloutState:
+        """Ask all the time until the rollout is in a phase."""
+        end_s, at = time.monotonic() + LIMIT_S, 0
+        while time.monotonic() < end_s:
+            for _ in range(100):
+                at += 1
+                self.ask(float(at % 10))
+            state = ModelRollouts(self.models, "m").status().state
+            if state.phase is until:
+                return state
+        raise AssertionError(f"not {until}: {state}")
+
+
+def rollout(models: Path, *arguments: str) -> int:
+    """The exit code of a command."""
+    return invoke(["rollout", *arguments, "--models", str(models)], debug=False)
+
+
+def serve(models: Path, ready: Path) -> Serving:
+    flags = ["--rest_api_port", "0", "--port", "0", "--ready-file", str(ready), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "serve", str(models), *flags, "--poll-s", "0.2"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return Serving(
+        models=models, process=process, port=json.loads(process.stdout.readline())["rest_port"]
+    )
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]:
+    folder = tmp_path_factory.mktemp("rollout")
+    repository = Repository(folder / "models")
+    for version, fails_at in ((1, -1.0), (2, -1.0)):
+        repository.push(exported(folder / str(version), addend=version, fails_at=fails_at), "m")
+    assert rollout(repository.root, "start", "m", "2", "--canary", "50,100", *FAST) == EXIT_DONE
+    running = [serve(repository.root, folder / "ready.json")]
+    yield running
+    for each in running:
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_a_rollout_from_the_first_percent_to_a_rollback(
+    serving: list[Serving], tmp_path: Path
+) -> None:
+    server = serving[0]
+    # The state decides, not "the newest": the candidate waits until the baseline is measured.
+    assert [server.ask(1.0) for _ in range(20)] == [1.0] * 20
+    assert server.ask(1.0, path="/v1/models/m/versions/2:predict") == 2.0
+
+    done = server.load(Phase.COMPLETED)
+    assert (done.candidate, done.share) == (2, 1.0)
+    assert [server.ask(1.0) for _ in range(20)] == [2.0] * 20
+    assert {status for status, _ in server.answers} == {200}
+    shared = Counter(answer for _, answer in server.answers)
+    assert shared[1.0] > 1_000
+
+    # A push only adds a candidate, which here fails for each tenth request.
+    Repository(server.models).push(exported(tmp_path / "3", addend=3.0, fails_at=5.0), "m")
+    time.sleep(1.0)
+    assert [server.ask(1.0) for _ in range(20)] == [2.0] * 20
+    assert rollout(server.models, "start", "m", "3", "--canary", "20,100", *FAST) == 0
+    before = len(server.answers)
+    back = server.load(Phase.ROLLED_BACK)
+    assert back.rejected == (3,)
+    assert back.reason.startswith("bad_answers: candidate ")
+    failed = sum(status != 200 for status, _ in server.answers[before:])
+    assert 0 < failed < 60
+    assert [server.ask(5.0) for _ in range(20)] == [2.0] * 20
+
+    # kill -9, and another server: the version stays out.
+    server.process.kill()
+    server.process.communicate()
+    again = serve(server.models, tmp_path / "again.json")
+    serving.append(again)
+    assert [again.ask(5.0) for _ in range(20)] == [2.0] * 20
+    what = [event.what for event, _ in ModelRollouts(again.models, "m").history()]
+    assert what.count("start") == 2
+    assert what[-1] == "roll back"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["start", "m", "9"], "must have a version 9"),
+        (["start", "m", "1", "--canary", "50,10"], "must rise to 100"),
+        (["start", "other", "1"], "must hold the model 'other'"),
+        (["pause", "m"], "Only a running rollout can be paused"),
+        (["start", "m", "3", "--step-time", "5"], "number with its unit"),
+    ],
+)
+def test_a_command_that_cannot_be_followed_changes_nothing(
+    serving: list[Serving], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = serving[0].models
+    before = ModelRollouts(models, "m").history()
+
+    assert rollout(models, *arguments) == EXIT_USER
+    assert said in capsys.readouterr().err
+    assert ModelRollouts(models, "m").history() == before
+
+
+def test_status_and_history_as_text_and_as_json(
+    serving: list[Serving], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = serving[0].models
+    assert rollout(models, "status", "m") == rollout(models, "history", "m") == EXIT_DONE
+    text = capsys.readouterr().out
+    assert "version 3 rolled back, 0 of the traffic; baseline version 2" in text
+    assert "bad_answers: fail; candidate" in text
+    assert rollout(models, "status", "m", "--json") == EXIT_DONE
+    assert json.loads(capsys.readouterr().out)["gates"][0]["verdict"] == "fail"
+    assert rollout(models, "history", "m", "--json") == EXIT_DONE
+    assert json.loads(capsys.readouterr().out)[-1]["what"] == "roll back"

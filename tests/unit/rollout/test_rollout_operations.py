@@ -1,0 +1,151 @@
+"""What operators do, on a repository with real files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tensorflow.core.protobuf import saved_model_pb2
+
+from stoker.core.errors import DataError, UserError
+from stoker.registry.repository import Repository
+from stoker.rollout.operations import ModelRollouts, operator
+from stoker.rollout.signatures import check_compatible
+from stoker.rollout.state import Phase, RolloutSettings, advance, pause
+
+FLOAT, STRING = 1, 7
+Inputs = Mapping[str, tuple[int, tuple[int, ...]]]
+SIMPLE: Inputs = {"x": (FLOAT, (-1, 3))}
+
+
+def saved_model(
+    folder: Path, inputs: Inputs = SIMPLE, *, outputs: tuple[str, ...] = ("y",), noise: str = "a"
+) -> Path:
+    """A folder with the file that describes a SavedModel's signature; its graph is empty."""
+    model = saved_model_pb2.SavedModel()
+    graph = model.meta_graphs.add()
+    graph.meta_info_def.tags.append("serve")
+    graph.meta_info_def.stripped_default_attrs = noise == "b"
+    signature = graph.signature_def["serving_default"]
+    for name, (dtype, shape) in inputs.items():
+        signature.inputs[name].name = f"{name}:0"
+        signature.inputs[name].dtype = dtype  # type: ignore[assignment]
+        for size in shape:
+            signature.inputs[name].tensor_shape.dim.add().size = size
+    for name in outputs:
+        signature.outputs[name].name = f"{name}:0"
+        signature.outputs[name].dtype = FLOAT  # type: ignore[assignment]
+    folder.mkdir(parents=True)
+    (folder / "saved_model.pb").write_bytes(model.SerializeToString())
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    repository = Repository(tmp_path / "models")
+    for noise in "ab":
+        repository.push(saved_model(tmp_path / noise, noise=noise), "taxi")
+    return tmp_path / "models"
+
+
+def test_an_operator_takes_a_version_from_start_to_rollback(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    begun = rollouts.start(2, RolloutSettings(), why="retrained")
+    assert (begun.baseline, begun.candidate, begun.who) == (1, 2, operator())
+
+    moved = rollouts.apply(lambda state: advance(state, now_s=1.0), what="promote", why="")
+    assert (moved.phase, moved.share) == (Phase.RUNNING, 0.01)
+    back = ModelRollouts(root, "taxi").roll_back(to=None, why="page 17")
+    assert (back.phase, back.rejected, back.reason) == (Phase.ROLLED_BACK, (2,), "page 17")
+
+    assert [(event.what, event.why, state.phase) for event, state in rollouts.history()] == [
+        ("start", "retrained", Phase.MEASURING),
+        ("promote", "", Phase.RUNNING),
+        ("rollback", "page 17", Phase.ROLLED_BACK),
+    ]
+    status = rollouts.status()
+    assert (status.state, status.counts) == (back, {})
+    assert [gate.verdict for gate in status.gates] == ["pass"] * 4
+
+
+def test_of_two_operators_the_second_sees_what_the_first_did(root: Path) -> None:
+    first, second = ModelRollouts(root, "taxi"), ModelRollouts(root, "taxi")
+    first.start(2, RolloutSettings(), why="")
+
+    with pytest.raises(UserError, match=f"version 2, started by {operator()}, measuring"):
+        second.start(2, RolloutSettings(), why="")
+    first.apply(lambda state: advance(state, now_s=1.0), what="promote", why="")
+    second.apply(lambda state: pause(state, reason="a look"), what="pause", why="")
+    with pytest.raises(UserError, match="Only a running rollout"):
+        first.apply(lambda state: pause(state, reason="a look"), what="pause", why="")
+
+
+def damage(root: Path, version: int) -> None:
+    path = root / "taxi" / str(version) / "saved_model.pb"
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+def test_a_damaged_version_is_not_rolled_out(root: Path) -> None:
+    damage(root, 2)
+
+    with pytest.raises(DataError, match="other bytes than were pushed"):
+        ModelRollouts(root, "taxi").start(2, RolloutSettings(), why="")
+    assert ModelRollouts(root, "taxi").history() == []
+
+
+def test_no_traffic_goes_back_to_a_damaged_version(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    begun = rollouts.start(2, RolloutSettings(), why="")
+    damage(root, 1)
+
+    with pytest.raises(DataError, match="other bytes than were pushed"):
+        rollouts.roll_back(to=None, why="")
+    assert rollouts.status().state == begun
+
+
+def test_a_version_that_is_not_there_changes_nothing(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    with pytest.raises(UserError, match="must have a version 9"):
+        rollouts.start(9, RolloutSettings(), why="")
+    with pytest.raises(UserError, match="has no rollout"):
+        rollouts.status()
+    rollouts.start(2, RolloutSettings(), why="")
+    with pytest.raises(UserError, match="must have a version 7"):
+        rollouts.roll_back(to=7, why="")
+    with pytest.raises(UserError, match="must hold the model 'other'"):
+        ModelRollouts(root, "other")
+    assert len(rollouts.history()) == 1
+
+
+def test_a_model_with_one_version_needs_no_rollout(tmp_path: Path) -> None:
+    Repository(tmp_path / "m").push(saved_model(tmp_path / "a"), "taxi")
+
+    with pytest.raises(UserError, match="must have a version to compare with"):
+        ModelRollouts(tmp_path / "m", "taxi").start(1, RolloutSettings(), why="")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "difference"),
+    [
+        ({"x": (STRING, (-1, 3))}, "input 'x' is string, was float32"),
+        ({"x": (FLOAT, (-1, 4))}, "input 'x' has a narrower shape"),
+        ({"x": (FLOAT, (8, 3))}, "input 'x' has a narrower shape"),
+        ({"z": (FLOAT, (-1, 3))}, "no input 'x'; serving_default: a further input 'z'"),
+        ({}, "no input 'x'"),
+    ],
+)
+def test_a_version_that_clients_of_the_baseline_cannot_call_is_refused(
+    tmp_path: Path, inputs: Inputs, difference: str
+) -> None:
+    served, new = saved_model(tmp_path / "1"), saved_model(tmp_path / "2", inputs)
+
+    with pytest.raises(UserError, match=f"Clients of version 1.*{difference}"):
+        check_compatible(served, new)
+
+
+def test_a_version_that_accepts_more_is_compatible(tmp_path: Path) -> None:
+    served = saved_model(tmp_path / "1", {"x": (FLOAT, (8, 3))})
+    check_compatible(served, saved_model(tmp_path / "2", outputs=("y", "z")))
+    with pytest.raises(UserError, match="no output 'y'"):
+        check_compatible(served, saved_model(tmp_path / "3", outputs=("z",)))
