@@ -48,6 +48,7 @@ from stoker.train.optimizer.deferred_finite_check import CHECK_EVERY_STEPS, may_
 from stoker.train.optimizer.settings import prepare_optimizer
 from stoker.train.step.compiled import Resident, StepSource, build_step, open_step_source
 from stoker.train.step.custom_train_step import (
+    FirstPass,
     check_custom_train_step,
     first_pass,
     has_custom_train_step,
@@ -97,9 +98,9 @@ class Run:
         """T_ceil of the newest measurement, seconds."""
         with self._time("data"):
             source = open_step_source(setup, self._feed, position)
-        answers = self._build_variables(setup, source)
+        first = self._build_variables(setup, source)
         self._run_health = RunHealth(setup)
-        self._run_health.check_model(answers)
+        self._run_health.check_model(first)
         self._defers_finite_check = may_defer_finite_check(
             self.built.model, self.config, setup.resolved
         )
@@ -119,13 +120,13 @@ class Run:
         self.measures_ceiling = True
         """Whether the ceiling is measured between calls; False if others measure the run."""
 
-    def _build_variables(self, setup: RunSetup, source: StepSource) -> Any:
-        """Run one batch forward and prepare the optimizer; return the model's outputs."""
+    def _build_variables(self, setup: RunSetup, source: StepSource) -> FirstPass:
+        """Run one batch forward and prepare the optimizer."""
         model = self.built.model
         if has_custom_train_step(model):
             check_custom_train_step(model, self.config, setup.resolved)
         with self.distribution.strategy.scope():
-            answers = call(
+            first: FirstPass = call(
                 first_pass,
                 self.built,
                 source.load(source.sample),
@@ -135,7 +136,7 @@ class Run:
             if not has_custom_train_step(model):
                 # Checked before an epoch is trained.
                 require_monitored(self.config.monitor, ["val_loss", *results(model, "val_")])
-        return answers
+        return first
 
     def _build_step(self, setup: RunSetup, source: StepSource) -> None:
         self.compiled = build_step(

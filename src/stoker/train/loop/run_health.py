@@ -30,7 +30,7 @@ from stoker.train.health.placement import check_placement, collected_placements
 from stoker.train.health.precision import check_outputs
 from stoker.train.health.rollback import NanConfig, Rollbacks
 from stoker.train.health.tensor_cores import check_tensor_cores
-from stoker.train.step.custom_train_step import has_custom_train_step
+from stoker.train.step.custom_train_step import FirstPass, has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
 
 _LOG = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ class RunHealth:
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
             self._report(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
 
-    def check_model(self, answers: Any) -> None:
-        """Check, before the first step, the model's placement and the dtype of its outputs.
+    def check_model(self, first: FirstPass) -> None:
+        """Check, before the first step, the model's placement, lookups and the dtype of its outputs.
 
         Args:
-            answers: The model's outputs for some rows.
+            first: The first batch through the model.
 
         Raises:
             CheckFailed: The model was built outside the strategy's scope.
@@ -73,9 +73,11 @@ class RunHealth:
             self._report(check_scope(variables, self._distribution.strategy))
         else:
             self._report(check_idle_devices(variables, gpus))
-        self._report(check_outputs(self._built.model, answers))
+        self._report(check_outputs(self._built.model, first.outputs))
         self._report(check_unweighted_monitor(self._built.model, self._config))
         self._report(check_keras_distribution())
+        for warning in first.warnings:
+            self._report(warning)
 
     def update_settings(self, resolved: ResolvedTraining) -> None:
         """Set the settings with which the step is built from now on.

@@ -70,6 +70,33 @@ def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
 
 
+def is_weighted_metric(model: keras.Model, monitor: str) -> bool:
+    """Return whether a validation metric counts each row by its weight.
+
+    Known before Keras has built the metrics. A user-defined `test_step` gets no class weights.
+
+    Args:
+        model: Compiled.
+        monitor: Its name with `val_`.
+    """
+    metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
+    if metrics is None or "test_step" in overrides(model):
+        return False
+    name = monitor.removeprefix("val_")
+    plain, weighted = (
+        {_metric_name(metric) for metric in keras.tree.flatten(given or [])}
+        for given in (metrics._user_metrics, metrics._user_weighted_metrics)  # noqa: SLF001 - as above
+    )
+    # Keras prefixes the name of a weighted metric that is among the others too.
+    if name.removeprefix("weighted_") in plain & weighted:
+        return name.startswith("weighted_")
+    return any(name == each or name.endswith(f"_{each}") for each in weighted)
+
+
+def _metric_name(metric: Any) -> str:
+    return str(getattr(metric, "name", None) or getattr(metric, "__name__", None) or metric)
+
+
 def has_builtin_optimizer(model: keras.Model) -> bool:
     """Return whether everything that an update writes is known: the optimizer is Keras's own."""
     outer = model.optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -32,7 +33,9 @@ from stoker.train.parameter_server.meter import Meter
 from stoker.train.parameter_server.server import PassTotals
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.step.custom_train_step import first_pass
+from stoker.train.step.custom_train_step import FirstPass, first_pass
+
+_LOG = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 """Interval of the metrics, seconds: steps have no fixed order here."""
@@ -278,7 +281,10 @@ def _prepare(
 ) -> WeightAverage | None:
     """Build metrics and optimizer on the servers; return the average of the weights, if any."""
     first = training.load(training.sample)
-    call(first_pass, built, first, what="a first batch through the model and its loss")
+    what = "a first batch through the model and its loss"
+    passed: FirstPass = call(first_pass, built, first, what=what)
+    for warning in passed.warnings:
+        _LOG.warning("%s", warning.line())
     average = prepare_optimizer(built.model, config, resolved)
     built.model.optimizer.build(built.model.trainable_variables)
     return average

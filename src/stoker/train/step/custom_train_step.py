@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.finding import Finding
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.model.keras_model import (
@@ -21,6 +23,7 @@ from stoker.train.model.keras_model import (
 from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.loss_scaling import build_once
 from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.id_checks import checked_ids
 from stoker.train.setup.strategy import Distribution
 from stoker.train.step.step import (
     Batch,
@@ -49,18 +52,30 @@ def _trained_by(model: keras.Model, optimizer: str) -> str:
     return f"{(alike or parts)[0]}." if parts else ""
 
 
-def first_pass(built: BuiltModel, batch: Batch) -> Any:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstPass:
+    """What the first batch through a model gives."""
+
+    outputs: Any
+    """The model's outputs."""
+
+    warnings: Sequence[Finding]
+    """What the model's lookup layers make of the data."""
+
+
+def first_pass(built: BuiltModel, batch: Batch) -> FirstPass:
     """Create, in the strategy's scope, all variables that a step changes: a trace must not.
 
     Args:
         built: The compiled model.
         batch: As the model takes it.
 
-    Returns:
-        The model's outputs.
+    Raises:
+        ConfigError: An Embedding receives an id that it has no row for, or a label has no output.
     """
     model, features = built.model, built.adapt(batch[0])
-    outputs = model(features, training=False)
+    with checked_ids(batch[0]) as warnings:
+        outputs = model(features, training=False)
     if isinstance(batch[1], Mapping) and isinstance(outputs, Mapping):
         require_labels(batch[1], outputs)
     elif isinstance(batch[1], Mapping) and not overrides(model) & {"train_step", "compute_loss"}:
@@ -73,7 +88,7 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
         loss_of(model, loss_arguments(batch, outputs), training=False)
         model.compute_metrics(**loss_arguments(batch, outputs))
     model.reset_metrics()
-    return outputs
+    return FirstPass(outputs=outputs, warnings=warnings)
 
 
 def _require_names(labels: Mapping[str, Any], outputs: Any) -> None:
