@@ -33,8 +33,7 @@ from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.train.callbacks.callbacks import Callbacks
-from stoker.train.loop.decoder_agreement import agreed_metrics
-from stoker.train.loop.validation import make_validate
+from stoker.train.loop.validation import agreed_metrics, make_validate
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import compare_with_reference, open_feeds
 from stoker.train.setup.strategy import one_device

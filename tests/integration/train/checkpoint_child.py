@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from stoker.core.errors import UserError
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.config import CheckpointConfig
 
 LAST = 2
 """Saves; the second one lets the first one go."""

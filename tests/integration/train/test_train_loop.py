@@ -24,10 +24,9 @@ from stoker.data.feed.pipeline import as_it_is
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.state import TrainingState, restore_model
 from stoker.train.checkpoints.store import best, places, read_manifest
-from stoker.train.config import TrainConfig
+from stoker.train.config import CheckpointConfig, TrainConfig
 from stoker.train.context.run_context import TrainResult
 from stoker.train.context.utilization import measure_ceiling
 from stoker.train.loop.loop import fit

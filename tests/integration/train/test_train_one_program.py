@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from stoker.data.user_dataset.elements import describe_element
 from stoker.data.user_dataset.features import OwnFeatures
-from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.loss_scaling import all_finite
 from stoker.train.setup.build_model import BuiltModel, build_model
 from stoker.train.setup.strategy import one_device
 from stoker.train.step.multi_step import make_multi_step, make_run_resident

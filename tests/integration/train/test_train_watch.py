@@ -25,7 +25,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from stoker.core.errors import ConfigError
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.watch.config import TensorBoardConfig
+from stoker.train.config import TensorBoardConfig
 from stoker.train.watch.model_watch import ModelWatch
 from stoker.train.watch.profile import REQUEST, StepProfiler
 from stoker.train.watch.summaries import (

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.checkpoints.cadence import AIM, LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
-from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.checkpoints.retention import CheckpointInfo, superseded
 from stoker.train.checkpoints.store import STATE, VerifiedCheckpoint, best, newest_good, places
-from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.checkpoints.writer import CheckpointInfo, CheckpointWriter, superseded
+from stoker.train.config import CheckpointConfig
 
 ARRAYS = {"model/w": np.arange(1000, dtype=np.float32)}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.train.memory_config import MemoryConfig
+from stoker.train.config import MemoryConfig
 from stoker.train.setup.memory import apply_memory
 from stoker.train.step.oom import (
     Split,

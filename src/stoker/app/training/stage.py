@@ -31,12 +31,11 @@ from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
 from stoker.train.callbacks.callbacks import load_callbacks
+from stoker.train.callbacks.hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.background import BackgroundCall
-from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import listen_for_preemption
-from stoker.train.context.run_context import RunContext, TrainResult
+from stoker.train.context.heartbeat import listen_for_preemption, process_heartbeat
+from stoker.train.context.run_context import BackgroundCall, RunContext, TrainResult
 from stoker.train.context.start_position import open_data
 from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
@@ -49,10 +48,8 @@ from stoker.train.setup.feeds import Feeds
 from stoker.train.setup.handshake import handshake
 from stoker.train.setup.id_checks import require_embedded_vocabularies
 from stoker.train.setup.label_checks import require_labels_that_fit
-from stoker.train.setup.memory import apply_memory
+from stoker.train.setup.memory import apply_memory, apply_threads
 from stoker.train.setup.strategy import Distribution, make_distribution
-from stoker.train.setup.threads import apply_threads
-from stoker.train.step.user_hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.train.checkpoints.config import CheckpointConfig
+from stoker.train.config import CheckpointConfig
 
 LEAST_EVERY_S = 5.0
 """Shortest interval, seconds: losing less than this is not worth the wear of the disk."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import keras
 
@@ -14,14 +15,52 @@ from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.background import BackgroundCall
-from stoker.train.context.heartbeat import Heartbeat
-from stoker.train.context.preemption import Preemption
+from stoker.train.context.heartbeat import Heartbeat, Preemption
 from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
 from stoker.train.setup.strategy import Distribution
 from stoker.train.watch.watch import NoWatch, Watch
+
+T = TypeVar("T")
+
+
+class BackgroundCall(Generic[T]):
+    """Runs a function in a thread, starting immediately."""
+
+    def __init__(self, work: Callable[[], T], *, name: str) -> None:
+        """Start.
+
+        Args:
+            work: Called once. It must not draw random numbers or trace parts of the model, because
+                the main thread builds the model meanwhile.
+            name: The thread's name.
+        """
+        self._found: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the function has ended, with or without an error."""
+        self._thread.join()
+
+    def result(self) -> T:
+        """Wait for the function's result.
+
+        Raises:
+            Exception: what it raised.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found  # type: ignore[return-value]  # it has returned one
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._found = work()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
+            self._error = error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

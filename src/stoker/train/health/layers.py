@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 
-from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.keras_model import walk_layers
 from stoker.train.model.remat import plain_call
 
 SHOWN_ROWS = 8

@@ -32,19 +32,23 @@ from stoker.train.context.monitor import (
 from stoker.train.context.position import Position, Timing
 from stoker.train.context.run_context import Progress, RunSetup
 from stoker.train.context.start_position import RunStart
-from stoker.train.context.utilization import Ceiling
-from stoker.train.loop.ceiling import RunCeiling
-from stoker.train.loop.decoder_agreement import agreed_metrics
+from stoker.train.context.utilization import Ceiling, RunCeiling
 from stoker.train.loop.run_health import RunHealth
 from stoker.train.loop.saving import RunCheckpoints
-from stoker.train.loop.validation import EvalBatches, ValidationAbortedError, make_validate, results
+from stoker.train.loop.validation import (
+    EvalBatches,
+    ValidationAbortedError,
+    agreed_metrics,
+    make_validate,
+    results,
+)
 from stoker.train.model.keras_model import (
     adapt_load,
     extra_optimizers,
     loss_of,
     unwrap_user_errors,
 )
-from stoker.train.optimizer.deferred_finite_check import CHECK_EVERY_STEPS, may_defer_finite_check
+from stoker.train.optimizer.loss_scaling import CHECK_EVERY_STEPS, may_defer_finite_check
 from stoker.train.optimizer.settings import prepare_optimizer
 from stoker.train.step.compiled import Resident, StepSource, build_step, open_step_source
 from stoker.train.step.custom_train_step import (

@@ -22,14 +22,11 @@ from stoker.train.health.degradation import (
     check_scope,
     check_xla,
 )
-from stoker.train.health.divergence import Divergence
-from stoker.train.health.explain import BadStep, bad_step_error
+from stoker.train.health.divergence import Divergence, LossScaleWatch
+from stoker.train.health.explain import BadStep, NanConfig, Rollbacks, bad_step_error
 from stoker.train.health.layers import BadValues, first_bad_values
-from stoker.train.health.loss_scale import LossScaleWatch
 from stoker.train.health.placement import check_placement, collected_placements
-from stoker.train.health.precision import check_outputs
-from stoker.train.health.rollback import NanConfig, Rollbacks
-from stoker.train.health.tensor_cores import check_tensor_cores
+from stoker.train.health.precision import check_outputs, check_tensor_cores
 from stoker.train.step.custom_train_step import FirstPass, has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
 

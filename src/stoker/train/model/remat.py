@@ -24,7 +24,7 @@ from keras.src.backend.common import global_state
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError
-from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.keras_model import walk_layers
 
 _PLAIN = "computed_once"
 """Name of the attribute of a new `call` that keeps the old one."""

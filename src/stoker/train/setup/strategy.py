@@ -13,8 +13,7 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line
 from stoker.train.config import StrategyName, TrainConfig
-from stoker.train.setup.memory import apply_memory, logical_gpus
-from stoker.train.setup.threads import apply_threads
+from stoker.train.setup.memory import apply_memory, apply_threads, logical_gpus
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from stoker.train.context.run_context import RunSetup
 from stoker.train.context.start_position import TrainFeed
 from stoker.train.context.utilization import FIXED_STEPS, Ceiling, RunResident, measure_ceiling
 from stoker.train.model.keras_model import adapt_load
-from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.loss_scaling import all_finite
 from stoker.train.setup.whole_batches import WholeFeed, first_share
 from stoker.train.step.custom_train_step import has_custom_train_step, make_step
 from stoker.train.step.multi_step import make_multi_step, make_run_resident, step_of
@@ -31,9 +31,9 @@ from stoker.train.step.one_program import (
     max_steps_per_program,
     multi_step_program,
 )
-from stoker.train.step.program import Program
 from stoker.train.step.step import StepSettings, suit_kernels
 from stoker.train.step.step_input import (
+    Program,
     StepInput,
     group_batches,
     placeholder_input,

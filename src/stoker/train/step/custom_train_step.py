@@ -20,8 +20,7 @@ from stoker.train.model.keras_model import (
     require_labels,
     run_custom_step,
 )
-from stoker.train.optimizer.deferred_finite_check import all_finite
-from stoker.train.optimizer.loss_scaling import build_once
+from stoker.train.optimizer.loss_scaling import all_finite, build_once
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.id_checks import checked_ids
 from stoker.train.setup.strategy import Distribution

@@ -18,7 +18,6 @@ from keras.src.losses import loss as keras_loss
 from stoker.core.thread_safe_patch import Replaced
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
-from stoker.train.model.fused_norm import fuse_batch_norms
 from stoker.train.model.keras_model import (
     has_builtin_metrics_only,
     has_builtin_optimizer,
@@ -26,7 +25,7 @@ from stoker.train.model.keras_model import (
     update_metrics,
 )
 from stoker.train.optimizer.ema import WeightAverage
-from stoker.train.optimizer.fused_adam import fuse
+from stoker.train.optimizer.fused_adam import fuse, fuse_batch_norms
 from stoker.train.optimizer.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, scales_on_device
 from stoker.train.optimizer.masked_assign import masked_assign

@@ -27,7 +27,7 @@ from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
 from stoker.measure.mfu import ModelRate, PeakFile, model_rate
 from stoker.telemetry import catalogue
 from stoker.telemetry.wall_time import WallTime
-from stoker.train.model.layer_paths import layer_types
+from stoker.train.model.keras_model import layer_types
 
 _LOG = logging.getLogger(__name__)
 

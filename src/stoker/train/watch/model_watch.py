@@ -13,7 +13,7 @@ import tensorflow as tf
 from stoker.core.user_code import first_line
 from stoker.telemetry.writers.summaries import Histogram
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.watch.config import TensorBoardConfig
+from stoker.train.config import TensorBoardConfig
 from stoker.train.watch.summaries import (
     embeddings_of,
     gradient_histograms,

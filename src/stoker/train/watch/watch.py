@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from stoker.telemetry.writers.tensorboard import TensorBoard
+from stoker.train.config import TensorBoardConfig
 from stoker.train.model.keras_model import overrides
-from stoker.train.watch.config import TensorBoardConfig
 from stoker.train.watch.device_watch import DeviceWatch
 from stoker.train.watch.model_watch import ModelWatch
 from stoker.train.watch.profile import StepProfiler

@@ -7,9 +7,57 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import config
+from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow has no types here
+    gen_stateless_random_ops_v2,
+    random_ops_util,
+)
 
-from stoker.train.xla.random_numbers import SAME_BITS, SAME_FLOATS
+from stoker.core.thread_safe_patch import Replaced
 from stoker.train.xla.tensorflow_internals import steady_names
+
+_key_counter_alg = random_ops_util.get_key_counter_alg
+_uniform = gen_stateless_random_ops_v2.stateless_random_uniform_v2
+
+_MANTISSA = {
+    tf.float32: (tf.uint32, 0x7FFFFF, 0x3F800000),
+    tf.float16: (tf.uint16, 0x3FF, 15 << 10),
+    tf.bfloat16: (tf.uint16, 0x7F, 127 << 7),
+}
+"""Type -> an integer of its size, the number of mantissa bits, and the bits of 1.0.
+
+Source: tensorflow/core/lib/random/random_distributions_utils.h, `Uint32ToFloat`; and
+random_distributions.h, `Uint16ToHalf`, `Uint16ToGfloat16`.
+"""
+
+
+def _by_philox(seed: Any, alg: Any) -> Any:
+    """TensorFlow's algorithm on a CPU and on a GPU; by default XLA draws other bits."""
+    automatic = random_ops_util.Algorithm.AUTO_SELECT
+    if alg is None or random_ops_util.convert_alg_to_int(alg) == automatic.value:
+        alg = random_ops_util.Algorithm.PHILOX.value
+    return _key_counter_alg(seed, alg)
+
+
+def _from_bits(
+    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
+) -> Any:
+    dtype = tf.as_dtype(dtype)
+    if dtype not in _MANTISSA:
+        return _uniform(shape, key=key, counter=counter, alg=alg, dtype=dtype, name=name)
+    integer, mantissa, one = _MANTISSA[dtype]
+    bits = gen_stateless_random_ops_v2.stateless_random_uniform_full_int_v2(
+        shape, key=key, counter=counter, alg=alg, dtype=tf.uint32, name=name
+    )
+    bits = tf.cast(tf.bitwise.bitwise_and(bits, tf.constant(mantissa, tf.uint32)), integer)
+    from_one_to_two = tf.bitwise.bitwise_or(bits, tf.constant(one, integer))
+    return tf.bitcast(from_one_to_two, dtype) - tf.constant(1, dtype)
+
+
+SAME_BITS = Replaced(random_ops_util, get_key_counter_alg=_by_philox)
+"""Used together with `SAME_FLOATS` while a function is traced for XLA."""
+
+SAME_FLOATS = Replaced(gen_stateless_random_ops_v2, stateless_random_uniform_v2=_from_bits)
+"""See `SAME_BITS`."""
 
 
 def jit(function: Callable[..., Any], *, role: str) -> Callable[..., Any]:
