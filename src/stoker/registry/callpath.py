@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 
 from stoker.core.errors import Plain, UserError
+from stoker.internals.tensorflow_internals import session_callable
 from stoker.registry.sessions import inter_op_pool, session_config
 
 SERVE_TAG = "serve"
@@ -361,8 +362,7 @@ def _callable(
     options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
     options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
     options.run_options.inter_op_thread_pool = inter_op_pool(session)
-    run: Callable[..., list[np.ndarray]] = session._make_callable_from_options(options)  # noqa: SLF001
-    return run
+    return session_callable(session, options)
 
 
 def _signature(definition: meta_graph_pb2.SignatureDef) -> Signature:

@@ -26,10 +26,9 @@ from stoker.train.context.run_context import TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.step import xla_trial
+from stoker.train.step import compiled, xla_trial
 from stoker.train.step.step_input import Program
 from stoker.train.watch.watch import NoWatch
-from stoker.train.xla import compile_notice
 
 EPOCHS = 20
 """Each of two calls."""
@@ -215,7 +214,7 @@ def test_a_resumed_run_follows_the_record_and_shows_what_it_compiles(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
-    monkeypatch.setattr(compile_notice, "SILENT_S", 0.0)
+    monkeypatch.setattr(compiled, "SILENT_S", 0.0)
     run(dataset, transform, tmp_path, function=tiny)
     decided = position_of(tmp_path)["xla_why"]
     notices: list[str] = []

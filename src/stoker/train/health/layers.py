@@ -10,8 +10,8 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import get_keras_mask, set_keras_mask
 
+from stoker.internals.keras_internals import get_keras_mask, set_keras_mask
 from stoker.train.model.keras_model import walk_layers
 from stoker.train.model.remat import plain_call
 

@@ -6,14 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
 
 from stoker.core.finding import Finding
+from stoker.internals.tensorflow_internals import called_function, collected_nodes
 
 _OWN_SCOPE = re.compile(r"stoker(_\d+)?")
 """Operations in a name scope with this name are Stoker's own, e.g. the clock of the input wait, and
@@ -75,7 +74,7 @@ def _walk(graph: Any, *, compiled: bool) -> Iterator[StepOperation]:
     for operation in graph.get_operations():
         yield StepOperation(operation=operation, compiled=compiled)
         for name in _functions_of(operation.node_def):
-            function = graph._get_function(name)  # noqa: SLF001 - the graph of a called function
+            function = called_function(graph, name)
             if function is not None:
                 must = operation.node_def.attr["_XlaMustCompile"].b
                 yield from _walk(function.graph, compiled=compiled or must)
@@ -113,33 +112,11 @@ _FLOATS = {tf.float16, tf.bfloat16, tf.float32, tf.complex64}
 """Dtypes of a step's computation. float64 is used by clocks; integers count steps and shapes."""
 
 
-@contextmanager
-def collected_placements() -> Iterator[list[Any]]:
-    """Record where the runtime places the operations of functions that are first called inside.
-
-    A function is placed once, at its first call, which must happen inside.
-
-    Yields:
-        A list, filled at the end with nodes (`op`, `name`, `device`, `attr`).
-    """
-    # The only way in TensorFlow 2 to see a function after placement.
-    eager = context.context()
-    nodes: list[Any] = []
-    eager.enable_graph_collection()
-    try:
-        yield nodes
-        for function in eager.export_run_metadata().function_graphs:
-            for part in function.partition_graphs:
-                nodes.extend(part.node)
-    finally:
-        eager.disable_graph_collection()
-
-
 def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Finding | None:
     """Warn if the step computes on the CPU although an accelerator is used.
 
     Args:
-        nodes: Nodes from `collected_placements`, recorded at the first run of the step.
+        nodes: Nodes from `collected_nodes`, recorded at the first run of the step.
         accelerator: Part of the names of the devices on which all work should run.
 
     Returns:
@@ -206,7 +183,7 @@ def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
         What XLA compiles is one operation.
     """
     found: dict[str, Counter[str]] = {}
-    with collected_placements() as nodes:
+    with collected_nodes() as nodes:
         run()
     for node in nodes:
         if node.device and node.op not in ("_Arg", "_Retval", "NoOp"):

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.finding import Finding
+from stoker.internals.keras_internals import inputs_of_layer, layer_of
 from stoker.train.health.placement import StepOperation, named, step_operations
 
 _SMALL = ("float16", "bfloat16")
@@ -67,9 +68,7 @@ def _small_layer(output: Any) -> str | None:
 
 
 def _maker(tensor: Any) -> tuple[Any, list[Any]]:
-    history = tensor._keras_history  # noqa: SLF001 - Keras's own way from a tensor to its layer
-    node = history.operation._inbound_nodes[history.node_index]  # noqa: SLF001
-    return history.operation, list(node.input_tensors)
+    return layer_of(tensor), inputs_of_layer(tensor)
 
 
 def _passes_on(operation: Any) -> bool:

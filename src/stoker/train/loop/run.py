@@ -16,6 +16,7 @@ from stoker.core.errors import Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
 from stoker.data.user_dataset.feed import AnyFeed
+from stoker.internals.keras_internals import compute_loss
 from stoker.telemetry import catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.state import TrainingState
@@ -45,7 +46,6 @@ from stoker.train.loop.validation import (
 from stoker.train.model.keras_model import (
     adapt_load,
     extra_optimizers,
-    loss_of,
     unwrap_user_errors,
 )
 from stoker.train.optimizer.loss_scaling import CHECK_EVERY_STEPS, may_defer_finite_check
@@ -706,7 +706,7 @@ class Run:
         model, batch = self.built.model, self._loaded_sample()
         with unscaled_losses():
             outputs = model(self.built.adapt(batch[0]), training=True)
-            return loss_of(model, loss_arguments(batch, outputs), training=True)
+            return compute_loss(model, loss_arguments(batch, outputs), training=True)
 
     def _logs(self) -> dict[str, float]:
         loss = self.position.loss_sum / self.position.rows

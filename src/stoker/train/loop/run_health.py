@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.finding import Finding
+from stoker.internals.tensorflow_internals import collected_nodes
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.monitor import check_unweighted_monitor
 from stoker.train.context.run_context import RunSetup
@@ -25,7 +26,7 @@ from stoker.train.health.degradation import (
 from stoker.train.health.divergence import Divergence, LossScaleWatch
 from stoker.train.health.explain import BadStep, NanConfig, Rollbacks, bad_step_error
 from stoker.train.health.layers import BadValues, first_bad_values
-from stoker.train.health.placement import check_placement, collected_placements
+from stoker.train.health.placement import check_placement
 from stoker.train.health.precision import check_outputs, check_tensor_cores
 from stoker.train.step.custom_train_step import FirstPass, has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
@@ -88,7 +89,7 @@ class RunHealth:
         """Return a context for the first call of the step that records where its operations run."""
         first, self._placed = not self._placed, True
         if first and tf.config.list_logical_devices("GPU"):
-            return collected_placements()
+            return collected_nodes()
         return nullcontext([])
 
     def check_step(self, step: Any, placements: Sequence[Any]) -> None:
@@ -96,7 +97,7 @@ class RunHealth:
 
         Args:
             step: A traced concrete function.
-            placements: From `collected_placements`.
+            placements: From `collected_nodes`.
         """
         self._report(check_placement(placements))
         self._report(check_host_sync(step))

@@ -13,9 +13,10 @@ from stoker.data.feed.agreement import TIE
 from stoker.data.feed.options import begun_early
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.export.saved_model import named_outputs
+from stoker.internals.keras_internals import compute_loss
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import keras_seeds, use_keras_seeds
-from stoker.train.model.keras_model import loss_of, overrides, run_custom_step, update_metrics
+from stoker.train.model.keras_model import overrides, run_custom_step, update_metrics
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import compare_with_reference
 from stoker.train.setup.strategy import Distribution
@@ -226,7 +227,7 @@ def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
     def by_loss(batch: Batch) -> tf.Tensor:
         outputs = model(built.adapt(batch[0]), training=False)
         with unscaled_losses():
-            loss = loss_of(model, loss_arguments(batch, outputs), training=False)
+            loss = compute_loss(model, loss_arguments(batch, outputs), training=False)
         update_metrics(model, loss_arguments(batch, outputs))
         return loss
 

@@ -9,12 +9,18 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import StagingError
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.multi_output import ONLY
 from stoker.core.user_code import call
+from stoker.internals.keras_internals import (
+    compiled_metrics,
+    metric_function,
+    sublayers,
+    user_metrics,
+)
+from stoker.internals.tensorflow_internals import StagingError
 
 METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """Keras's methods that a user's class may override and that `fit` then uses."""
@@ -50,7 +56,7 @@ def has_builtin_metrics_only(model: keras.Model) -> bool:
     """
     own = "compute_metrics" in overrides(model)
     metrics = [part for each in model.metrics for part in (each, *getattr(each, "metrics", ()))]
-    parts = [part for metric in metrics for part in (type(metric), getattr(metric, "_fn", metric))]
+    parts = [part for metric in metrics for part in (type(metric), metric_function(metric))]
     return not own and all(_module(part).partition(".")[0] == "keras" for part in parts)
 
 
@@ -65,7 +71,7 @@ def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         model.compute_metrics(**parts)
         return
     # The same as Keras's `compute_metrics`, without the results.
-    metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
+    metrics = compiled_metrics(model)
     if metrics is not None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
 
@@ -79,13 +85,13 @@ def is_weighted_metric(model: keras.Model, monitor: str) -> bool:
         model: Compiled.
         monitor: Its name with `val_`.
     """
-    metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
+    metrics = compiled_metrics(model)
     if metrics is None or "test_step" in overrides(model):
         return False
     name = monitor.removeprefix("val_")
     plain, weighted = (
         {_metric_name(metric) for metric in keras.tree.flatten(given or [])}
-        for given in (metrics._user_metrics, metrics._user_weighted_metrics)  # noqa: SLF001 - as above
+        for given in user_metrics(metrics)
     )
     # Keras prefixes the name of a weighted metric that is among the others too.
     if name.removeprefix("weighted_") in plain & weighted:
@@ -106,17 +112,6 @@ def has_builtin_optimizer(model: keras.Model) -> bool:
 
 def _module(part: Any) -> str:
     return str(getattr(part, "__module__", type(part).__module__))
-
-
-def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> tf.Tensor:
-    """Return the model's loss, even if a user's `compute_loss` does not take `training`.
-
-    Args:
-        model: Compiled.
-        parts: `x`, `y`, `y_pred`, and optionally `sample_weight`.
-        training: Whether it is computed for a gradient.
-    """
-    return model._compute_loss(**parts, training=training)  # noqa: SLF001 - as Keras's steps do it
 
 
 @tf.autograph.experimental.do_not_convert
@@ -388,7 +383,7 @@ def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
     while waiting:
         above, outer = waiting.pop()
         below = []
-        for layer in outer._layers:  # noqa: SLF001 - `Model.layers` leaves out layers of layers
+        for layer in sublayers(outer):
             if id(layer) in seen:
                 continue
             seen.add(id(layer))

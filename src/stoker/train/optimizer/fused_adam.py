@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from stoker.internals.keras_internals import UPDATE_ALL, adam_slots, update_all
 from stoker.train.model.keras_model import walk_layers
 from stoker.train.optimizer.masked_assign import assign_condition
 
@@ -59,12 +60,11 @@ class _FusedAdam:
         self._scalars: dict[tuple[str, tf.DType], _Scalars] | None = None
 
     def update_all(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
-        """Replace `BaseOptimizer._backend_update_step`, which calls `update` for each weight."""
+        """Replace Keras's method `UPDATE_ALL`, which calls `update` for each weight."""
         optimizer = self._optimizer
         self._scalars = {}
         try:
-            update_step = type(optimizer)._backend_update_step  # noqa: SLF001 - what it stands in for
-            update_step(optimizer, gradients, variables, learning_rate)
+            update_all(optimizer)(optimizer, gradients, variables, learning_rate)
         finally:
             self._scalars = None
 
@@ -78,10 +78,7 @@ class _FusedAdam:
         if isinstance(gradient, tf.IndexedSlices):
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
-        # As Keras's own update does: there is no public way to the slots of a weight.
-        index = optimizer._get_variable_index(variable)  # noqa: SLF001 - as above
-        momentum = optimizer._momentums[index].value  # noqa: SLF001 - as above
-        velocity = optimizer._velocities[index].value  # noqa: SLF001 - as above
+        momentum, velocity = adam_slots(optimizer, variable)
         gradient = tf.cast(gradient, variable.dtype)
         scalars = self._shared(variable, learning_rate)
         if _on_cpu() and math.prod(variable.shape) in UNFUSED_SIZES:
@@ -171,12 +168,12 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adam, keras.optimizers.AdamW) or inner.amsgrad:
         return
-    for lent in ("update_step", "_backend_update_step"):
+    for lent in ("update_step", UPDATE_ALL):
         vars(inner).pop(lent, None)
     if wanted:
         fused = _FusedAdam(inner)
         inner.update_step = fused.update
-        inner._backend_update_step = fused.update_all  # noqa: SLF001 - Keras's hook around all weights
+        setattr(inner, UPDATE_ALL, fused.update_all)
 
 
 _LEAST_EPSILON = 1.001e-5

@@ -17,6 +17,7 @@ from stoker.core.errors import ConfigError
 from stoker.core.finding import Finding
 from stoker.core.multi_output import ONLY
 from stoker.data.features.analysis.label_summary import LabelSummary
+from stoker.internals.keras_internals import is_kerass_loss, layer_of
 from stoker.train.model.keras_model import is_weighted_metric, output_names, overrides
 from stoker.train.setup.build_model import BuiltModel
 
@@ -580,7 +581,7 @@ def _builtin_name(loss: Any) -> str | None:
     """The loss's name in snake case; None if it is not Keras's own."""
     found = _keras_loss(loss)
     kind = found if callable(found) and hasattr(found, "__name__") else type(found)
-    if not kind.__module__.startswith("keras.src.losses"):
+    if not is_kerass_loss(kind):
         return None
     return _WORDS.sub("_", kind.__name__).lower()
 
@@ -606,7 +607,7 @@ def _units(tensor: Any) -> int | None:
 
 def _activation(tensor: Any) -> str | None:
     """The activation of the layer that made an output, if it is one of Keras's."""
-    layer = tensor._keras_history.operation  # noqa: SLF001 - no public way to the last layer
+    layer = layer_of(tensor)
     if isinstance(layer, keras.layers.Softmax):
         return "softmax" if layer.axis in (-1, len(tensor.shape) - 1) else None
     activation = getattr(layer, "activation", None)

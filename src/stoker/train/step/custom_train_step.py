@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.finding import Finding
+from stoker.internals.keras_internals import build_for_own_step, compute_loss
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.model.keras_model import (
     extra_optimizers,
-    loss_of,
     overrides,
     require_labels,
     run_custom_step,
@@ -82,9 +82,9 @@ def first_pass(built: BuiltModel, batch: Batch) -> FirstPass:
     if has_custom_train_step(model):
         # Same as `fit` before a user-defined step: nothing else knows what it needs.
         batch_of_fit = (features, *batch[1:])
-        model._symbolic_build(data_batch=batch_of_fit)  # noqa: SLF001 - Keras has no public one
+        build_for_own_step(model, batch_of_fit)
     else:
-        loss_of(model, loss_arguments(batch, outputs), training=False)
+        compute_loss(model, loss_arguments(batch, outputs), training=False)
         model.compute_metrics(**loss_arguments(batch, outputs))
     model.reset_metrics()
     return FirstPass(outputs=outputs, warnings=warnings)

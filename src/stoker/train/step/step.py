@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
 from stoker.core.thread_safe_patch import Replaced
+from stoker.internals.keras_internals import compute_loss, disable_gradient_reduction, losses_module
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
 from stoker.train.model.keras_model import (
     has_builtin_metrics_only,
     has_builtin_optimizer,
-    loss_of,
     update_metrics,
 )
 from stoker.train.optimizer.ema import WeightAverage
@@ -31,9 +30,9 @@ from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, sca
 from stoker.train.optimizer.masked_assign import masked_assign
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, in_packs
+from stoker.train.step.jit import jit
 from stoker.train.step.one_program import OneProgram
 from stoker.train.step.step_totals import StepResult
-from stoker.train.xla.jit import jit
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
@@ -137,7 +136,9 @@ def make_train_step(
         optimizer = built.model.optimizer
         build_once(built.model)
         if distribution.shares_batches:
-            _leave_reduction_to_us(optimizer)
+            # Keras's `apply` would clip each replica's own gradients before it sums them: Stoker sums
+            # before, so that the gradient of the global batch is clipped.
+            disable_gradient_reduction(getattr(optimizer, "inner_optimizer", optimizer))
     suit_kernels(built, distribution, xla=settings.xla)
     if settings.xla and _is_plain(distribution, settings) and has_builtin_optimizer(built.model):
         return _make_one_program(built, load, settings)
@@ -314,7 +315,7 @@ def _make_forward_backward(
     def forward_backward(batch: Batch) -> tuple[tf.Tensor, Any, Gradients]:
         with tf.GradientTape() as tape, unscaled_losses():
             outputs = model(built.adapt(batch[0]), training=True)
-            loss = loss_of(model, loss_arguments(batch, outputs), training=True)
+            loss = compute_loss(model, loss_arguments(batch, outputs), training=True)
             scaled = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         return loss, outputs, gradients
@@ -336,19 +337,10 @@ def _as_it_is(value: Any) -> Any:
 
 
 _LOSSES_ARE_MEANS = Replaced(
-    keras_loss,
+    losses_module,
     scale_loss_for_distribution=_as_it_is,
     unscale_loss_for_distribution=_as_it_is,
 )
-
-
-def _leave_reduction_to_us(optimizer: Any) -> None:
-    """Disable the reduction in Keras's `apply`, which clips each replica's own gradients first.
-
-    Stoker reduces before, so that the gradient of the global batch is clipped.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
 
 
 def _make_passes(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config
 
+from stoker.internals.tensorflow_internals import call_flat, is_op_determinism_enabled
 from stoker.train.step.step_totals import StepTotals
 
 GROUPS_AHEAD = 2
@@ -68,7 +68,7 @@ def takes_batches_inline(spec: Any) -> bool:
     that calls Python or draws random numbers, and the step would wait for all its work.
     """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
-    must_be_exact = bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]  # TensorFlow has no types here
+    must_be_exact = is_op_determinism_enabled()
     one_at_a_time = tf.config.threading.get_inter_op_parallelism_threads() == 1
     return plain and one_at_a_time and not must_be_exact
 
@@ -153,9 +153,7 @@ class Program:
         traced = self.trace(step_input)
         arguments = iterator, *_call_arguments(steps, check=check)
         tensors = [*tf.nest.flatten(arguments, expand_composites=True), *step_input.left]
-        # Selecting the function by structure, the public way, takes TensorFlow a quarter of a
-        # millisecond.
-        totals: StepTotals = traced._call_flat(tensors, traced.captured_inputs)  # noqa: SLF001 - as above
+        totals: StepTotals = call_flat(traced, tensors, traced.captured_inputs)
         step_input.left = totals.left
         return totals
 

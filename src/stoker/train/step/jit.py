@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config
-from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow has no types here
-    gen_stateless_random_ops_v2,
-    random_ops_util,
-)
 
 from stoker.core.thread_safe_patch import Replaced
-from stoker.train.xla.tensorflow_internals import steady_names
+from stoker.internals.tensorflow_internals import (
+    gen_stateless_random_ops_v2,
+    is_op_determinism_enabled,
+    ops,
+    random_ops_util,
+)
 
 _key_counter_alg = random_ops_util.get_key_counter_alg
 _uniform = gen_stateless_random_ops_v2.stateless_random_uniform_v2
@@ -60,6 +63,70 @@ SAME_FLOATS = Replaced(gen_stateless_random_ops_v2, stateless_random_uniform_v2=
 """See `SAME_BITS`."""
 
 
+_FIRST = 1 << 60
+"""First steady number, far above those that TensorFlow assigns itself."""
+
+_NUMBERS = 1 << 24
+"""Numbers reserved for one trace: each symbolic tensor and each nested function takes one."""
+
+
+class SteadyNames:
+    """Function names that do not depend on earlier traces in the process.
+
+    TensorFlow numbers its functions: `__inference_body_3627`. The number is in the key of the
+    persistent compilation cache, so a program is found again only if the numbers repeat.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[int] = set()
+        self._next: dict[int, int] = {}
+        self._plain = ops.uid
+
+    @contextmanager
+    def __call__(self, content: str) -> Iterator[None]:
+        """Number the functions that this thread traces by their content.
+
+        Args:
+            content: Identifies what is traced, with everything that changes the compiled program
+                but is not in the graph. A second trace of the same content gets different numbers.
+        """
+        thread = threading.get_ident()
+        with self._lock:
+            if thread in self._next:
+                raise RuntimeError("steady names cannot be nested")
+            if not self._next:
+                self._plain, ops.uid = ops.uid, self._uid
+            self._next[thread] = self._free(content)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._next[thread]
+                if not self._next:
+                    ops.uid = self._plain
+
+    def _free(self, content: str) -> int:
+        for attempt in range(len(self._taken) + 1):
+            place = zlib.crc32(f"{attempt} {content}".encode())
+            if place not in self._taken:
+                break
+        self._taken.add(place)
+        return _FIRST + place * _NUMBERS
+
+    def _uid(self) -> int:
+        thread = threading.get_ident()
+        number = self._next.get(thread)
+        if number is None:
+            return int(self._plain())
+        self._next[thread] = number + 1
+        return number
+
+
+steady_names = SteadyNames()
+"""The steady names of this process."""
+
+
 def jit(function: Callable[..., Any], *, role: str) -> Callable[..., Any]:
     """Let XLA compile a function of tensors, with a name that other processes find in the cache.
 
@@ -86,6 +153,6 @@ def _specs(args: Any) -> str:
 
 def _switches() -> str:
     """Switches that change a compiled program but are not in its graph, nor in the cache's key."""
-    exact = config.is_op_determinism_enabled()  # type: ignore[no-untyped-call]  # TensorFlow has no types here
+    exact = is_op_determinism_enabled()
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-    return f"deterministic={bool(exact)} tf32={bool(tf32)}"
+    return f"deterministic={exact} tf32={bool(tf32)}"
