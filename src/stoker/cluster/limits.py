@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import resource
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.core.errors import Plain, UserError
+from stoker.core.errors import ConfigError, Plain, UserError
 
 CGROUPS = Path("/sys/fs/cgroup")
 """Where the kernel shows its control groups."""
@@ -144,3 +145,40 @@ def allow_open_files(processes: int) -> None:
             fix="Raise it with `ulimit -n`, or in the container's settings.",
         )
     raise_open_files(need)
+
+
+THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+"""Environment variables by which libraries are told how many threads compute at once."""
+
+
+def share_cores(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
+    """Cut the cores into equal parts of neighbours; what is left over goes to nobody.
+
+    Args:
+        cores: Numbers of the cores that may be used.
+        processes: How many parts.
+
+    Raises:
+        ConfigError: there are fewer cores than processes.
+    """
+    each = len(cores) // processes
+    if not each:
+        raise ConfigError(
+            "--pin needs a core for each process",
+            got=Plain(f"{processes} processes, {len(cores)} cores"),
+            fix="Leave --pin out, or start fewer workers.",
+        )
+    in_order = sorted(cores)
+    return [tuple(in_order[rank * each : (rank + 1) * each]) for rank in range(processes)]
+
+
+def share_threads(environ: Mapping[str, str], *, cores: int, processes: int) -> dict[str, str]:
+    """Thread counts by which N processes compute on no more cores than there are.
+
+    Args:
+        environ: What the user has set is let be.
+        cores: How many may be used by all together.
+        processes: How many share them.
+    """
+    each = str(max(1, cores // processes))
+    return {name: each for name in THREADS if name not in environ}

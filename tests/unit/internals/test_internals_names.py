@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.ops import script_ops
+from tensorflow.python.eager import context  # type: ignore[attr-defined]
+from tensorflow.python.ops import script_ops  # type: ignore[attr-defined]
 
 import stoker
 from stoker.internals import keras_internals, tensorflow_internals

@@ -14,7 +14,7 @@ from stoker.app.chain import StageOutcome, run_chain
 from stoker.app.context import Context
 from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
-from stoker.cluster.doctor.gpu_watch import watched_gpus
+from stoker.cluster.doctor.visible import watched_gpus
 from stoker.core.config import build
 from stoker.core.files import remove
 from stoker.tune.levers import Situation, other_precision

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 
-from stoker.cluster.launch.heartbeat import EVERY_S, FD_VARIABLE, Beat, Phase
-from stoker.cluster.launch.member import STACKS
+from stoker.cluster.launch.member import EVERY_S, FD_VARIABLE, STACKS, Beat, Phase
 from stoker.core.errors import Plain, Preempted
 from stoker.core.signals import ASKING, end_at_once, heard
 
