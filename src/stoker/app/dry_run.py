@@ -219,10 +219,8 @@ def _two_elements(
     local, _ = open_feeds(
         dataset,
         transform,
-        augment=train.augment,
-        seed=train.seed,
+        config=train,
         memory_bytes=0,
-        config=train.feed,
     )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     size = resolved.global_batch

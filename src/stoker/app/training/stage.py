@@ -36,7 +36,6 @@ from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import listen_for_preemption, process_heartbeat
 from stoker.train.context.run_context import BackgroundCall, RunContext, TrainResult
-from stoker.train.context.start_position import open_data
 from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
 from stoker.train.model.remat import rematerialize
@@ -44,7 +43,7 @@ from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
-from stoker.train.setup.feeds import Feeds
+from stoker.train.setup.feeds import Feeds, open_feeds
 from stoker.train.setup.handshake import handshake
 from stoker.train.setup.id_checks import require_embedded_vocabularies
 from stoker.train.setup.label_checks import require_labels_that_fit
@@ -189,7 +188,7 @@ def _open_ahead(
     """
     if not isinstance(dataset, Dataset):
         return None
-    opening = functools.partial(open_data, dataset, transform, config=settings, **given)
+    opening = functools.partial(open_feeds, dataset, transform, config=settings, **given)
     ahead = BackgroundCall(opening, name="open-data")
     held.callback(ahead.wait)
     return ahead

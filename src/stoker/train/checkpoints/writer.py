@@ -23,6 +23,7 @@ from stoker.train.checkpoints.cadence import Cadence
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.checkpoints.store import (
     Best,
+    CheckpointContent,
     VerifiedCheckpoint,
     places,
     read_manifest,
@@ -170,12 +171,15 @@ class CheckpointWriter:
         """
         begun_s = time.monotonic()
         self.wait()
-        text = json.dumps(dict(facts), indent=1, sort_keys=True) + "\n"
-        best = self._best_with(monitored)
-        elapsed_s = self._trained_s + time.monotonic() - self._begun_s
-        self._pending = self._thread.submit(
-            self._write, arrays, text, step=step, best=best, elapsed_s=elapsed_s
+        content = CheckpointContent(
+            arrays=arrays,
+            facts_text=json.dumps(dict(facts), indent=1, sort_keys=True) + "\n",
+            step=step,
+            identity=self._identity,
+            best=self._best_with(monitored),
+            elapsed_s=self._trained_s + time.monotonic() - self._begun_s,
         )
+        self._pending = self._thread.submit(self._write, content)
         self._cadence.saved(step)
         self._stalled_s = copied_s + time.monotonic() - begun_s
 
@@ -227,26 +231,11 @@ class CheckpointWriter:
         beaten = self._best is None or sign * monitored > sign * self._best.value
         return float(monitored) if beaten else self._best
 
-    def _write(
-        self,
-        arrays: Arrays,
-        facts_text: str,
-        *,
-        step: int,
-        best: float | Best | None,
-        elapsed_s: float,
-    ) -> float:
+    def _write(self, content: CheckpointContent) -> float:
         begun_s = time.thread_time()
-        with _named(self.folder, need_bytes=sum(array.nbytes for array in arrays.values())):
-            found = write_checkpoint(
-                self.folder,
-                arrays,
-                facts_text=facts_text,
-                step=step,
-                identity=self._identity,
-                best=best,
-                elapsed_s=elapsed_s,
-            )
+        need_bytes = sum(array.nbytes for array in content.arrays.values())
+        with _named(self.folder, need_bytes=need_bytes):
+            found = write_checkpoint(self.folder, content)
             self._best = found.manifest.best
             self._retain(found)
         return time.thread_time() - begun_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
@@ -350,8 +350,29 @@ class Run:
             self.context.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
             self._handle_bad_call(position.step + done, loss=float(totals.last_loss))
             return True
+        self._report_call(plan, totals, wall_s, placements=placements, is_new=is_new)
+        if signals[0] and not self._callbacks.stop_training:
+            self._end_early()
+        if signals[1] and position.validated:
+            self._save()
+        elif signals[1]:
+            # The call ends an epoch: write the checkpoint after the validation.
+            self._saves_after_epoch = True
+        return self._window() or (steps < planned and self._feed.whole_calls)
+
+    def _report_call(
+        self,
+        plan: CallPlan,
+        totals: StepTotals,
+        wall_s: float,
+        *,
+        placements: Sequence[Any],
+        is_new: bool,
+    ) -> None:
+        """Count the steps of a call, and show them to checks, TensorBoard and callbacks."""
+        position, done = self.position, int(totals.steps)
         # Before anything is visible to others.
-        preemption.has_work = True
+        self.context.preemption.has_work = True
         self._count(totals, done, wall_s, is_new=is_new)
         self.xla_trial.record_call(plan, done, wall_s)
         if self._calls_timed == 1:
@@ -368,14 +389,6 @@ class Run:
         if self._callbacks.stop_training:
             # As in `fit`, the epoch ends here and is validated.
             position.validated, position.over = False, True
-        elif signals[0]:
-            self._end_early()
-        if signals[1] and position.validated:
-            self._save()
-        elif signals[1]:
-            # The call ends an epoch: write the checkpoint after the validation.
-            self._saves_after_epoch = True
-        return self._window() or (steps < planned and self._feed.whole_calls)
 
     def _plan_call(self, step_input: StepInput, planned: int) -> CallPlan:
         steps = self._watch.next_steps(self.position.step, planned)

@@ -130,30 +130,55 @@ class WorkerFeed:
         return next(iter(self.elements))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterServerSetup:
+    """What a run with parameter servers is made of, apart from its data."""
+
+    built: BuiltModel
+    """The user's compiled model, built in the strategy's scope."""
+
+    config: TrainConfig
+    """The user's `train` section."""
+
+    resolved: ResolvedTraining
+    """The values that replaced each `auto`."""
+
+    connection: ClusterConnection
+    """The workers and the servers."""
+
+    context: RunContext
+    """Everything else."""
+
+
 class ParameterServerRun:
     """A training run in progress: its workers, its variables and its position."""
 
     def __init__(
         self,
-        built: BuiltModel,
+        setup: ParameterServerSetup,
         training: WorkerFeed,
         evaluation: WorkerFeed,
         position: Position,
-        *,
-        config: TrainConfig,
-        resolved: ResolvedTraining,
-        connection: ClusterConnection,
-        context: RunContext,
         writer: CheckpointWriter,
     ) -> None:
+        """Build everything that a step changes, on the servers.
+
+        Args:
+            setup: The run.
+            training: The training split, from the position on.
+            evaluation: The eval split.
+            position: The position at which the run starts or resumes.
+            writer: Writes the checkpoints.
+        """
+        built, config, connection = setup.built, setup.config, setup.connection
         self.built, self.position = built, position
-        self._config, self._context, self._writer = config, context, writer
+        self._config, self._context, self._writer = config, setup.context, writer
         self._elements = iter(training.elements)
         self._eval_elements, self._evaluated = evaluation.elements, 0
         self._repeated = 0
         self._in_epoch = position.in_epoch > 0 or not position.validated
         with connection.strategy.scope():
-            self._average = _prepare(built, training, config=config, resolved=resolved)
+            self._average = _prepare(setup, training)
             seeds = keras_seeds(connection.strategy)
             worker = WorkerModel(built, seeds=[seeds.state])
             workers = WorkerCalls(connection, silent_s=config.watchdog_s)
@@ -182,7 +207,7 @@ class ParameterServerRun:
         self._testing.trace()
         averaged = {} if self._average is None else {AVERAGE: self._average.variables}
         self._state = TrainingState(built.model, extras=averaged)
-        self._callbacks = _callbacks(built, position, config=config, context=context)
+        self._callbacks = _callbacks(setup, position)
 
     def begin(self, found: VerifiedCheckpoint | None) -> None:
         """Restore the state of the checkpoint, or write the first one."""
@@ -322,25 +347,24 @@ class ParameterServerRun:
         )
 
 
-def _prepare(
-    built: BuiltModel, training: WorkerFeed, *, config: TrainConfig, resolved: ResolvedTraining
-) -> WeightAverage | None:
+def _prepare(setup: ParameterServerSetup, training: WorkerFeed) -> WeightAverage | None:
     """Build metrics and optimizer on the servers; return the average of the weights, if any."""
-    first = training.load(training.sample)
+    built, first = setup.built, training.load(training.sample)
     what = "a first batch through the model and its loss"
     passed: FirstPass = call(first_pass, built, first, what=what)
     for warning in passed.warnings:
         _LOG.warning("%s", warning.line())
-    average = prepare_optimizer(built.model, config, resolved)
+    average = prepare_optimizer(built.model, setup.config, setup.resolved)
     built.model.optimizer.build(built.model.trainable_variables)
     return average
 
 
-def _callbacks(
-    built: BuiltModel, position: Position, *, config: TrainConfig, context: RunContext
-) -> Callbacks:
+def _callbacks(setup: ParameterServerSetup, position: Position) -> Callbacks:
     callbacks = Callbacks(
-        built.model, context.callbacks, steps=position.per_epoch, epochs=config.epochs
+        setup.built.model,
+        setup.context.callbacks,
+        steps=position.per_epoch,
+        epochs=setup.config.epochs,
     )
     if callbacks.has_batch_hooks:
         raise unsupported_error("a callback with a hook for batches")

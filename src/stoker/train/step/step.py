@@ -131,8 +131,7 @@ def make_train_step(
     Raises:
         ConfigError: The loss or the model cannot be divided.
     """
-    strategy = distribution.strategy
-    with strategy.scope():
+    with distribution.strategy.scope():
         optimizer = built.model.optimizer
         build_once(built.model)
         if distribution.shares_batches:
@@ -142,13 +141,24 @@ def make_train_step(
     suit_kernels(built, distribution, xla=settings.xla)
     if settings.xla and _is_plain(distribution, settings) and has_builtin_optimizer(built.model):
         return _make_one_program(built, load, settings)
+    return _make_replicated_step(built, load, distribution, settings)
+
+
+def _make_replicated_step(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], StepResult]:
+    """Return a step that each replica runs on its rows, with or without a check before the update."""
+    strategy = distribution.strategy
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
 
     def of_one(result: tuple[Any, ...]) -> StepResult:
         return StepResult(*(strategy.experimental_local_results(part)[0] for part in result))
 
-    def look_and_update(element: Any, signals: tf.Tensor) -> StepResult:
+    def check_and_update(element: Any, signals: tf.Tensor) -> StepResult:
         replicated, parts = strategy.run(gradients, args=(element, signals))
         result = of_one(parts)
 
@@ -168,7 +178,7 @@ def make_train_step(
 
         return of_one(strategy.run(replica, args=(element, signals)))
 
-    whole_step = look_and_update if settings.checks_before_update else update_at_once
+    whole_step = check_and_update if settings.checks_before_update else update_at_once
 
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> StepResult:
