@@ -10,6 +10,7 @@ import math
 import re
 import types
 import typing
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -440,3 +441,21 @@ def _type_name(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
     return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+_LONGEST_NAME = 63
+"""Characters of a DNS label. Source: RFC 1123."""
+
+
+def dns_name(*candidates: str) -> str:
+    """Return the first candidate that leaves a DNS label (a-z, 0-9 and inner dashes), or `model`."""
+    for candidate in candidates:
+        plain = (
+            unicodedata.normalize("NFKD", candidate.casefold()).encode("ascii", "ignore").decode()
+        )
+        name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
+        if name and not name[0].isalpha():
+            name = f"model-{name}"
+        if name:
+            return name[:_LONGEST_NAME].rstrip("-")
+    return "model"

@@ -11,6 +11,9 @@ Every other exception is our bug: exit 1, with its traceback.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 EXIT_DONE = 0
 EXIT_BUG = 1
 EXIT_USER = 2
@@ -93,3 +96,28 @@ def _shown(value: object) -> str:
 
 class Plain(str):
     """A received value that is a sentence already and is printed without quotes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: str
+    """Its name for programs: `retraces`, `xla_unused`."""
+
+    severity: Literal["error", "warning"]
+    """An error ends a run, or fails a check; a warning is said loudly."""
+
+    message: str
+    """What was seen, a clause with names and figures."""
+
+    fix: str
+    """The next action, a whole sentence."""
+
+    def line(self) -> str:
+        """The finding as one line for the log."""
+        return f"{self.message}. {self.fix}"
+
+    def as_error(self) -> CheckFailed:
+        """The finding as the error that ends the run."""
+        return CheckFailed(self.message, fix=self.fix)

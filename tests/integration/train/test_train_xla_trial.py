@@ -17,7 +17,7 @@ from keras import layers
 from numpy.typing import NDArray
 from tests.integration.train.small import on_one_device, unwatched
 
-from stoker.core import native_threads
+from stoker.core import threads
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.checkpoints.store import newest_good
@@ -181,7 +181,7 @@ def test_the_faster_step_stays_from_a_checkpoint_on_and_learns_the_same(
     assert (result.resolved.xla, result.resolved.why["xla"]) == (True, position["xla_why"])
     assert watch.changes == [False] * (len(watch.changes) - 1) + [True]
     assert len(watch.changes) > xla_trial.PAIRS
-    assert any(does == "XLA compiles" for _, does in native_threads._threads)
+    assert any(does == "XLA compiles" for _, does in threads._threads)
 
 
 def test_the_slower_step_goes_and_a_resumed_run_does_not_try_again(

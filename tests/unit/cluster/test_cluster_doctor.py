@@ -23,7 +23,7 @@ from stoker.cluster.doctor.framework import (
 from stoker.cluster.doctor.gpus import GpuProcess, Gpus, GpuState, Link, LinkKind, best_groups
 from stoker.cluster.doctor.host import Disk, Host, read_host
 from stoker.cluster.limits import memory_limit
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 
 GIB = 1 << 30
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from stoker.core.errors import ConfigError
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding
 from stoker.train.setup.id_checks import checked_ids
 
 CITIES = ["Oslo", "Rome", "Bern", "Cork"]

@@ -21,8 +21,7 @@ from stoker.app.training.resolution import resolve_here, resolve_once
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding, Plain
 from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings

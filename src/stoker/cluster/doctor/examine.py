@@ -17,7 +17,7 @@ from stoker.cluster.doctor.framework import (
 )
 from stoker.cluster.doctor.gpus import Gpus, GpuState
 from stoker.cluster.doctor.host import Host
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 
 LEAST_SHM_BYTES = 1 << 30
 """Below that NCCL between the GPUs of a machine, and loaders of several processes, fail or slow down;

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.threads import Replaced
 from stoker.internals.keras_internals import SeedGenerator, global_seed_generator, use_global_seeds
 
 _APART = 0x9E3779B97F4A7C15 >> 1

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 from stoker.train.health.placement import named, step_operations
 
 RETRACES = 3

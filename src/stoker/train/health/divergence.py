@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.core.errors import ConfigError
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding
 
 SPREADS = 10.0
 """A loss counts as high only beyond this many median deviations of the window, because batches

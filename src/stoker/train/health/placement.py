@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 from stoker.internals.tensorflow_internals import called_function, collected_nodes
 
 _OWN_SCOPE = re.compile(r"stoker(_\d+)?")

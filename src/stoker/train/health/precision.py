@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 from stoker.internals.keras_internals import inputs_of_layer, layer_of
 from stoker.train.health.placement import StepOperation, named, step_operations
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 from stoker.internals.tensorflow_internals import collected_nodes
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.monitor import check_unweighted_monitor

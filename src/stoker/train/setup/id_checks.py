@@ -16,9 +16,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.finding import Finding
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.errors import ConfigError, Finding, Plain
+from stoker.core.threads import Replaced
 from stoker.data.columns import PADDING, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform

@@ -13,8 +13,7 @@ from typing import Any
 
 import keras
 
-from stoker.core.errors import ConfigError
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding
 from stoker.core.multi_output import ONLY
 from stoker.data.features.analysis.label_summary import LabelSummary
 from stoker.internals.keras_internals import is_kerass_loss, layer_of

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding, Plain
 from stoker.internals.keras_internals import build_for_own_step, compute_loss
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ResolvedTraining, TrainConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.threads import Replaced
 from stoker.internals.tensorflow_internals import (
     gen_stateless_random_ops_v2,
     is_op_determinism_enabled,

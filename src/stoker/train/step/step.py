@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.threads import Replaced
 from stoker.internals.keras_internals import compute_loss, disable_gradient_reduction, losses_module
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype

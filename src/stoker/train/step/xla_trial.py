@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.cluster.compile_flags import give_way, publish
-from stoker.core.native_threads import outlives_python
+from stoker.core.threads import outlives_python
 from stoker.core.user_code import first_line
 from stoker.internals.tensorflow_internals import call_flat
 from stoker.train.config import TEST_SWITCH

@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 
-from stoker.core.native_threads import outlives_python
+from stoker.core.threads import outlives_python
 from stoker.measure.device_events import TraceError
 from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime

@@ -16,7 +16,42 @@ import os
 import sys
 import threading
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
+
+
+class Replaced:
+    """A context manager that may be entered by several threads at once."""
+
+    def __init__(self, owner: Any, **values: Any) -> None:
+        """Replace nothing yet.
+
+        Args:
+            owner: A module or a class.
+            values: Names of it -> what they are while anybody is inside.
+        """
+        self._owner, self._values = owner, values
+        self._lock, self._inside = threading.Lock(), 0
+        self._kept: dict[str, Any] = {}
+
+    def __enter__(self) -> None:
+        """The first one in replaces."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._kept = {name: getattr(self._owner, name) for name in self._values}
+                self._set(self._values)
+
+    def __exit__(self, *_: object) -> None:
+        """The last one out puts back."""
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._set(self._kept)
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self._owner, name, value)
+
 
 _LOG = logging.getLogger("stoker")
 
