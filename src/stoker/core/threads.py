@@ -1,8 +1,8 @@
-"""Ends a process while a thread is inside of native code that cannot be interrupted.
+"""Patches for several threads, and the end of a process whose threads cannot be interrupted.
 
-Python's end takes the interpreter and the libraries away below such a thread, which crashes, or
-changes the exit code. So a process of ours ends without that, once everything else is done; in a
-process of the user's, whose exit code only Python knows, the thread is waited for.
+A thread may be in native code when the process ends. Python's own end removes interpreter and
+libraries from under it, which crashes or changes the exit code. So Stoker's processes skip that part
+once everything else is done. A user's process, whose exit code only Python knows, waits for the thread.
 """
 
 from __future__ import annotations
@@ -20,21 +20,26 @@ from typing import Any, NoReturn
 
 
 class Replaced:
-    """A context manager that may be entered by several threads at once."""
+    """A patch of another library; a context manager that several threads may enter at the same time.
+
+    A mirrored strategy traces each replica in a separate thread and switches threads where replicas
+    meet: the second one enters before the first one leaves. If each thread restored what it had
+    found, the second one would restore the patch, and it would stay.
+    """
 
     def __init__(self, owner: Any, **values: Any) -> None:
-        """Replace nothing yet.
+        """Store the values; nothing is replaced yet.
 
         Args:
             owner: A module or a class.
-            values: Names of it -> what they are while anybody is inside.
+            values: Attribute -> its value while a thread is inside.
         """
         self._owner, self._values = owner, values
         self._lock, self._inside = threading.Lock(), 0
         self._kept: dict[str, Any] = {}
 
     def __enter__(self) -> None:
-        """The first one in replaces."""
+        """Replace the attributes if no other thread is inside."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
@@ -42,7 +47,7 @@ class Replaced:
                 self._set(self._values)
 
     def __exit__(self, *_: object) -> None:
-        """The last one out puts back."""
+        """Restore the attributes if no other thread is inside."""
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
@@ -56,7 +61,7 @@ class Replaced:
 _LOG = logging.getLogger("stoker")
 
 LONGEST_WAIT_S = 300.0
-"""Longest wait for such a thread at the end of a process of the user's."""
+"""Longest wait for such a thread at the end of a user's process."""
 
 _threads: list[tuple[threading.Thread, str]] = []
 
@@ -65,8 +70,8 @@ def outlives_python(thread: threading.Thread, *, does: str) -> None:
     """Register a daemon thread that may still run when the process ends.
 
     Args:
-        thread: Has been started.
-        does: For the line that tells what is waited for, e.g. `XLA compiles`.
+        thread: A started thread.
+        does: What it does, for the log line about the wait, e.g. `XLA compiles`.
     """
     if not _threads:
         atexit.register(_wait)
@@ -84,15 +89,15 @@ def _wait() -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process, which is ours, with this exit code; everything must be on the disk.
+    """End this process of Stoker with an exit code; everything must be on disk.
 
-    What is registered with `atexit` runs in any case.
+    Functions registered with `atexit` run in any case.
     """
     if not _running():
         sys.exit(code)
     atexit.unregister(_wait)
     try:
-        # As Python does: it joins threads that are not daemons, and ends executors.
+        # As Python does: joins threads that are not daemons, and ends executors.
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public does
     except BaseException:  # noqa: BLE001 - Ctrl-C too: the exit code stays
         traceback.print_exc()
@@ -103,12 +108,12 @@ def end_process(code: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """Write what open files hold in Python's buffers, as their removal at Python's end would."""
+    """Write the buffers of all open files, as Python's own end would."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     everything = gc.get_objects()
-    # A text's buffer goes into the bytes' one. The type, because a lazy module answers for its class.
+    # A text buffer is flushed into its byte buffer first. By type: a lazy module fakes its class.
     for kinds in ((io.TextIOWrapper,), (io.BufferedWriter, io.BufferedRandom)):
         for each in everything:
             if issubclass(type(each), kinds):
