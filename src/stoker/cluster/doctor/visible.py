@@ -18,7 +18,7 @@ from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice, read_gpus
 from stoker.core.errors import ConfigError, Plain
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-"""Environment variable by which CUDA is told which GPUs there are."""
+"""Environment variable that selects the GPUs that CUDA shows."""
 
 ORDER = "CUDA_DEVICE_ORDER"
 """Environment variable that sets how CUDA numbers GPUs; by default the fastest is 0."""
@@ -173,14 +173,14 @@ def _list(states: Sequence[GpuState]) -> str:
 
 
 def share_gpus(names: Sequence[str], *, processes: int) -> list[dict[str, str]]:
-    """Equal parts of the GPUs for each process, as environment variables.
+    """Return equal parts of the GPUs for each process, as environment variables.
 
     Args:
-        names: The GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them.
-        processes: How many share them.
+        names: The usable GPUs, as `CUDA_VISIBLE_DEVICES` names them.
+        processes: Number of processes.
 
     Raises:
-        ConfigError: there are GPUs, but fewer than processes: two on one would wait for each other.
+        ConfigError: there are GPUs, but fewer than processes: two on one GPU would wait for each other.
     """
     if not names:
         return [{} for _ in range(processes)]
@@ -196,16 +196,16 @@ def share_gpus(names: Sequence[str], *, processes: int) -> list[dict[str, str]]:
 
 
 LOOK_EVERY_S = 0.1
-"""Pause between two looks; NVML's own window of utilization is 1/6 s or longer."""
+"""Pause between two samples; NVML's own window of utilization is 1/6 s or longer."""
 
 
 @contextmanager
 def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Watch the GPUs that this process may use while the context is open.
+    """Sample the GPUs that this process may use while the context is open.
 
     Yields:
-        What gives, once it is closed, a GPU's means of utilization, power and clock and its most
-        memory in use; an empty list without a GPU.
+        A function that returns, after the end, each GPU's mean utilization, power and clock, and its
+        highest memory use; an empty list without a GPU.
     """
     looks: list[tuple[GpuState, ...]] = []
     over = threading.Event()
@@ -229,10 +229,10 @@ def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
 
 
 def summary_of(looks: list[tuple[GpuState, ...]]) -> list[dict[str, Any]]:
-    """Means over looks; what the driver does not tell is 0.
+    """Return means over samples; a value that the driver does not report is 0.
 
     Args:
-        looks: [looks] states of all GPUs, in their order.
+        looks: [samples] states of all GPUs, in their order.
     """
     return [
         {

@@ -1,4 +1,4 @@
-"""One attempt to train with several processes: all of them end well, or all are ended."""
+"""One attempt to train with several processes: all of them succeed, or all are ended."""
 
 from __future__ import annotations
 

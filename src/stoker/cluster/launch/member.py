@@ -1,4 +1,7 @@
-"""One process of a group: its output, its heartbeats and its end."""
+"""One process of a group: its output, its end, and its heartbeats.
+
+A heartbeat is one JSON message a second, over an inherited socket.
+"""
 
 from __future__ import annotations
 
