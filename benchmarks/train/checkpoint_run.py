@@ -20,7 +20,7 @@ import models
 import ours
 
 from stoker.train.config import CheckpointConfig
-from stoker.train.context.heartbeat import Preemption
+from stoker.train.context.supervision import Preemption
 from stoker.train.context.run_context import Progress
 from stoker.train.setup.build_model import prepare_process
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
     from stoker.data.user_dataset.load_dataset import AnyDataset
     from stoker.train.config import ResolvedTraining, TrainConfig
-    from stoker.train.health.placement import DevicePlacement
+    from stoker.train.health.step_operations import DevicePlacement
     from stoker.train.setup.build_model import BuiltModel
     from stoker.train.setup.strategy import Distribution
     from stoker.train.watch.footprint import Footprint
@@ -159,7 +159,7 @@ def _two_steps(
 ) -> Steps:
     import tensorflow as tf
 
-    from stoker.train.health.placement import placements, traced_operations
+    from stoker.train.health.step_operations import placements, traced_operations
     from stoker.train.model.keras_model import adapt_load
     from stoker.train.optimizer.settings import prepare_optimizer
     from stoker.train.setup.whole_batches import first_share

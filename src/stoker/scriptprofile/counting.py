@@ -159,7 +159,7 @@ def on_the_cpu(nodes: Iterable[Any]) -> str:
         nodes: Of the step's graph: those with a device of the CPU were put there by the script, and
             those without a kernel for GPUs can run nowhere else. All others run on the GPU.
     """
-    from stoker.train.health.placement import check_placement
+    from stoker.train.health.step_operations import check_placement
 
     placed = []
     for node in nodes:

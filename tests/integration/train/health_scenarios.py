@@ -21,9 +21,9 @@ from stoker.core.errors import ConfigError
 from stoker.internals.tensorflow_internals import collected_nodes
 from stoker.train.health.degradation import check_idle_devices, check_scope
 from stoker.train.health.layers import first_bad_values
-from stoker.train.health.placement import check_placement
+from stoker.train.health.step_operations import check_placement
 from stoker.train.model.remat import rematerialize
-from stoker.train.setup.memory import _before_tensorflow_begins
+from stoker.train.setup.device_settings import _before_tensorflow_begins
 from stoker.train.step.oom import Split, is_out_of_memory, reduce_batch
 
 WIDTH = 128

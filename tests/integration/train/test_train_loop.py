@@ -33,8 +33,8 @@ from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 from stoker.train.step.multi_step import make_multi_step, make_run_resident
+from stoker.train.step.program import StepInput
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import StepInput
 
 BATCH = 32
 STEP_S = 0.03

@@ -29,8 +29,8 @@ from stoker.train.step.one_program import (
     max_steps_per_program,
     steps_within_program_time,
 )
+from stoker.train.step.program import StepInput, group_batches, takes_batches_inline
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import StepInput, group_batches, takes_batches_inline
 from stoker.train.step.step_totals import StepResult, StepTotals
 
 ROWS = 16

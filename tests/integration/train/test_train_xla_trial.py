@@ -27,7 +27,7 @@ from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 from stoker.train.step import compiled, xla_trial
-from stoker.train.step.step_input import Program
+from stoker.train.step.program import Program
 from stoker.train.watch.watch import NoWatch
 
 EPOCHS = 20

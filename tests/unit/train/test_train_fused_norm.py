@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from stoker.train.model.remat import rematerialize
-from stoker.train.optimizer.fused_adam import fuse_batch_norms
+from stoker.train.optimizer.fused_kernels import fuse_batch_norms
 
 KERNEL = "FusedBatchNormV3"
 

@@ -33,8 +33,8 @@ from stoker.train.callbacks.callbacks import load_callbacks
 from stoker.train.callbacks.hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.heartbeat import listen_for_preemption, process_heartbeat
 from stoker.train.context.run_context import BackgroundCall, RunContext, TrainResult
+from stoker.train.context.supervision import listen_for_preemption, process_heartbeat
 from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
 from stoker.train.model.remat import rematerialize
@@ -42,11 +42,11 @@ from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
+from stoker.train.setup.device_settings import apply_memory, apply_threads
 from stoker.train.setup.feeds import Feeds, open_feeds
 from stoker.train.setup.handshake import handshake
 from stoker.train.setup.id_checks import require_embedded_vocabularies
 from stoker.train.setup.label_checks import require_labels_that_fit
-from stoker.train.setup.memory import apply_memory, apply_threads
 from stoker.train.setup.strategy import Distribution, make_distribution
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 

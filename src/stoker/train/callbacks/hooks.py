@@ -1,4 +1,4 @@
-"""The step hooks of callbacks, and their arguments."""
+"""The step hooks of callbacks, and settings that adapt to the user's callbacks and model."""
 
 from __future__ import annotations
 

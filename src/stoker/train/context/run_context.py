@@ -15,7 +15,7 @@ from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.heartbeat import Heartbeat, Preemption
+from stoker.train.context.supervision import Heartbeat, Preemption
 from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds

@@ -4,8 +4,7 @@ U = T_ceil / T_real. T_ceil: wall time of the same compiled step on one resident
 a few windows between calls in the first epoch of each process. T_real: wall time of a step with real data,
 synchronized only at the end of a call; the call after a window is left out, because the input could
 fill its buffers during the window. W: the part of T_real that is blocked in next(iterator). They
-differ: a pipeline that takes the CPU away from the step costs U and hardly any W, so both are
-    reported.
+differ: a pipeline that takes the CPU away from the step costs U and hardly any W, so both are reported.
 """
 
 from __future__ import annotations

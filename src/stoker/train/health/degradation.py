@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.errors import Finding
-from stoker.train.health.placement import named, step_operations
+from stoker.train.health.step_operations import named, step_operations
 
 RETRACES = 3
 """Usual number of traces of one step: full batches, the last batch of an epoch, and the first

@@ -1,4 +1,4 @@
-"""Detects divergence: a loss that grows far beyond its earlier values, before it is infinite."""
+"""Detects a diverging loss and a collapsing loss scale, before values are infinite or vanish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that the model's outputs are computed in float32; controls TF32."""
+"""Checks of 16-bit training: float32 outputs, and shapes for tensor cores; controls TF32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from stoker.core.errors import Finding
 from stoker.internals.keras_internals import inputs_of_layer, layer_of
-from stoker.train.health.placement import StepOperation, named, step_operations
+from stoker.train.health.step_operations import StepOperation, named, step_operations
 
 _SMALL = ("float16", "bfloat16")
 

@@ -60,8 +60,8 @@ from stoker.train.step.custom_train_step import (
 from stoker.train.step.multi_step import step_of
 from stoker.train.step.one_program import steps_within_program_time
 from stoker.train.step.oom import Split, is_out_of_memory
+from stoker.train.step.program import StepInput
 from stoker.train.step.step import loss_arguments, unscaled_losses
-from stoker.train.step.step_input import StepInput
 from stoker.train.step.step_totals import StepTotals
 from stoker.train.step.xla_trial import CallPlan, XlaTrial
 

@@ -15,6 +15,7 @@ from stoker.internals.tensorflow_internals import collected_nodes
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.monitor import check_unweighted_monitor
 from stoker.train.context.run_context import RunSetup
+from stoker.train.health.bad_steps import BadStep, NanConfig, Rollbacks, bad_step_error
 from stoker.train.health.degradation import (
     check_host_sync,
     check_idle_devices,
@@ -24,10 +25,9 @@ from stoker.train.health.degradation import (
     check_xla,
 )
 from stoker.train.health.divergence import Divergence, LossScaleWatch
-from stoker.train.health.explain import BadStep, NanConfig, Rollbacks, bad_step_error
 from stoker.train.health.layers import BadValues, first_bad_values
-from stoker.train.health.placement import check_placement
 from stoker.train.health.precision import check_outputs, check_tensor_cores
+from stoker.train.health.step_operations import check_placement
 from stoker.train.step.custom_train_step import FirstPass, has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
 

@@ -1,4 +1,4 @@
-"""Computes the loss and the metrics of the eval split, distributed over replicas."""
+"""Computes loss and metrics of the eval split over replicas, and compares image decoders."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from stoker.train.measurement.step_costs import (
     prefetched_elements,
     transfer_s,
 )
-from stoker.train.step.step_input import StepInput
+from stoker.train.step.program import StepInput
 
 LEAD_SHARE = 0.25
 """Share of a window that runs before it is timed, so that all threads are active."""

@@ -1,4 +1,4 @@
-"""Costs of a step that cannot be seen inside it and are measured separately."""
+"""Measures what cannot be seen inside a step: checkpoints, exchange, copies, prefetch, machine speed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def prefetched_elements(iterator: Any) -> float | None:
         iterator: Iterator of a dataset. The result is None if TensorFlow keeps no model of it: the
             autotuner is off, or several replicas share it.
 
-    StepInput: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
+    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
     """
     if not isinstance(iterator, tf.data.Iterator):
         return None

@@ -272,8 +272,8 @@ def adapt_load(
 ) -> Callable[[Any], tuple[Any, ...]]:
     """Extend a feed's `load` so that labels and weights match the model's loss.
 
-    load: Element -> features, label, and optionally weights.
-        load: Element -> features, label, and weights where there are.
+    Args:
+        load: Element -> features, label, and optionally weights.
         model: Compiled.
         class_weight: Class -> weight.
     """

@@ -33,14 +33,14 @@ from stoker.train.step.one_program import (
     max_steps_per_program,
     multi_step_program,
 )
-from stoker.train.step.step import StepSettings, suit_kernels
-from stoker.train.step.step_input import (
+from stoker.train.step.program import (
     Program,
     StepInput,
     group_batches,
     placeholder_input,
     takes_batches_inline,
 )
+from stoker.train.step.step import StepSettings, suit_kernels
 from stoker.train.step.step_totals import StepTotals
 
 

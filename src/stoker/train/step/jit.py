@@ -1,4 +1,9 @@
-"""Functions compiled by XLA: same random numbers, and the same name in every process."""
+"""Functions compiled by XLA: same random numbers, and the same name in every process.
+
+With and without XLA, the same random bits come from a seed, but XLA converts them to floats differently.
+So uniform numbers (Dropout, random flips and crops) are converted here as TensorFlow's kernels do it, and
+a run can switch to XLA. Other distributions keep XLA's own numbers.
+"""
 
 from __future__ import annotations
 

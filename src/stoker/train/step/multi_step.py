@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.train.step.one_program import OneProgram, multi_step_program
-from stoker.train.step.step_input import flat, next_in_place, unflat
+from stoker.train.step.program import flat, next_in_place, unflat
 from stoker.train.step.step_totals import StepResult, StepTotals, totals_of_step
 
 Step = Callable[[Any], StepResult]

@@ -24,7 +24,7 @@ from stoker.train.model.keras_model import (
     update_metrics,
 )
 from stoker.train.optimizer.ema import WeightAverage
-from stoker.train.optimizer.fused_adam import fuse, fuse_batch_norms
+from stoker.train.optimizer.fused_kernels import fuse, fuse_batch_norms
 from stoker.train.optimizer.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, scales_on_device
 from stoker.train.optimizer.masked_assign import masked_assign

@@ -30,7 +30,7 @@ from stoker.train.context.position import Position
 from stoker.train.health.degradation import check_xla
 from stoker.train.step.compiled import CompiledStep
 from stoker.train.step.oom import is_out_of_memory
-from stoker.train.step.step_input import Program, StepInput, flat
+from stoker.train.step.program import Program, StepInput, flat
 from stoker.train.step.step_totals import StepTotals
 
 _LOG = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""TensorBoard data of a model: histograms of weights and gradients, graph, embeddings.
+"""TensorBoard data of a model: histograms of weights and gradients, graph, labeled embeddings.
 
 The model does not change: no weight, seed or moving average.
 """

@@ -1,4 +1,8 @@
-"""Heartbeats of a worker to the launcher that started it, once a second."""
+"""Heartbeats to the launcher, once a second, and requests to stop.
+
+A process that is asked to stop finishes its step and writes a checkpoint. The compiled step reads a
+variable, so that a call of many steps ends after the current one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error for a bad step: which step, where in the model it began, and what to do."""
+"""Steps that are not finite: the error that explains one, and the decision to end or to roll back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of a run's calls."""
+"""The compiled form of a run's step, and the input of its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits the GPU memory of this process, and sets how GPUs multiply float32."""
+"""Applies the settings for GPU memory, visible GPUs and threads, before TensorFlow is used."""
 
 from __future__ import annotations
 

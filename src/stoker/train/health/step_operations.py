@@ -1,4 +1,4 @@
-"""Finds operations of a step that run on the CPU although an accelerator is available."""
+"""The operations of a traced step, including those of called functions, and where they run."""
 
 from __future__ import annotations
 
