@@ -132,11 +132,6 @@ class ClusterSpec:
         return self.job != "chief" and bool(self.servers)
 
     @property
-    def on_this_machine(self) -> bool:
-        """Whether all tasks are on this machine, so that ports need not be open to others."""
-        return all(a.startswith(f"{LOOPBACK}:") for jobs in self.jobs.values() for a in jobs)
-
-    @property
     def address(self) -> str:
         """Address on which this process listens."""
         return self.jobs[self.job][self.index]

@@ -169,7 +169,8 @@ def test_a_read_only_disk_is_refused_at_once(small_disk: Path) -> None:
 
 def test_a_disk_that_becomes_read_only_ends_the_next_save(small_disk: Path) -> None:
     writing = writer(small_disk)
-    writing.save_now(ARRAYS, {}, step=1)
+    writing.save(ARRAYS, {}, step=1)
+    writing.wait()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
 
     writing.save(ARRAYS, {}, step=2)
@@ -340,7 +341,8 @@ def test_the_first_one_after_every_so_many_hours_stays(
     with writer(tmp_path, keep_last=keep_last, keep_every_h=every_h) as writing:
         for step, hours in enumerate(AT_H, start=1):
             clock.s = 100.0 + 3600 * hours
-            writing.save_now(ARRAYS, {}, step=step)
+            writing.save(ARRAYS, {}, step=step)
+            writing.wait()
 
     assert names(tmp_path) == [f"step-{1 + AT_H.index(hours):010}" for hours in stay_h]
 
@@ -356,7 +358,8 @@ def test_hours_of_training_go_on_in_the_next_process(
         clock.s = 1e6 / step
         with writer(tmp_path, after=found, keep_last=1, keep_every_h=1.0) as writing:
             clock.s += 2400
-            writing.save_now(ARRAYS, {}, step=step)
+            writing.save(ARRAYS, {}, step=step)
+            writing.wait()
         found = newest_good(tmp_path)
 
     # After 40, 80, 120, 160, 200, 240 and 280 minutes.

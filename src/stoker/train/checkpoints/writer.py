@@ -183,18 +183,6 @@ class CheckpointWriter:
         self._cadence.saved(step)
         self._stalled_s = copied_s + time.monotonic() - begun_s
 
-    def save_now(
-        self,
-        arrays: Arrays,
-        facts: Mapping[str, Any],
-        *,
-        step: int,
-        monitored: float | None = None,
-    ) -> None:
-        """Write one checkpoint and wait until it is on disk, as at the end of a run."""
-        self.save(arrays, facts, step=step, monitored=monitored)
-        self.wait()
-
     def wait(self) -> None:
         """Wait until the pending checkpoint is on disk.
 
