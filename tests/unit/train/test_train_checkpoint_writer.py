@@ -222,14 +222,14 @@ def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
     for _ in range(LEAST_CALLS):
-        cadence.trained(10, 1.0, beside=False)
-    cadence.trained(10, 1.5, beside=True)
-    cadence.trained(10, 1.3, beside=True)
+        cadence.trained(10, 1.0, while_writing=False)
+    cadence.trained(10, 1.5, while_writing=True)
+    cadence.trained(10, 1.3, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
 
     assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / (AIM * 0.01))
     # The next one hindered nobody.
-    cadence.trained(10, 0.9, beside=True)
+    cadence.trained(10, 0.9, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
     assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / (AIM * 0.01))
 
@@ -238,8 +238,8 @@ def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
     for _ in range(LEAST_CALLS - 1):
-        cadence.trained(10, 1.0, beside=False)
-    cadence.trained(10, 1.5, beside=True)
+        cadence.trained(10, 1.0, while_writing=False)
+    cadence.trained(10, 1.5, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=3.0)
 
     assert cadence.every_s == pytest.approx((0.2 + 3.0) / (AIM * 0.01))

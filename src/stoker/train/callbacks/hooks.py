@@ -71,9 +71,9 @@ def apply_user_hooks(
         model: The compiled model.
         callbacks: The user's callbacks.
     """
-    listen_for_preemption = [c for c in callbacks if needs_every_train_step(c)]
-    if config.steps_per_call == "auto" and listen_for_preemption:
-        name = type(listen_for_preemption[0]).__name__
+    per_step = [c for c in callbacks if needs_every_train_step(c)]
+    if config.steps_per_call == "auto" and per_step:
+        name = type(per_step[0]).__name__
         why = resolved.why | {"steps_per_call": f"{name} has a hook for batches"}
         resolved = replace(resolved, steps_per_call=1, why=why)
     if (

@@ -286,8 +286,8 @@ def _order(name: str) -> tuple[int, int]:
 
 def _free_name(folder: Path, step: int) -> Path:
     name = f"step-{step:010d}"
-    taken = [_order(path.name)[1] for path in places(folder) if _order(path.name)[0] == step]
-    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
+    repeats = [_order(path.name)[1] for path in places(folder) if _order(path.name)[0] == step]
+    return folder / (f"{name}.{max(repeats) + 1}" if repeats else name)
 
 
 def _size(path: Path) -> int | None:

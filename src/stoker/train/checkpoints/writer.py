@@ -68,10 +68,10 @@ def superseded(
         every_h: Keep the first one of each interval of this many hours of training; None: keep
             none.
     """
-    alone = [kept for kept in older if kept.step != newest.step]
-    stay = {kept.name for kept in [*alone, newest][-keep_last:]} | {best}
+    others = [kept for kept in older if kept.step != newest.step]
+    stay = {kept.name for kept in [*others, newest][-keep_last:]} | {best}
     if every_h is not None:
-        stay |= _first_of_each([*alone, newest], every_h * _HOUR_S)
+        stay |= _first_of_each([*others, newest], every_h * _HOUR_S)
     return [kept.name for kept in older if kept.name not in stay]
 
 
@@ -146,7 +146,7 @@ class CheckpointWriter:
     def trained(self, steps: int, wall_s: float) -> None:
         """Record a call, except the first one of a process."""
         # Checkpoints that were written when it started have been counted by `due`.
-        self._cadence.trained(steps, wall_s, beside=self._pending is not None)
+        self._cadence.trained(steps, wall_s, while_writing=self._pending is not None)
 
     def save(
         self,

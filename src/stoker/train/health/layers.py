@@ -219,10 +219,10 @@ def _floats(structure: Any) -> list[tf.Tensor]:
     return [t for t in flat if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
-def _named(structure: Any, alone: str) -> list[tuple[str, tf.Tensor]]:
+def _named(structure: Any, default_name: str) -> list[tuple[str, tf.Tensor]]:
     found = []
     for path, value in keras.tree.flatten_with_path(structure):
-        name = "/".join(str(part) for part in path) or alone
+        name = "/".join(str(part) for part in path) or default_name
         found += [(name, tensor) for tensor in _floats(value)]
     return found
 

@@ -207,7 +207,7 @@ class RunHealth:
             return
         if finding.severity == "error":
             raise finding.as_error()
-        if all(finding.line() != said.line() for said in self.findings):
+        if all(finding.line() != earlier.line() for earlier in self.findings):
             self.findings.append(finding)
             _LOG.warning("%s", finding.line())
 

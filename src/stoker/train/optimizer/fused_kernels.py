@@ -172,8 +172,8 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adam, keras.optimizers.AdamW) or inner.amsgrad:
         return
-    for lent in ("update_step", UPDATE_ALL):
-        vars(inner).pop(lent, None)
+    for method in ("update_step", UPDATE_ALL):
+        vars(inner).pop(method, None)
     if wanted:
         fused = _FusedAdam(inner)
         inner.update_step = fused.update

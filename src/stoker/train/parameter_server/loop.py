@@ -110,7 +110,7 @@ def refuse_ordered_settings(
         ConfigError: There is such a setting.
     """
     own = overrides(built.model) & {"train_step", "test_step"}
-    asked = {
+    settings = {
         "train.deterministic": config.deterministic,
         "train.xla: true": config.xla is True,
         "train.on_nan: rollback": config.on_nan == "rollback",
@@ -125,8 +125,8 @@ def refuse_ordered_settings(
         "train.tensorboard.embeddings": bool(config.tensorboard.embeddings),
         f"a model with a {', '.join(sorted(own))} of its own": bool(own),
     }
-    for what, is_asked in asked.items():
-        if is_asked:
+    for what, is_set in settings.items():
+        if is_set:
             raise unsupported_error(what)
 
 
@@ -157,5 +157,5 @@ def _worker_feed(
     if feed.keeps_features:
         # The features are only in this machine's memory, where their rows are gathered.
         elements, load = elements.map(feed.load).prefetch(tf.data.AUTOTUNE), as_it_is
-    taken = adapt_load(load, setup.built.model, class_weight=setup.config.class_weight)
-    return WorkerFeed(elements=elements, load=taken, steps=steps)
+    adapted = adapt_load(load, setup.built.model, class_weight=setup.config.class_weight)
+    return WorkerFeed(elements=elements, load=adapted, steps=steps)

@@ -59,25 +59,25 @@ class Meter:
         self.wait_s += time.monotonic() - asked_s
         return element
 
-    def scalars(self, taken: PassTotals, *, every_s: float) -> dict[str, float]:
+    def scalars(self, totals: PassTotals, *, every_s: float) -> dict[str, float]:
         """Return loss and rates since the last report; empty if it is too recent.
 
         Args:
-            taken: Totals since the start.
+            totals: Totals since the start.
             every_s: Shortest interval between two reports, seconds.
         """
         now_s = time.monotonic()
-        wall_s, steps = now_s - self._reported_s, taken.batches - self._reported.batches
+        wall_s, steps = now_s - self._reported_s, totals.batches - self._reported.batches
         if not steps or wall_s < every_s:
             return {}
-        rows = taken.rows - self._reported.rows
+        rows = totals.rows - self._reported.rows
         found = {
-            "loss": (taken.loss_sum - self._reported.loss_sum) / rows,
+            "loss": (totals.loss_sum - self._reported.loss_sum) / rows,
             catalogue.STEP_TIME_S.name: wall_s / steps,
             catalogue.SAMPLES_PER_S.name: rows / wall_s,
             catalogue.INPUT_WAIT.name: min(1.0, (self.wait_s - self._reported_wait_s) / wall_s),
         }
-        self._reported, self._reported_s, self._reported_wait_s = taken, now_s, self.wait_s
+        self._reported, self._reported_s, self._reported_wait_s = totals, now_s, self.wait_s
         return found
 
 
@@ -236,20 +236,20 @@ class ParameterServerRun:
         """Train until the epoch ends, a checkpoint is due, or this process must stop."""
         position, meter = self.position, Meter()
         first = position.step
-        for taken in self._training.run(first, self._next_elements(meter)):
-            if taken.not_finite < 0:
-                self._note(first, taken, meter, every_s=REPORT_EVERY_S)
-        if taken.not_finite >= 0:
-            raise _not_finite(taken.not_finite + 1)
-        self._note(first, taken, meter, every_s=0.0)
-        position.step += taken.batches
-        position.loss_sum += taken.loss_sum
-        position.rows += taken.rows
+        for totals in self._training.run(first, self._next_elements(meter)):
+            if totals.not_finite < 0:
+                self._note(first, totals, meter, every_s=REPORT_EVERY_S)
+        if totals.not_finite >= 0:
+            raise _not_finite(totals.not_finite + 1)
+        self._note(first, totals, meter, every_s=0.0)
+        position.step += totals.batches
+        position.loss_sum += totals.loss_sum
+        position.rows += totals.rows
         position.validated = position.step % position.per_epoch != 0
         position.timing.add(
-            steps=taken.batches, rows=taken.rows, wall_s=meter.wall_s, wait_s=meter.wait_s
+            steps=totals.batches, rows=totals.rows, wall_s=meter.wall_s, wait_s=meter.wait_s
         )
-        self._repeated += taken.repeated
+        self._repeated += totals.repeated
         if position.validated:
             self._save()
             self._end_if_asked()
@@ -305,15 +305,15 @@ class ParameterServerRun:
     def _validate(self) -> dict[str, float]:
         model = self.built.model
         model.reset_metrics()
-        *_, taken = self._testing.run(self._evaluated, self._eval_elements)
-        self._evaluated += taken.batches
-        return {"val_loss": taken.loss_sum / taken.rows} | results(model, "val_")
+        *_, totals = self._testing.run(self._evaluated, self._eval_elements)
+        self._evaluated += totals.batches
+        return {"val_loss": totals.loss_sum / totals.rows} | results(model, "val_")
 
-    def _note(self, first: int, taken: PassTotals, meter: Meter, *, every_s: float) -> None:
-        step = first + taken.batches
+    def _note(self, first: int, totals: PassTotals, meter: Meter, *, every_s: float) -> None:
+        step = first + totals.batches
         self._context.heartbeat.beat(step)
         self._context.preemption.has_work = True
-        scalars = meter.scalars(taken, every_s=every_s)
+        scalars = meter.scalars(totals, every_s=every_s)
         if scalars:
             self._context.writer.write(step, scalars)
             self._report_progress(step, scalars)

@@ -147,10 +147,10 @@ def _check_feed(config: FeedConfig, dataset: AnyDataset, transform: AnyTransform
         ("images that Stoker reads", images, of_images),
         ("a dataset of your own (data.dataset)", own, of_own),
     ):
-        asked = [f"train.feed.{name}" for name, is_asked in settings.items() if is_asked]
-        if asked and not there:
+        given = [f"train.feed.{name}" for name, is_set in settings.items() if is_set]
+        if given and not there:
             raise ConfigError(
-                f"{asked[0]} needs {needed}",
+                f"{given[0]} needs {needed}",
                 got=Plain("an experiment without"),
                 fix="Remove it.",
             )

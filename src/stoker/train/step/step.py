@@ -236,8 +236,8 @@ def _make_gradients(
         )
         with distinct_replica_seeds(distribution.replicas):
             gradients, loss_sum = passes(element, first, rows)
-        asked = tf.unstack(tf.cast(signals, tf.float32))
-        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
+        requests = tf.unstack(tf.cast(signals, tf.float32))
+        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *requests])
         if distribution.shares_batches:
             gradients, facts = reduced(
                 gradients,
