@@ -28,8 +28,8 @@ from scaling_cases import CALLS, CASES, Case
 from turns import AfterSteps, StoppedError
 
 from stoker.core.files import write_json
+from stoker.train.context.heartbeat import process_heartbeat
 from stoker.train.context.run_context import Progress
-from stoker.train.context.supervision import process_heartbeat
 from stoker.train.setup.build_model import prepare_process
 from stoker.train.setup.strategy import Distribution, make_distribution, one_device
 

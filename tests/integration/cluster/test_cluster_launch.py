@@ -27,7 +27,7 @@ WORKER = """
 import hashlib, os, signal, sys, time
 from pathlib import Path
 
-from stoker.train.context.supervision import process_heartbeat
+from stoker.train.context.heartbeat import process_heartbeat
 
 heartbeat = process_heartbeat()
 folder, rank = Path(sys.argv[1]), os.environ["STOKER_RANK"]
@@ -298,7 +298,7 @@ def test_beside_parameter_servers_a_dead_worker_comes_back_alone_and_all_end_wit
     seen = Seen()
     serving = (
         "import json, os, sys, time; from pathlib import Path\n"
-        "from stoker.train.context.supervision import process_heartbeat\n"
+        "from stoker.train.context.heartbeat import process_heartbeat\n"
         "heartbeat = process_heartbeat(); config = json.loads(os.environ['TF_CONFIG'])\n"
         "job, index = config['task']['type'], config['task']['index']\n"
         "print('is', job, config['cluster'][job][index])\n"

@@ -15,8 +15,8 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining
-from stoker.train.context.run_context import RunContext
-from stoker.train.context.supervision import Preemption, process_heartbeat
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.run_context import Preemption, RunContext
 
 ROWS = {"train": 210, "eval": 90}
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from stoker.core.errors import UserError
 from stoker.train.setup.handshake import handshake
-from stoker.train.context.supervision import process_heartbeat
+from stoker.train.context.heartbeat import process_heartbeat
 from stoker.train.setup.strategy import make_distribution
 
 heartbeat = process_heartbeat()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from stoker.cluster.launch.member import FD_VARIABLE, STACKS, Beat, read_beat
-from stoker.train.context.supervision import Heartbeat, open_heartbeat
+from stoker.train.context.heartbeat import Heartbeat, open_heartbeat
 
 
 @dataclass

@@ -27,7 +27,7 @@ from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, UserError
 from stoker.core.files import read_json, write_json
 from stoker.core.signals import ASKING, ends_when_asked, heard
 from stoker.telemetry.wall_time import WallTime
-from stoker.train.context.supervision import Heartbeat, process_heartbeat
+from stoker.train.context.heartbeat import Heartbeat, process_heartbeat
 
 DONE = "done.json"
 """File with the stage's result, written by the first worker."""

@@ -33,8 +33,13 @@ from stoker.train.callbacks.callbacks import load_callbacks
 from stoker.train.callbacks.hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.run_context import BackgroundCall, RunContext, TrainResult
-from stoker.train.context.supervision import listen_for_preemption, process_heartbeat
+from stoker.train.context.heartbeat import process_heartbeat
+from stoker.train.context.run_context import (
+    BackgroundCall,
+    RunContext,
+    TrainResult,
+    listen_for_preemption,
+)
 from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
 from stoker.train.model.remat import rematerialize

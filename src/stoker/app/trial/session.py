@@ -315,8 +315,8 @@ class Session:
     def _context(self, writer: _Losses) -> RunContext:
         from stoker.app.training.stage import service_of
         from stoker.cluster.devices import find_devices
-        from stoker.train.context.run_context import RunContext
-        from stoker.train.context.supervision import Preemption, process_heartbeat
+        from stoker.train.context.heartbeat import process_heartbeat
+        from stoker.train.context.run_context import Preemption, RunContext
 
         context, _, resolved, _ = self._open()
         return RunContext(

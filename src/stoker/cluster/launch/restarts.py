@@ -115,7 +115,7 @@ def launch(
 
     Each gets `TF_CONFIG`, `STOKER_RANK` and its share of cores, threads and GPUs. The program is
     expected to continue from its last checkpoint when it is started again, to end with exit code 75
-    after SIGTERM, and to send heartbeats (`stoker.train.context.supervision`).
+    after SIGTERM, and to send heartbeats (`stoker.train.context.heartbeat`).
 
     Args:
         argv: The program and its arguments.
