@@ -32,10 +32,11 @@ FEWEST_VALUES = 32
 FEWEST_UNKNOWN = 8
 """Values below which a batch without a known value may be chance."""
 
-_ROWS_READ = 65_536
-"""Most rows of a split in which a value out of vocabulary is looked for; it was counted before."""
+_MOST_ROWS, _MOST_IMAGE_ROWS = 65_536, 256
+"""Most rows of a split in which a value out of vocabulary is searched, without and with images: a row
+of images takes some 100 KB."""
 
-_READ_AT_ONCE = 1024
+_ROWS_PER_READ = 1024
 """Rows of one read: large against the cost of a call."""
 
 
@@ -236,8 +237,9 @@ def _features_out_of_vocabulary(
     own = next(column for column in columns if column.name == loss["column"])
     terms = transform.spec.vocabularies[loss["vocabulary"]].read(transform.root)
     known = {*terms, _as_term(PADDING[own.dtype])}
-    names, read = [column.name for column in columns], 0
-    for batch in dataset.batches(loss["split"], columns=names, rows=_READ_AT_ONCE, whole=False):
+    most = _MOST_IMAGE_ROWS if any(c.dtype == "image" for c in columns) else _MOST_ROWS
+    names, rows, read = [column.name for column in columns], min(most, _ROWS_PER_READ), 0
+    for batch in dataset.batches(loss["split"], columns=names, rows=rows, whole=False):
         values = to_numpy(own, batch.column(own.name)).reshape(batch.num_rows, -1)
         for row, of_row in enumerate(values):
             if any(_as_term(value) not in known for value in of_row):
@@ -245,7 +247,7 @@ def _features_out_of_vocabulary(
                 raw = {c.name: tf.constant(to_numpy(c, one.column(c.name))) for c in columns}
                 return transform.apply_features(raw)
         read += batch.num_rows
-        if read >= _ROWS_READ:
+        if read >= most:
             return None
     return None
 
