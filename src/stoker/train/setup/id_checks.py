@@ -236,7 +236,7 @@ def _features_out_of_vocabulary(
     columns = transform.serving_columns
     own = next(column for column in columns if column.name == loss["column"])
     terms = transform.spec.vocabularies[loss["vocabulary"]].read(transform.root)
-    known = {*terms, _as_term(PADDING[own.dtype])}
+    known = {*terms, _as_term(PADDING.get(own.dtype, b""))}
     most = _MOST_IMAGE_ROWS if any(c.dtype == "image" for c in columns) else _MOST_ROWS
     names, rows, read = [column.name for column in columns], min(most, _ROWS_PER_READ), 0
     for batch in dataset.batches(loss["split"], columns=names, rows=rows, whole=False):
