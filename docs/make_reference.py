@@ -15,11 +15,8 @@ from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomRe
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
-from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.config import TrainConfig
+from stoker.train.config import CheckpointConfig, MemoryConfig, TensorBoardConfig, TrainConfig
 from stoker.train.health.divergence import DivergenceConfig
-from stoker.train.memory_config import MemoryConfig
-from stoker.train.watch.config import TensorBoardConfig
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
 SECTIONS: list[tuple[str, type]] = [

@@ -1,4 +1,4 @@
-"""Compares both Adam updates of `train/optimizer/fused_adam.py` with Keras's, by size of a weight.
+"""Compares both Adam updates of `train/optimizer/fused_kernels.py` with Keras's, by size of a weight.
 
 python benchmarks/train/adam.py
 
@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.optimizer import fused_adam
+from stoker.train.optimizer import fused_kernels
 
 SIZES = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 40000, 65536, 262144)
 EVERY = range(2**31)
@@ -36,7 +36,7 @@ def make(size: int, *, apart: range | None) -> Callable[[tf.Tensor], Any]:
     weights = [keras.Variable(np.zeros(size, np.float32)) for _ in range(WEIGHTS)]
     optimizer = keras.optimizers.Adam(1e-4)
     optimizer.build(weights)
-    fused_adam.fuse(optimizer, wanted=apart is not None)
+    fused_kernels.fuse(optimizer, wanted=apart is not None)
     gradients = [tf.random.stateless_normal([size], (0, number)) for number in range(WEIGHTS)]
 
     @tf.function(autograph=False)
@@ -53,7 +53,7 @@ def make(size: int, *, apart: range | None) -> Callable[[tf.Tensor], Any]:
         )
 
     if apart is not None:
-        fused_adam.UNFUSED_SIZES = apart
+        fused_kernels.UNFUSED_SIZES = apart
     steps(tf.constant(1))
     return steps
 

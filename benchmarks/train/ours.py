@@ -15,11 +15,9 @@ from stoker.data.user_dataset.features import OwnFeatures
 from stoker.data.user_dataset.load_dataset import OwnDataset
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
-from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.config import ReductionDtype, ResolvedTraining, TrainConfig
+from stoker.train.config import CheckpointConfig, ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import Preemption
-from stoker.train.context.run_context import Progress, RunContext
+from stoker.train.context.run_context import Preemption, Progress, RunContext
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model
 from stoker.train.setup.strategy import Distribution, one_device

@@ -21,7 +21,7 @@ from figures import RESULTS, Figure, figure, spread, write
 from scaling_cases import CASES, OURS_5M, OVER_NETWORK, STOCK_5M, Case
 
 from stoker.cluster.launch import LaunchSettings, launch
-from stoker.cluster.shares import THREADS
+from stoker.cluster.limits import THREADS
 
 WORKER = Path(__file__).resolve().with_name("scaling_worker.py")
 

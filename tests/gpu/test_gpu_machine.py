@@ -10,8 +10,8 @@ from children import Children
 from tests.gpu.conftest import Device
 from tests.gpu.pictures import TIMEOUT_S, Pictures
 
-from stoker.cluster.doctor.gpu_watch import watched_gpus
 from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import watched_gpus
 
 pytestmark = pytest.mark.gpu
 

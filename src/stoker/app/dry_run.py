@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
     from stoker.data.user_dataset.load_dataset import AnyDataset
     from stoker.train.config import ResolvedTraining, TrainConfig
+    from stoker.train.health.step_operations import DevicePlacement
     from stoker.train.setup.build_model import BuiltModel
     from stoker.train.setup.strategy import Distribution
     from stoker.train.watch.footprint import Footprint
-    from stoker.train.watch.placement import DevicePlacement
 
 STEPS = 2
 """The first traces and compiles, the second runs what was compiled."""
@@ -138,7 +138,7 @@ def _prepared(
     from stoker.app.training.resolution import resolve_here
     from stoker.app.training.stage import begin_process, open_and_build
     from stoker.cluster.devices import find_devices
-    from stoker.train.step.user_hooks import apply_user_hooks
+    from stoker.train.callbacks.hooks import apply_user_hooks
 
     train = context.experiment.train
     resolved = resolve_here(context, transform, find_devices(), None)
@@ -159,13 +159,13 @@ def _two_steps(
 ) -> Steps:
     import tensorflow as tf
 
+    from stoker.train.health.step_operations import placements, traced_operations
     from stoker.train.model.keras_model import adapt_load
     from stoker.train.optimizer.settings import prepare_optimizer
     from stoker.train.setup.whole_batches import first_share
     from stoker.train.step.custom_train_step import first_pass, make_step
     from stoker.train.step.step import StepSettings
     from stoker.train.watch.footprint import measure_footprint
-    from stoker.train.watch.placement import placements, traced_operations
 
     train = experiment.train
     feed, elements = _two_elements(dataset, transform, train=train, resolved=resolved)
@@ -219,10 +219,8 @@ def _two_elements(
     local, _ = open_feeds(
         dataset,
         transform,
-        augment=train.augment,
-        seed=train.seed,
+        config=train,
         memory_bytes=0,
-        config=train.feed,
     )
     feed = whole_steps(local, resolved) if resolved.strategy == "tpu" else local
     size = resolved.global_batch

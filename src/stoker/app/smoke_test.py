@@ -21,7 +21,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
 from stoker.client import GrpcClient, RestClient
 from stoker.client.rows import json_instances
-from stoker.cluster.processes import Child, last_line
+from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
 from stoker.core.multi_output import ONLY
@@ -136,10 +136,7 @@ def running_server(base: Path, model: str) -> Iterator[tuple[int, int]]:
         server = Child(
             "the server",
             [*command, "--stop-with-stdin"],
-            stdin=subprocess.PIPE,
-            output=log,
-            parent_death=None,
-            ready_file=ready,
+            ProcessOptions(stdin=subprocess.PIPE, output=log, parent_death=None, ready_file=ready),
         )
         try:
             if not server.wait_until_ready(START_TIMEOUT_S):

@@ -26,7 +26,7 @@ from stoker.cli.commands import (
 )
 from stoker.cli.serve import serve
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
-from stoker.core.native_threads import end_process
+from stoker.core.threads import end_process
 
 app = typer.Typer(
     name="stoker",

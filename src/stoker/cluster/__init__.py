@@ -1,1 +1,1 @@
-"""What machines there are: devices now, jobs and providers later; no TensorFlow here."""
+"""This machine: its devices, limits and processes. Does not import TensorFlow."""

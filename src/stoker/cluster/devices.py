@@ -1,4 +1,4 @@
-"""What this machine can compute with, asked of the machine itself and not of TensorFlow."""
+"""Devices of this machine, read from the system, not from TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Gpu:
     """One GPU as its driver sees it."""
 
     name: str
-    """The maker's name, e.g. `NVIDIA H100 80GB HBM3`."""
+    """Product name, e.g. `NVIDIA H100 80GB HBM3`."""
 
     memory_bytes: int
     """Total memory."""
@@ -41,7 +41,7 @@ class Devices:
     """GPUs that `CUDA_VISIBLE_DEVICES` shows to this process, in its order."""
 
     def describe(self) -> str:
-        """One phrase for a person: `2 CPU cores, 24 GiB, no GPU`."""
+        """Return a phrase for messages: `2 CPU cores, 24 GiB, no GPU`."""
         memory = f"{self.memory_bytes / 2**30:.0f} GiB"
         gpus = f"{len(self.gpus)} x {self.gpus[0].name}" if self.gpus else "no GPU"
         return f"{self.cpu_cores} CPU cores, {memory}, {gpus}"
@@ -53,7 +53,7 @@ def find_devices() -> Devices:
 
 
 def cpu_name() -> str:
-    """The maker's name of the CPU, as Linux tells it; the architecture's where it tells none."""
+    """Return the product name of the CPU from Linux; the architecture if Linux has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -63,7 +63,7 @@ def cpu_name() -> str:
 
 
 def hardware(devices: Devices) -> dict[str, Any]:
-    """What decides how fast something runs here, and what fits, as JSON values."""
+    """Return the facts that decide speed and memory on this machine, as JSON values."""
     return {
         "cpu": cpu_name(),
         "cores": devices.cpu_cores,

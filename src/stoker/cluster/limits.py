@@ -1,23 +1,24 @@
-"""The limits that the kernel ends a process for, and what it has counted."""
+"""Limits of this process (memory, cores, open files), what the kernel has refused, and fair shares."""
 
 from __future__ import annotations
 
 import math
 import os
 import resource
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.core.errors import Plain, UserError
+from stoker.core.errors import ConfigError, Plain, UserError
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where the kernel shows its control groups."""
+"""Mount point of the kernel's control groups."""
 
 WORKER_FILES = 256
-"""Open files that a worker may need: TensorFlow takes some 40, each shard that is read one more."""
+"""Open files that a worker may need: TensorFlow opens some 40, and each shard adds one."""
 
 FILES_EACH = 4
-"""Descriptors that the launcher holds for a worker: its output and its beats, with one to spare."""
+"""Descriptors that the launcher holds for a worker: output, heartbeats, and one to spare."""
 
 OWN_FILES = 32
 """Descriptors that the launcher needs for itself."""
@@ -25,7 +26,7 @@ OWN_FILES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusals:
-    """How often the kernel has refused this control group something, since it exists."""
+    """How often the kernel has refused memory or processes to this control group since it exists."""
 
     out_of_memory: int = 0
     """Processes killed because memory was used up."""
@@ -35,27 +36,27 @@ class Refusals:
 
 
 def memory_limit(root: Path = CGROUPS) -> int | None:
-    """Most bytes that the control group of a container may use, version 2 or 1; None: no limit."""
+    """Return the memory limit of the container's control group (version 2 or 1); None: no limit."""
     for place in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             text = (root / place).read_text().strip()
         except OSError:
             continue
-        # Without a limit version 2 says "max", and version 1 a number that no machine has.
+        # Without a limit, version 2 says "max", and version 1 a number beyond any machine.
         if text.isdigit() and int(text) < 1 << 60:
             return int(text)
     return None
 
 
 def usable_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's where less."""
+    """Return the bytes of memory that this process may use: the machine's, or its container's if less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     return physical if limit is None else min(physical, limit)
 
 
 def cpu_limit(root: Path = CGROUPS) -> float | None:
-    """Average cores that the container's cgroup (version 2 or 1) allows; None: no limit."""
+    """Return the average cores that the container's control group allows; None: no limit."""
     try:
         quota, _, period = (root / "cpu.max").read_text().strip().partition(" ")
     except OSError:
@@ -71,14 +72,14 @@ def cpu_limit(root: Path = CGROUPS) -> float | None:
 
 
 def usable_cores(root: Path = CGROUPS) -> int:
-    """Number of useful processes or threads: the CPU affinity, or a container's limit."""
+    """Return the number of useful processes or threads: the CPU affinity, or a container's limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = cpu_limit(root)
     return max(1, min(cores or 1, math.ceil(limit) if limit else cores or 1))
 
 
 def raise_open_files(need: int) -> None:
-    """Raise this process's limit of open files to so many, or to what the system allows it."""
+    """Raise this process's limit of open files to a number, or to what the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = need if hard == resource.RLIM_INFINITY else min(need, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -88,10 +89,9 @@ def raise_open_files(need: int) -> None:
 def kernel_refusals(
     *, membership: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS
 ) -> Refusals:
-    """What the kernel has counted for the control group of this process, under version 2 or 1.
+    """Return what the kernel has counted for the control group of this process (version 2 or 1).
 
-    A process of ours that is in no other group is counted with it. Where nothing can be read,
-    nothing was counted.
+    Child processes in the same group are included. Counters that cannot be read are 0.
     """
     try:
         lines = membership.read_text().splitlines()
@@ -104,7 +104,7 @@ def kernel_refusals(
         for name in controllers.split(",") if controllers else ["unified"]:
             top = root / name if controllers else root
             own = top / path.lstrip("/")
-            # Inside a container the path may be the host's, and the group what is mounted.
+            # Inside a container the path may be the host's; then the mount point is the group.
             places[name] = own if own.is_dir() else top
     return Refusals(
         out_of_memory=_count(places, "memory.events", "oom_kill")
@@ -127,13 +127,13 @@ def _count(places: dict[str, Path], file: str, key: str, *, controller: str = "u
 
 
 def allow_open_files(processes: int) -> None:
-    """Raise this process's limit of open files as far as it may, which its children inherit.
+    """Raise this process's limit of open files, which its children inherit.
 
     Args:
-        processes: How many it will start.
+        processes: Number of children.
 
     Raises:
-        UserError: they would not have enough even so.
+        UserError: the hard limit is too low for them.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = max(WORKER_FILES, OWN_FILES + FILES_EACH * processes)
@@ -144,3 +144,40 @@ def allow_open_files(processes: int) -> None:
             fix="Raise it with `ulimit -n`, or in the container's settings.",
         )
     raise_open_files(need)
+
+
+THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+"""Environment variables with the number of threads in which libraries compute."""
+
+
+def share_cores(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
+    """Divide cores into equal parts of neighbors; a remainder stays unused.
+
+    Args:
+        cores: Numbers of the usable cores.
+        processes: Number of parts.
+
+    Raises:
+        ConfigError: there are fewer cores than processes.
+    """
+    each = len(cores) // processes
+    if not each:
+        raise ConfigError(
+            "--pin needs a core for each process",
+            got=Plain(f"{processes} processes, {len(cores)} cores"),
+            fix="Leave --pin out, or start fewer workers.",
+        )
+    in_order = sorted(cores)
+    return [tuple(in_order[rank * each : (rank + 1) * each]) for rank in range(processes)]
+
+
+def share_threads(environ: Mapping[str, str], *, cores: int, processes: int) -> dict[str, str]:
+    """Return thread counts with which several processes together use no more than the cores.
+
+    Args:
+        environ: Variables that the user has set are not changed.
+        cores: Cores for all processes together.
+        processes: Number of processes.
+    """
+    each = str(max(1, cores // processes))
+    return {name: each for name in THREADS if name not in environ}

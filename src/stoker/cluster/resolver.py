@@ -1,4 +1,4 @@
-"""Who takes part in a training run, and at which address: TensorFlow's `TF_CONFIG`, read strictly.
+"""The tasks of a training run and their addresses: TensorFlow's `TF_CONFIG`.
 
 Source: TensorFlow, "Multi-worker training with Keras", section `TF_CONFIG`.
 """
@@ -7,30 +7,46 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from stoker.cluster.ports import why_taken
 from stoker.core.errors import BusyError, ConfigError, Plain
 
+
+def why_taken(port: int) -> str | None:
+    """Return why a TensorFlow server could not have a port to itself; None if it could.
+
+    TensorFlow binds all addresses, and would share a port silently (SO_REUSEPORT). The probe is bound
+    but does not listen, so it opens nothing; binding fails if another process listens.
+    """
+    with socket.socket(socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - what TensorFlow will take
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+    return None
+
+
 LOOPBACK = "127.0.0.1"
-"""Where the processes of one machine find each other, and nobody else does."""
+"""Address of processes that only this machine can reach."""
 
 VARIABLE = "TF_CONFIG"
-"""The environment variable that every launcher of TensorFlow sets."""
+"""Environment variable that every TensorFlow launcher sets."""
 
 Job = Literal["chief", "worker", "ps", "evaluator"]
-"""The part that a process plays."""
+"""The role of a process."""
 
 _FIX = "Unset it to train on this machine alone, or let `stoker train --workers N` set it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSpec:
-    """All tasks of a run by address, and which of them this process is."""
+    """The addresses of all tasks of a run, and the task of this process."""
 
     workers: tuple[str, ...] = ()
     """`host:port` of each worker, in the order of their index."""
@@ -39,16 +55,16 @@ class ClusterSpec:
     """`host:port` of each parameter server."""
 
     chief: tuple[str, ...] = ()
-    """`host:port` of the chief, where it is a job of its own; else worker 0 is the chief."""
+    """`host:port` of the chief if it is a separate job; else worker 0 is the chief."""
 
     evaluator: tuple[str, ...] = ()
-    """`host:port` of the evaluator, which is no part of the training cluster."""
+    """`host:port` of the evaluator, which is not part of the training cluster."""
 
     job: Job = "worker"
-    """What this process is."""
+    """The job of this process."""
 
     index: int = 0
-    """Which of its job."""
+    """Its index within the job."""
 
     def __post_init__(self) -> None:
         for job, addresses in self.jobs.items():
@@ -59,7 +75,7 @@ class ClusterSpec:
             raise ConfigError("TF_CONFIG must name an address once", got=twice[0], fix=_FIX)
         if len(self.chief) > 1:
             raise ConfigError("TF_CONFIG must name one chief", got=list(self.chief), fix=_FIX)
-        # An evaluator need not be listed: nobody calls it.
+        # An evaluator need not be listed, because no task calls it.
         known = len(self.jobs.get(self.job, ()))
         if not 0 <= self.index < known and self.job != "evaluator":
             raise ConfigError(
@@ -70,7 +86,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> dict[str, tuple[str, ...]]:
-        """Job -> addresses, as TensorFlow writes it, jobs without tasks left out."""
+        """Job -> addresses in TensorFlow's form, without empty jobs."""
         parts = {
             "chief": self.chief,
             "worker": self.workers,
@@ -81,62 +97,57 @@ class ClusterSpec:
 
     @property
     def trainers(self) -> int:
-        """How many processes compute steps: the chief and the workers."""
+        """Number of processes that compute steps: the chief and the workers."""
         return len(self.chief) + len(self.workers)
 
     @property
     def rank(self) -> int:
-        """This process's place among the trainers; the chief is 0."""
+        """Rank of this process among the trainers; the chief is 0."""
         return self.index if self.job == "chief" else len(self.chief) + self.index
 
     @property
     def name(self) -> str:
-        """How a person calls this process, e.g. `worker 1`."""
+        """Name of this process for messages, e.g. `worker 1`."""
         return self.job if self.job == "chief" else f"{self.job} {self.index}"
 
     @property
     def leads(self) -> bool:
-        """Whether it is the chief, or worker 0 where nobody is."""
+        """Whether it is the chief, or worker 0 without a chief."""
         return self.job == "chief" or (self.name == "worker 0" and not self.chief)
 
     @property
     def leader(self) -> str:
-        """How a person calls the one that leads."""
+        """Name of the process that leads, for messages."""
         return "the chief" if self.chief else "worker 0"
 
     @property
     def near(self) -> int:
-        """How many of those that compute steps are on this one's machine, it included."""
+        """Number of trainers on this process's machine, including itself."""
         host = self.address.rpartition(":")[0]
         return sum(a.rpartition(":")[0] == host for a in (*self.chief, *self.workers))
 
     @property
     def serves(self) -> bool:
-        """Whether it computes what a chief asks for, until it is ended: beside parameter servers."""
+        """Whether it works for a chief until it is ended, as with parameter servers."""
         return self.job != "chief" and bool(self.servers)
 
     @property
-    def on_this_machine(self) -> bool:
-        """Whether nobody elsewhere takes part, so that ports need not be open to others."""
-        return all(a.startswith(f"{LOOPBACK}:") for jobs in self.jobs.values() for a in jobs)
-
-    @property
     def address(self) -> str:
-        """Where this process listens."""
+        """Address on which this process listens."""
         return self.jobs[self.job][self.index]
 
     def to_tf_config(self) -> str:
-        """The value of `TF_CONFIG` for this process."""
+        """Return the value of `TF_CONFIG` for this process."""
         return json.dumps(
             {"cluster": self.jobs, "task": {"type": self.job, "index": self.index}}, sort_keys=True
         )
 
 
 def read_tf_config(environ: Mapping[str, str]) -> ClusterSpec | None:
-    """The cluster that the environment describes, None where it describes none.
+    """Return the cluster that the environment describes; None if it describes none.
 
     Raises:
-        ConfigError: `TF_CONFIG` is set and is not what it must be.
+        ConfigError: `TF_CONFIG` is set and invalid.
     """
     text = environ.get(VARIABLE, "").strip()
     return parse_tf_config(text) if text else None
@@ -147,10 +158,10 @@ def parse_tf_config(text: str) -> ClusterSpec:
 
     Args:
         text: `{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}`;
-            jobs are chief, worker, ps and evaluator; keys beside cluster and task are let be.
+            jobs are chief, worker, ps and evaluator; other keys are ignored.
 
     Raises:
-        ConfigError: what is wrong with it.
+        ConfigError: it is invalid.
     """
     try:
         raw = json.loads(text)
@@ -180,13 +191,13 @@ def parse_tf_config(text: str) -> ClusterSpec:
 def local_cluster(
     ports: Sequence[int], *, workers: int, servers: int = 0
 ) -> tuple[ClusterSpec, ...]:
-    """One machine's processes, the chief first.
+    """Return the tasks of a run on one machine, the chief first.
 
     Args:
-        ports: One a process; with parameter servers there is a chief of its own, which makes
-            `workers + servers + 1`, else `workers`.
-        workers: How many workers.
-        servers: How many parameter servers.
+        ports: One for each process: `workers`, or with parameter servers, which need a separate chief,
+            `workers + servers + 1`.
+        workers: Number of workers.
+        servers: Number of parameter servers.
     """
     addresses = [f"{LOOPBACK}:{port}" for port in ports]
     chief = addresses[:1] if servers else []
@@ -202,11 +213,10 @@ def local_cluster(
 
 @contextlib.contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Free ports of 127.0.0.1 that nobody else is given until the block ends.
+    """Yield free ports of 127.0.0.1 that the kernel gives to no other process until the block ends.
 
-    Each is bound and does not listen. TensorFlow's server, which sets SO_REUSEADDR too, can still
-    take it; a connection that the kernel picks a port for cannot, nor can whoever else asks for
-    any free one.
+    Each is bound but does not listen. TensorFlow's server, which also sets SO_REUSEADDR, can still
+    bind it; processes that ask the kernel for any free port cannot.
     """
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
@@ -217,7 +227,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
 
 
 def require_own_port(cluster: ClusterSpec) -> None:
-    """Refuse to start where something listens on this process's port already.
+    """Check that no other process listens on this process's port.
 
     Raises:
         BusyError: the port is taken.

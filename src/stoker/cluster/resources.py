@@ -1,4 +1,4 @@
-"""What a run asks for when it is submitted to machines other than this one."""
+"""The `resources` section: what a run requests from other machines."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _ACCELERATORS = re.compile(r"[A-Za-z][A-Za-z0-9-]*(:[1-9][0-9]*)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """The `resources` section. A run on this machine uses what the machine has, and says so."""
+    """The `resources` section. A run on this machine uses what the machine has, and logs that."""
 
     accelerators: str | None = None
-    """Kind and number per node, e.g. `H100:4`; none by default."""
+    """Type and number per node, e.g. `H100:4`; none by default."""
 
     nodes: int = 1
     """Number of machines."""
 
     spot: bool = False
-    """Accept machines that may be taken back."""
+    """Accept machines that the provider may take back (spot instances)."""
 
     budget_usd: float | None = None
     """Most that the run may cost, US dollars."""
 
     usd_per_hour: float | None = None
-    """What one machine costs an hour, US dollars; with it a run's epochs have a price. This machine's
-    too, where the run is not submitted to others."""
+    """Price of one machine per hour, US dollars, from which the cost of an epoch is computed. For a run
+    on this machine, the price of this machine."""
 
     def __post_init__(self) -> None:
         if self.accelerators is not None and not _ACCELERATORS.fullmatch(self.accelerators):

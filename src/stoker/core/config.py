@@ -1,4 +1,4 @@
-"""YAML, `--set` and Python objects -> the same frozen dataclasses, or one line that says why not."""
+"""Reads settings from YAML and `--set` into frozen dataclasses, with one-line errors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import re
 import types
 import typing
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -25,22 +26,23 @@ MOST_BYTES = 1 << 20
 """Largest YAML file: 20,000 columns in `data.types`."""
 
 MOST_VALUES = 100_000
-"""Most values of a YAML text, with what aliases and merges repeat. PyYAML takes 5 s for so many."""
+"""Most values of a YAML text, including those that aliases and merges repeat. PyYAML takes 5 s for so
+many."""
 
 MOST_LEVELS = 100
-"""Most values inside each other, with what aliases repeat. PyYAML takes time that grows with the square."""
+"""Deepest nesting, including what aliases repeat. PyYAML's time grows with its square."""
 
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 where PyYAML is otherwise: a key stands once in a mapping, and 20:30 is a text."""
+    """YAML 1.2 where PyYAML differs: a key occurs once in a mapping, and 20:30 is text."""
 
     _values = _levels = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse too many values, or levels of them, before the rest is read."""
+        """Reject too many values or levels before the rest is read."""
         self._values, self._levels = self._values + 1, self._levels + 1
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         _require_few(self._values, self._levels, mark)
@@ -49,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """Join surrogate pairs, as which JSON writes what is beyond 16 bits."""
+        """Join surrogate pairs: JSON writes characters beyond 16 bits as such."""
         node = super().compose_scalar_node(anchor)
         if _NO_TEXT.search(node.value):
             node.value = node.value.encode("utf-16", "surrogatepass").decode(
@@ -58,7 +60,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Refuse an empty key, and one that stands twice: the first value would be lost silently."""
+        """Reject an empty key, and a key that occurs twice: the first value would be lost silently."""
         mapping = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in mapping.value:
@@ -66,12 +68,12 @@ class _Loader(yaml.SafeLoader):
                 if key.tag == "tag:yaml.org,2002:null":
                     raise _refused("a key without a name", key.start_mark)
                 if key.value in seen:
-                    raise _refused(f"key {key.value!r} stands twice", key.start_mark)
+                    raise _refused(f"key {key.value!r} occurs twice", key.start_mark)
                 seen.add(key.value)
         return mapping
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Refuse a value that Python cannot read as what it looks like, or that nothing can use."""
+        """Reject a value that Python cannot read as its YAML type, or that no setting can use."""
         try:
             value = super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError):
@@ -88,7 +90,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """A number; what YAML 1.1 takes for one to the base 60 is a text."""
+        """Return a number; a base-60 number of YAML 1.1 is text."""
         if ":" in node.value:
             return node.value
         if _OCTAL.fullmatch(node.value):
@@ -120,7 +122,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping.
 
     Raises:
-        ConfigError: no such file, no YAML (with line and column), or no mapping.
+        ConfigError: the file does not exist, is not YAML (with line and column), or is not a mapping.
     """
     try:
         with path.open("rb") as stream:
@@ -150,14 +152,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def with_overrides(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Apply `--set a.b.c=value` assignments; each value is read as YAML.
+    """Return a mapping with `--set a.b.c=value` assignments applied; each value is read as YAML.
 
     Args:
         raw: The mapping as read; it is not changed.
         assignments: `dotted.key=value`, later ones win.
 
     Raises:
-        ConfigError: no `=`, an empty key, or a key below something that is no mapping.
+        ConfigError: no `=`, an empty key, or a key below something that is not a mapping.
     """
     result = _copied(raw)
     for assignment in assignments:
@@ -182,7 +184,7 @@ def with_overrides(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
 
 
 def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
-    """Make a configuration dataclass from plain values, strictly.
+    """Return a configuration dataclass made of plain values.
 
     Args:
         cls: A dataclass whose fields are scalars, Literal, Optional, tuples, dicts and dataclasses.
@@ -201,7 +203,7 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
     for key in raw:
         if key not in fields:
             raise ConfigError(
-                f"{_dotted(where, str(key))} is no setting", fix=nearest(str(key), list(fields))
+                f"{_dotted(where, str(key))} is not a setting", fix=nearest(str(key), list(fields))
             )
     hints = _hints(cls)
     values = {
@@ -221,7 +223,7 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
 
 
 def convert(hint: Any, value: object, *, where: str) -> Any:
-    """One value to one annotated type, or a ConfigError that names key, type and value."""
+    """Return a value converted to an annotated type; else a ConfigError names key, type and value."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -246,11 +248,11 @@ def convert(hint: Any, value: object, *, where: str) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of one YAML document.
+    """Return the value of one YAML document.
 
     Args:
         text: The document.
-        where: What a message calls it.
+        where: Its name for messages.
 
     Raises:
         ConfigError: it is not YAML, with line and column; or it is too large or too deep.
@@ -281,7 +283,7 @@ def _composed(text: str) -> yaml.Node | None:
 
 
 def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
-    """How many values a node holds with all that its aliases repeat, and how many inside each other.
+    """Return the number of values in a node, including those that aliases repeat, and their depth.
 
     Args:
         node: Any.
@@ -298,16 +300,16 @@ def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -
         _require_few(values, levels, node.start_mark)
         sizes[node] = values, levels
     if sizes[node] == (0, 0):
-        raise _refused("a value that holds itself", node.start_mark)
+        raise _refused("a value that contains itself", node.start_mark)
     return sizes[node]
 
 
 def located(error: ConfigError, path: Path) -> ConfigError:
-    """The error with the file, and with the line of the key that it names, if the file has it.
+    """Return the error with the file, and the line of the key that it names if the file has it.
 
     Args:
-        error: What `build` says of the file's values.
-        path: The file, which was read before.
+        error: From `build` on the file's values.
+        path: The file.
     """
     node = _composed(path.read_text(encoding="utf-8"))
     lines = {} if node is None else _key_lines(node, "")
@@ -317,13 +319,13 @@ def located(error: ConfigError, path: Path) -> ConfigError:
 
 
 def names_key(rule: str, key: str) -> bool:
-    """Whether a rule names a dotted key; a plain one only where it begins with it."""
+    """Return whether a rule names a dotted key; a key without a dot counts only at its start."""
     found = re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", rule)
     return found is not None and (found.start() == 0 or "." in key)
 
 
 def _key_lines(node: yaml.Node, where: str) -> dict[str, int]:
-    """Dotted key -> its line, counted from 1."""
+    """Return dotted key -> its line, counted from 1."""
     found: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(key, yaml.ScalarNode):
@@ -351,7 +353,7 @@ def _convert_union(args: tuple[Any, ...], value: object, where: str) -> Any:
     choices = [arg for arg in args if arg is not type(None)]
     sections = [choice for choice in choices if dataclasses.is_dataclass(choice)]
     if isinstance(value, Mapping) and sections:
-        # The section that knows most of the keys is the one that is meant, and says what is wrong.
+        # The section with most of these keys is the intended one; its error is the helpful one.
         known = [len(value.keys() & _hints(section).keys()) for section in sections]
         choices = [sections[known.index(max(known))]]
     if len(choices) == 1:
@@ -376,10 +378,10 @@ def _convert_literal(args: tuple[Any, ...], value: object, where: str) -> Any:
 def _convert_sequence(args: tuple[Any, ...], value: object, where: str) -> Any:
     if isinstance(value, str) or not isinstance(value, list | tuple):
         raise ConfigError(f"{where} must be a list", got=value, fix="E.g. [a, b].")
-    endless = len(args) == 2 and args[1] is Ellipsis
-    if args and not endless and len(args) != len(value):
+    any_length = len(args) == 2 and args[1] is Ellipsis
+    if args and not any_length and len(args) != len(value):
         raise ConfigError(f"{where} must hold {len(args)} values", got=list(value))
-    kinds = [args[0]] * len(value) if endless else list(args)
+    kinds = [args[0]] * len(value) if any_length else list(args)
     return tuple(
         convert(kind, item, where=f"{where}[{index}]")
         for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
@@ -399,7 +401,7 @@ def _convert_scalar(hint: Any, value: object, where: str) -> Any:
 
 
 def _in_quotes(hints: Sequence[Any], value: object) -> str:
-    """What to do where YAML takes a text for something else: `no`, `on`, `12`, `2026-01-31`."""
+    """Return what to do if YAML reads text as another type: `no`, `on`, `12`, `2026-01-31`."""
     is_other = isinstance(value, bool | int | float | dt.date)
     return "Write it in quotes if it is text." if str in hints and is_other else ""
 
@@ -407,7 +409,7 @@ def _in_quotes(hints: Sequence[Any], value: object) -> str:
 def _float(value: object, where: str) -> float:
     number = math.nan
     if isinstance(value, int | float | str) and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-3 (no dot) as text; everyone means a number by it.
+        # YAML 1.1 reads 1e-3 (without a dot) as text, but it means a number.
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
     if math.isnan(number):
@@ -431,3 +433,21 @@ def _type_name(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
     return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+_LONGEST_NAME = 63
+"""Characters of a DNS label. Source: RFC 1123."""
+
+
+def dns_name(*candidates: str) -> str:
+    """Return the first candidate that leaves a DNS label (a-z, 0-9 and inner dashes), or `model`."""
+    for candidate in candidates:
+        plain = (
+            unicodedata.normalize("NFKD", candidate.casefold()).encode("ascii", "ignore").decode()
+        )
+        name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
+        if name and not name[0].isalpha():
+            name = f"model-{name}"
+        if name:
+            return name[:_LONGEST_NAME].rstrip("-")
+    return "model"

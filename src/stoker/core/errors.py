@@ -1,15 +1,18 @@
-"""The one shape of an error that is the user's to mend.
+"""Errors that the user can fix, in one shape, and findings of checks.
 
-UserError              exit 2, HTTP 400: rule; what was received; the next action
+UserError              exit 2, HTTP 400: the rule; what was received; the next action
 |- ConfigError         stoker.yaml, --set, the user's module
 |- DataError           the user's data: names file, row and column
-|- BusyError           something else holds what is needed
-CheckFailed            exit 3: a gate or a check said no
-Preempted              exit 75: the process was asked to end, and has saved what it had
-Every other exception is our bug: exit 1, with its traceback.
+|- BusyError           another process uses what is needed
+CheckFailed            exit 3: a gate or a check failed
+Preempted              exit 75: the process was asked to end, and has saved its state
+Every other exception is a bug of Stoker: exit 1, with its traceback.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -19,23 +22,23 @@ EXIT_PREEMPTED = 75
 
 
 class _Unset:
-    """Marks an argument that was not given, where None is a value one may receive."""
+    """Marks an argument that was not given, because None can be a received value."""
 
 
 _UNSET = _Unset()
 
 
 class UserError(Exception):
-    """Something that the user can mend, said in one line."""
+    """A problem that the user can fix, in one line."""
 
     exit_code = EXIT_USER
 
     def __init__(self, rule: str, *, got: object = _UNSET, fix: str = "") -> None:
-        """Build the one line.
+        """Build the line.
 
         Args:
-            rule: What was expected, a clause without the final full stop.
-            got: What came instead; printed as its `repr`, strings in quotes.
+            rule: What was expected, a clause without a final period.
+            got: What was received; printed as its `repr`, strings in quotes.
             fix: The next action, a whole sentence.
         """
         self.rule = rule.rstrip(".")
@@ -44,7 +47,7 @@ class UserError(Exception):
         super().__init__(self.line())
 
     def line(self) -> str:
-        """The error as one line, whatever the parts hold."""
+        """Return the error as one line; line breaks in its parts are replaced."""
         parts = [self.rule + "."]
         if not isinstance(self.got, _Unset):
             shown = _shown(self.got)
@@ -59,31 +62,31 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A setting, or the user's module, is not what it must be."""
+    """A setting or the user's module is invalid."""
 
 
 class DataError(UserError):
-    """The data is not what it must be; the rule names file, row and column."""
+    """The data is invalid; the rule names file, row and column."""
 
 
 class BusyError(UserError):
-    """Another process holds what this one needs; the rule names it."""
+    """Another process uses what this one needs; the rule names it."""
 
 
 class CheckFailed(UserError):
-    """A gate or a check said no: nothing is broken, but nothing goes on."""
+    """A gate or a check failed: nothing is broken, but the run stops."""
 
     exit_code = EXIT_CHECK
 
 
 class Preempted(UserError):
-    """Asked to end (SIGTERM, Slurm's SIGUSR1): what was done is saved, and can be gone on from."""
+    """The process was asked to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next one."""
 
     exit_code = EXIT_PREEMPTED
 
 
 _SHOWN_CHARS = 200
-"""Longest text of a received value that a line of error shows."""
+"""Most characters of a received value in an error."""
 
 
 def _shown(value: object) -> str:
@@ -93,3 +96,28 @@ def _shown(value: object) -> str:
 
 class Plain(str):
     """A received value that is a sentence already and is printed without quotes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One result of a check of a run, a script or a machine."""
+
+    kind: str
+    """Its name for programs, e.g. `retraces` or `xla_unused`."""
+
+    severity: Literal["error", "warning"]
+    """An error ends the run or fails the check; a warning is logged."""
+
+    message: str
+    """What was found, a clause with names and numbers."""
+
+    fix: str
+    """The next action, a whole sentence."""
+
+    def line(self) -> str:
+        """Return the finding as one line for the log."""
+        return f"{self.message}. {self.fix}"
+
+    def as_error(self) -> CheckFailed:
+        """Return the finding as the error that ends the run."""
+        return CheckFailed(self.message, fix=self.fix)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and whose damage is seen."""
+"""Files that are either complete or absent, and whose damage is detected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READ_BYTES = 1 << 20
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a file's bytes, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_READ_BYTES):
@@ -30,7 +30,7 @@ def sha256_file(path: Path) -> str:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: a rename survives a power cut only after this."""
+    """Flush the names in a folder to disk: only then does a rename survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,11 +42,11 @@ def fsync_folder(folder: Path) -> None:
 def full_disk_is_named(
     target: Path, *, need_bytes: Callable[[], int | None] = lambda: None
 ) -> Iterator[None]:
-    """Turn "no space left on device" into one line that says how much is free where.
+    """Turn "no space left on device" into an error that says how much space is free.
 
     Args:
         target: What is written.
-        need_bytes: Asked then how much more has to be written, None where nobody knows.
+        need_bytes: Called for the error: how much more has to be written; None if unknown.
     """
     try:
         yield
@@ -69,16 +69,16 @@ _IN_THE_WAY = (
 
 @contextlib.contextmanager
 def writable(folder: Path, *, what: str, fix: str) -> Iterator[None]:
-    """Turn what hinders the making of a folder or its files into one line.
+    """Turn errors of creating a folder, or of writing in it, into one line.
 
     Args:
-        folder: What is made, or written in.
-        what: How a person calls it, "the runs folder".
-        fix: What helps.
+        folder: The folder.
+        what: Its name for messages, e.g. "the runs folder".
+        fix: The next action.
 
     Raises:
-        UserError: the disk is full or read-only, it belongs to another, a file is in the way, or there
-            can be no such folder.
+        UserError: the disk is full or read-only, the folder belongs to another user, a file has its
+            name, or the name is not possible.
     """
     try:
         with full_disk_is_named(folder):
@@ -95,10 +95,10 @@ def writable(folder: Path, *, what: str, fix: str) -> Iterator[None]:
 
 
 class FullDisk(UserError):
-    """There is no room for what is written; nothing half-written is visible."""
+    """The disk is full; no partly written file is visible."""
 
     def __init__(self, target: Path, *, need_bytes: int | None) -> None:
-        """Say how much is free where `target` should lie, and how much more is needed."""
+        """Build the message: the free space on the disk of `target`, and how much more is needed."""
         self.need_bytes = need_bytes
         folder = next(parent for parent in [target, *target.parents] if parent.exists())
         needed = (
@@ -112,7 +112,7 @@ class FullDisk(UserError):
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file so that a reader, or a restart, sees the old content or the new, never a part.
+    """Write a file so that a reader sees the old or the new content, never a part of it.
 
     Raises:
         UserError: the disk is full; the old file is untouched.
@@ -136,7 +136,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, atomically, sorted, with NaN refused (it is no JSON)."""
+    """Write a value as sorted JSON, atomically; NaN is an error, because it is not JSON."""
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
@@ -144,7 +144,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file that Stoker wrote.
 
     Raises:
-        DataError: the file is not there, is cut or is no JSON.
+        DataError: the file does not exist, is truncated or is not JSON.
     """
     try:
         return json.loads(path.read_text())
@@ -173,14 +173,14 @@ def alone(lock: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lasting_folder(beside: Path, key: str) -> Iterator[Path]:
-    """A hidden folder on the same disk as `beside` that a killed writer finds again by its key.
+    """Yield a hidden folder next to `beside` that the next process finds by its key after a kill.
 
-    Those of other keys are removed: nobody goes on with them. It is gone at the end if it was
-    renamed, or holds no file.
+    Folders of other keys are removed, because nothing continues them. At the end it is removed if it
+    holds no file, unless it was renamed.
 
     Args:
-        beside: What it will become.
-        key: What must be equal to go on, hexadecimal digits.
+        beside: The final path of the content.
+        key: Identifies the work to continue, hexadecimal digits.
     """
     folder = beside.parent / f".{beside.name}.{key[:12]}.partial"
     with full_disk_is_named(beside):
@@ -196,16 +196,16 @@ def lasting_folder(beside: Path, key: str) -> Iterator[Path]:
 
 
 def sweep(folder: Path, name: str) -> None:
-    """Remove what a killed writer of `name` (or of any name, by `*`) left half-made in a folder.
+    """Remove the partial files that a killed writer of `name` (`*`: any name) left in a folder.
 
-    Call it only where no other writer can be at work.
+    Call it only if no other process writes there.
     """
     for left in folder.glob(f".{name}.*.tmp"):
         remove(left)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, where there is one."""
+    """Remove a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -213,18 +213,18 @@ def remove(path: Path) -> None:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All regular files below a folder, sorted by the bytes of their relative names."""
+    """Return all regular files below a folder, sorted by the bytes of their relative names."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sorted(found, key=lambda path: os.fsencode(path.relative_to(folder).as_posix()))
 
 
 def hash_folder(folder: Path) -> dict[str, str]:
-    """Relative name -> SHA-256 of every file below a folder, sorted by name."""
+    """Return relative name -> SHA-256 of every file below a folder, sorted by name."""
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in list_files(folder)}
 
 
 def fsync_tree(folder: Path) -> None:
-    """Make every file and every name below a folder durable."""
+    """Flush every file and every name below a folder to disk."""
     for path in list_files(folder):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -237,10 +237,10 @@ def fsync_tree(folder: Path) -> None:
 
 
 def publish_folder(made: Path, final: Path) -> None:
-    """Give a finished folder its final name in one step; `final` must not hold anything.
+    """Rename a finished folder to its final name in one step; `final` must be absent or empty.
 
     Raises:
-        FileExistsError: `final` is there already and is not empty.
+        FileExistsError: `final` exists and is not empty.
     """
     fsync_tree(made)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,7 @@ def publish_folder(made: Path, final: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """A fresh hidden folder on the same disk as `beside`, gone at the end unless it was renamed."""
+    """Yield a new hidden folder next to `beside`; it is removed at the end unless it was renamed."""
     with full_disk_is_named(beside):
         beside.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{beside.name}.", suffix=".tmp", dir=beside.parent))

@@ -1,4 +1,4 @@
-"""One name for "the same inputs": a SHA-256 over a canonical form."""
+"""Fingerprints of inputs: the SHA-256 of a canonical form."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ FINGERPRINTED_LIBRARIES = (
     "ibis-framework",
     "opencv-python-headless",
 )
-"""The libraries whose version can change a stage's output."""
+"""Libraries whose version can change a stage's output."""
 
 
 def fingerprint(value: object) -> str:
-    """The SHA-256 of a value's canonical JSON, as 64 hexadecimal digits.
+    """Return the SHA-256 of a value's canonical JSON, as 64 hexadecimal digits.
 
     Args:
-        value: Dataclasses, mappings, sequences, paths and JSON's own scalars, nested. The order of
-            a mapping's keys does not count; the order of a sequence does.
+        value: Dataclasses, mappings, sequences, paths and JSON scalars, nested. The order of a
+            mapping's keys does not matter; the order of a sequence does.
 
     Raises:
-        TypeError: the value holds something that has no canonical form.
+        TypeError: the value contains something without a canonical form.
     """
     text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -40,9 +40,10 @@ def fingerprint(value: object) -> str:
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Name -> version of all that can change a stage's output; Stoker's own is its sources' hash.
+    """Return the version of each library that can change a stage's output.
 
-    An installed version number does not move while a checkout is edited or pulled.
+    For Stoker itself, it is a hash of the sources: the installed version number does not change when
+    a checkout is edited.
     """
     versions = {name: metadata.version(name) for name in FINGERPRINTED_LIBRARIES}
     python = ".".join(map(str, sys.version_info[:2]))

@@ -130,9 +130,9 @@ class FolderWatch:
                 # Report each kind of event once for each file.
                 self._seen.add(key)
                 place = self._places[number]
-                self._tell(mask, place / os.fsdecode(name) if name else place, of_place=not name)
+                self._report(mask, place / os.fsdecode(name) if name else place, of_place=not name)
 
-    def _tell(self, mask: int, path: Path, *, of_place: bool) -> None:
+    def _report(self, mask: int, path: Path, *, of_place: bool) -> None:
         if mask & (_CREATE | _MOVED_TO):
             self._on_create(path)
         elif not mask & _IS_FOLDER:

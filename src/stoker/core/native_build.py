@@ -1,4 +1,4 @@
-"""C of our own -> a library in this process, compiled once for each machine, compiler and header."""
+"""Compiles Stoker's C code to a library, once for each machine, compiler and header."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint
 
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wall")
-"""No fused multiply-add: sums are rounded as TensorFlow's are."""
+"""Without fused multiply-add: sums are rounded like TensorFlow's."""
 
 _TIMEOUT_S = 120.0
-"""Longest that the compiler may take; it takes 2 s."""
+"""Time limit of the compiler, seconds; it takes 2 s."""
 
 _FILE = "compiled.so"
 _HASHES = "files.json"
 
 
 class NotBuilt(Exception):
-    """C does not become a library on this machine; the text says why."""
+    """The C code cannot be compiled or loaded on this machine; the text says why."""
 
 
 def load_compiled(source: Path, *libraries: str) -> ctypes.CDLL:
-    """A C file of the package, compiled.
+    """Return the library of a C file, compiled if necessary.
 
     Args:
         source: The file.
-        libraries: What it is linked with: `-lm`.
+        libraries: Linker options, e.g. `-lm`.
 
     Raises:
-        NotBuilt: there is no compiler, no header or library that it needs, or nowhere to keep the
-            result.
+        NotBuilt: there is no compiler, a header or library is missing, or the result cannot be
+            stored.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -63,7 +63,7 @@ def load_compiled(source: Path, *libraries: str) -> ctypes.CDLL:
 
 
 def _cache() -> Path:
-    """A folder that only this user can write: what lies in it is run."""
+    """Return a folder that only this user can write, because its content is executed."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = home / "stoker" / "native"
@@ -77,7 +77,7 @@ def _cache() -> Path:
 
 
 def _key(compiler: str, source: Path) -> str:
-    """Another for each source with its headers, which are in the preprocessed text, compiler, machine."""
+    """Return a key that depends on source and headers (the preprocessed text), compiler and machine."""
     text = _run([compiler, *_FLAGS, "-E", "-P", str(source)])
     return fingerprint(
         [text, _run([compiler, "--version"]), _FLAGS, platform.machine(), _features()]
@@ -85,7 +85,7 @@ def _key(compiler: str, source: Path) -> str:
 
 
 def _features() -> str:
-    """What this processor can do: `-march=native` uses all of it."""
+    """Return the processor's features: `-march=native` uses all of them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

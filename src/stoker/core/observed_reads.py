@@ -9,7 +9,7 @@ Environment variables are observed through `os.environ`.
 A file counts with its content at the start of the run. A file that did not exist then, or was
 written before it was read, belongs to the run and never counts. File times are not used for that
 decision. A variable counts with its value, unless the code itself has set it. A folder below the
-user's folder that is listed counts with the names in it (`listings`).
+user's folder that is listed counts with the names in it (`folder_files`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from typing import Any
 from stoker.core.folder_files import (
     MOST_FILES,
     Ignored,
+    Listings,
     file_mark,
     ignored_outside,
     ignored_variables,
     is_time_mark,
+    listing_mark,
+    parent_of,
     time_mark,
     walk,
     within,
 )
 from stoker.core.inotify import FolderWatch, is_available
-from stoker.core.listings import Listings, listing_mark, parent_of
 from stoker.core.source_fingerprint import python_fingerprint
 
 _LOG = logging.getLogger(__name__)

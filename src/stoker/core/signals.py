@@ -1,7 +1,7 @@
-"""Signals that ask a process to end, heard at once whatever its main thread is doing.
+"""Receives signals that ask a process to end immediately, even while its main thread is in native code.
 
-Python runs a signal's handler only between its own instructions, and a compiled call of many
-steps, an import or a query is one of them. So the signal's number is read from a pipe by a thread.
+Python runs a signal handler only between its own instructions, and a compiled call of many steps, an
+import or a query is a single one. So a thread reads the signal's number from a pipe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 from stoker.core.errors import EXIT_PREEMPTED
 
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""What a scheduler (Slurm: USR1) or a terminal sends before it takes the machine away."""
+"""Signals that a scheduler (Slurm: USR1) or a terminal sends before the process has to end."""
 
 
 @contextmanager
@@ -26,13 +26,13 @@ def heard(
     *,
     handler: Callable[[int], None] | None = None,
 ) -> Iterator[None]:
-    """Tell of each of these signals; outside the main thread nobody is listened to.
+    """Call a function at each of these signals; does nothing outside the main thread.
 
     Args:
-        numbers: Which signals; one that the process was started to ignore (`nohup`) stays ignored.
-        tell: Called in a thread of its own, at once. Whoever takes a signal over inside the block
-            has it for himself.
-        handler: Called in the main thread, when it comes to it; may raise.
+        numbers: The signals; one that the process was started to ignore (`nohup`) stays ignored.
+        tell: Called immediately, in a separate thread. Not called for a signal whose handler was
+            replaced inside the block.
+        handler: Called in the main thread, when Python runs handlers; may raise.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -67,10 +67,10 @@ def heard(
 
 @contextmanager
 def ends_when_asked() -> Iterator[None]:
-    """The process ends at once when it is asked to, with the exit code of the preempted.
+    """End the process immediately when it is asked to, with the exit code of a preempted run.
 
-    For work that a kill loses nothing of. A signal that a handler of the user's own takes is left
-    to it.
+    For work that loses nothing when it is killed. A signal with a handler of the user's is left to
+    that handler.
     """
     free = [number for number in ASKING if signal.getsignal(number) is signal.SIG_DFL]
     with heard(free, end_at_once):
@@ -78,7 +78,7 @@ def ends_when_asked() -> Iterator[None]:
 
 
 def end_at_once(number: signal.Signals) -> None:
-    """End the process now; what it has published stays."""
+    """End the process now; everything that it has published stays."""
     line = f"stoker: ended by {number.name}; run it again to go on from what is saved.\n"
     os.write(2, line.encode())
     os._exit(EXIT_PREEMPTED)

@@ -1,7 +1,7 @@
-"""The fingerprint of a user's function: its own source and all that it uses in the user's folder.
+"""Fingerprints of a user's function: its source, and everything in the user's folder that it uses.
 
-Comments and blank lines do not count. What cannot be followed makes every file of the folder
-count: star imports, imports inside a function, `exec` and its like, a read of a file or of the
+Comments and blank lines do not count. Code that cannot be followed makes every file of the folder
+count: star imports, imports inside a function, `exec` and similar, reads of files or of the
 environment.
 """
 
@@ -65,19 +65,19 @@ class _Module:
 def function_fingerprint(
     folder: Path, module: str, function: str, *, outputs: Collection[Path] = ()
 ) -> str:
-    """The fingerprint of `module:function` and everything in `folder` that it refers to.
+    """Return the fingerprint of `module:function` and everything in `folder` that it refers to.
 
     Args:
-        folder: The user's folder, where modules are looked for.
+        folder: The user's folder, where modules are searched.
         module: Dotted module name, e.g. `model`.
         function: A module-level name in it.
-        outputs: Folders that Stoker itself writes, which do not count.
+        outputs: Folders that Stoker writes, which do not count.
 
     Returns:
         64 hexadecimal digits.
 
     Raises:
-        ConfigError: the module is not there or does not parse.
+        ConfigError: the module does not exist or does not parse.
     """
     walk = _Walk(folder)
     try:
@@ -88,7 +88,7 @@ def function_fingerprint(
 
 
 def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, frozenset[Path]]:
-    """The fingerprint of `module:function` by source alone, for a run whose reads are observed.
+    """Return the fingerprint of `module:function` by source alone, for a run whose reads are observed.
 
     If the source cannot be followed (a star import, `getattr`), the modules that it names count
     whole. Files and environment variables that it reads do not count: `observed_reads` covers
@@ -116,7 +116,10 @@ def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, f
 
 
 def python_fingerprint(path: Path) -> str:
-    """The fingerprint of a Python file without comments and blank lines; of its bytes if it is none."""
+    """Return the fingerprint of a Python file without comments and blank lines.
+
+    Of its bytes if it is not valid Python.
+    """
     try:
         return fingerprint({"python": ast.unparse(ast.parse(path.read_text(encoding="utf-8")))})
     except (SyntaxError, ValueError):
@@ -124,21 +127,21 @@ def python_fingerprint(path: Path) -> str:
 
 
 def module_file(folder: Path, module: str) -> Path | None:
-    """The file of a dotted module name below a folder, or None where it is not there."""
+    """Return the file of a dotted module name below a folder; None if it does not exist."""
     base = folder.joinpath(*module.split("."))
     candidates = (base.with_suffix(".py"), base / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
 
 
 _BINDING = frozenset(["globals", "vars", "exec", "setattr", "__getattr__"])
-"""Names by which a module can come to have others that its source does not bind."""
+"""Names through which a module can bind names that its source does not show."""
 
 
 def names_bound(path: Path) -> set[str] | None:
-    """The names that importing a module binds, found without a run of it.
+    """Return the names that importing a module binds, without running it.
 
     Returns:
-        None where the source does not tell: a star import and its like, or no Python.
+        None if the source does not tell: a star import and similar, or invalid Python.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -203,7 +206,7 @@ class _Walk:
         return self.modules[module]
 
     def run_imports(self, module: str) -> None:
-        """What an import runs counts, whether or not a name of it is used."""
+        """Count what an import runs, whether or not one of its names is used."""
         parents = [module.rsplit(".", depth)[0] for depth in range(1, module.count(".") + 1)]
         imported = [name for name, _ in self.modules[module].imports.values()]
         for name in [*parents, *imported]:
@@ -237,7 +240,7 @@ class _Walk:
         else:
             name = attributes
             if name is not None and module_file(self.folder, f"{module}.{name}") is not None:
-                # `package.module.name`: what is taken of the module is not seen here.
+                # `package.module.name`: the used part of the module is unknown here.
                 self.cannot_follow(f"{module}.{name}")
                 return
             if module_file(self.folder, module) is None:
@@ -274,7 +277,7 @@ class _LenientWalk(_Walk):
             try:
                 self.cannot_follow(name)
             except ConfigError:
-                # Not this Python's: an import of it can be guarded by the user's code.
+                # Not valid in this Python: the user's code may guard the import.
                 self.parts.append(f"{name}: {file_mark(path)}")
 
 
@@ -291,7 +294,7 @@ def _parse_module(path: Path, module: str) -> _Module:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for statement in tree.body:
         _sort_statement(parsed, statement, package)
-    # What a decorator of the user's own registers is reached without being named.
+    # A user's decorator may register a function that is then called without being named.
     parsed.always += [
         statement
         for statement in parsed.definitions.values()
@@ -328,7 +331,7 @@ def _sort_statement(parsed: _Module, statement: ast.stmt, package: str) -> None:
         if _calls(statement):
             parsed.always.append(statement)
         for name in names:
-            # What a name that is assigned twice holds depends on the order: both count, always.
+            # The value of a name that is assigned twice depends on the order: both always count.
             if name in parsed.definitions:
                 parsed.always += [parsed.definitions[name], statement]
             parsed.imports.pop(name, None)
@@ -341,7 +344,7 @@ def _imports(
     statement: ast.Import | ast.ImportFrom, package: str
 ) -> dict[str, tuple[str, str | None]]:
     if isinstance(statement, ast.Import):
-        # `import a.b` binds a, but runs a.b: without an `as` it is kept under its whole name too.
+        # `import a.b` binds a, but runs a.b: without `as` it is also stored under its whole name.
         top: dict[str, tuple[str, str | None]] = {
             alias.asname or alias.name.partition(".")[0]: (
                 alias.name if alias.asname else alias.name.partition(".")[0],
@@ -355,7 +358,7 @@ def _imports(
 
 
 def _base(statement: ast.ImportFrom, package: str) -> str:
-    """The full name of the module in `from X import ...`, resolved if it is relative."""
+    """Return the full name of the module in `from X import ...`, resolved if it is relative."""
     base = statement.module or ""
     if not statement.level:
         return base

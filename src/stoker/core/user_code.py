@@ -1,4 +1,4 @@
-"""Finding and calling what the user wrote, so that its faults are told as the user's own."""
+"""Finds and calls the user's functions, and reports their failures with the user's file and line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from stoker.core.source_fingerprint import module_file, names_bound
 
 
 def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., Any]:
-    """The function that `module:function` names in the user's folder.
+    """Import and return the function `module:function` of the user's folder.
 
     Args:
-        folder: The user's folder; its modules may import one another while this runs.
+        folder: The user's folder; its modules may import one another meanwhile.
         reference: `module:function`.
-        where: The setting that held it, for the message.
+        where: The setting that names it, for messages.
 
     Raises:
-        ConfigError: no such module or function, or importing the module failed (file and line).
+        ConfigError: the module or the function does not exist, or importing failed (file and line).
     """
     path, function_name = _find(folder, reference, where=where)
     module_name, _ = split_reference(reference, where=where)
@@ -40,10 +40,10 @@ def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., 
 
 
 def require_function(folder: Path, reference: str, *, where: str) -> None:
-    """Refuse what `load_function` would not find, as far as the source tells without a run of it.
+    """Check that `load_function` would find a function, as far as the source tells; nothing is run.
 
     Raises:
-        ConfigError: no such module, or the module binds no such name.
+        ConfigError: the module does not exist, or it does not bind that name.
     """
     path, function_name = _find(folder, reference, where=where)
     names = names_bound(path)
@@ -70,10 +70,10 @@ def _no_function(path: Path, name: str, names: list[str], *, where: str) -> Conf
 
 
 def split_reference(reference: str, *, where: str) -> tuple[str, str]:
-    """Module and function of `module:function`.
+    """Return module and function of `module:function`.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: the reference has another form.
     """
     module, colon, function = reference.partition(":")
     parts = [*module.split("."), function]
@@ -88,12 +88,12 @@ def call(
     what: str,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Call the user's function; what it raises becomes one line with the user's file and line.
+    """Call the user's function; an exception becomes one line with the user's file and line.
 
     Args:
-        function: The user's.
+        function: The user's function.
         *args: Its positional arguments.
-        what: Its name, for the message.
+        what: Its name, for messages.
         options: Its keyword arguments.
 
     Raises:
@@ -108,11 +108,11 @@ def call(
 
 
 def failure_of_user_code(what: str, error: BaseException, *, advice: str = "") -> ConfigError:
-    """The one-line error for a failure that the user's code caused.
+    """Return the one-line error for a failure that the user's code caused.
 
     Args:
         what: What failed: `module:function`, or a noun such as "the loss".
-        error: What was raised.
+        error: The exception.
         advice: What to do, a whole sentence.
 
     Returns:
@@ -156,7 +156,7 @@ _IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
 
 
 def user_place(error: BaseException) -> str:
-    """The innermost line of the user's code that an error passed through.
+    """Return the innermost line of the user's code that an error passed through.
 
     TensorFlow puts the traceback of a generator, of a `py_function` and of a function that AutoGraph
     converted into the text of its own error: those lines count too, and are the innermost.
@@ -173,7 +173,7 @@ def user_place(error: BaseException) -> str:
 
 
 def is_of_user_code(error: BaseException) -> bool:
-    """Whether an error came from the user's code, or from Keras or TensorFlow working on it.
+    """Return whether an error came from the user's code, or from Keras or TensorFlow working on it.
 
     If no line of the user's code was involved, the packages decide: an error raised below a call of
     Keras or TensorFlow is about the user's model; an error raised by Stoker, or below another
@@ -188,7 +188,7 @@ def is_of_user_code(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """An error and the errors that caused it, the first cause last."""
+    """Return an error and the errors that caused it, the first cause last."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -234,7 +234,7 @@ def _kerass_sentence(error: BaseException) -> str:
 
 
 def advice_for(error: BaseException) -> str:
-    """Advice for errors from ordinary Python code that TensorFlow traces; "" for other errors."""
+    """Return advice for errors from ordinary Python code that TensorFlow traces; else ""."""
     text = f"{type(error).__name__}: {error}"
     if "numpy() is only available" in text or re.search(r"has no attribute 'numpy'", text):
         return (
@@ -256,7 +256,7 @@ def advice_for(error: BaseException) -> str:
 _OF_RAGGED = re.compile(
     r"has no attribute '(to_tensor|row_lengths|row_splits|flat_values|with_flat_values)'"
 )
-"""What only a `tf.RaggedTensor` has."""
+"""Attributes that only a `tf.RaggedTensor` has."""
 
 
 _HEADINGS = (
@@ -271,11 +271,11 @@ _CAUSE = "Error encountered:"
 
 
 def first_line(error: BaseException) -> str:
-    """The line of an error that says why, without TensorFlow's heading and traceback."""
+    """Return the line of an error that says why, without TensorFlow's heading and traceback."""
     text = _CLUTTER.sub("", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0] == "in user code:":
-        # AutoGraph tells the way there first, then the error with its type.
+        # AutoGraph prints the call stack first, then the error with its type.
         return lines[-1].partition(": ")[2].rstrip(".") or lines[-1]
     causes = [number for number, line in enumerate(lines) if line.endswith(_CAUSE)]
     lines = lines[causes[-1] + 1 :] if causes else lines

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stoker.core.config import dns_name
 from stoker.core.errors import ConfigError
-from stoker.core.names import dns_name
 
 Target = Literal["compose", "kubernetes", "kserve"]
 ServerKind = Literal["stoker", "tensorflow-serving"]

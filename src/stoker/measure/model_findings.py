@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 
 NAMED = 3
 """Layers that are named in the message; others are only counted."""

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
 
 from stoker.core.errors import Plain, UserError
+from stoker.internals.tensorflow_internals import config_of_session, session_callable
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ def session_config(
 
 def inter_op_pool(session: tf.compat.v1.Session) -> int:
     """The pool for calls of a session: `INLINE` if it runs them in the caller's thread."""
-    inline = session._config.inter_op_parallelism_threads == INLINE  # noqa: SLF001 - public nowhere
+    inline = config_of_session(session).inter_op_parallelism_threads == INLINE
     return INLINE if inline else 0
 
 
@@ -434,8 +435,7 @@ def _callable(
     options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
     options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
     options.run_options.inter_op_thread_pool = inter_op_pool(session)
-    run: Callable[..., list[np.ndarray]] = session._make_callable_from_options(options)  # noqa: SLF001
-    return run
+    return session_callable(session, options)
 
 
 def _signature(definition: meta_graph_pb2.SignatureDef) -> Signature:

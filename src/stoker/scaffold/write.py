@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stoker.core.config import dns_name
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import write_atomic
-from stoker.core.names import dns_name
 from stoker.data.ingest import IngestConfig, SourceDescription, describe_source
 from stoker.data.sources.columns.table import UnusableColumn
 from stoker.data.sources.config import ColumnsConfig

@@ -159,7 +159,7 @@ def on_the_cpu(nodes: Iterable[Any]) -> str:
         nodes: Of the step's graph: those with a device of the CPU were put there by the script, and
             those without a kernel for GPUs can run nowhere else. All others run on the GPU.
     """
-    from stoker.train.health.placement import check_placement
+    from stoker.train.health.step_operations import check_placement
 
     placed = []
     for node in nodes:
@@ -180,12 +180,9 @@ def _only_on_the_cpu(operation: str) -> bool:
 @lru_cache(maxsize=4096)
 def _devices(operation: str) -> frozenset[str]:
     """Where an operation has kernels, XLA's apart."""
-    # The only way to ask, and without types.
-    from tensorflow.python.framework import kernels
+    from stoker.internals.tensorflow_internals import registered_devices
 
-    registered = kernels.get_registered_kernels_for_op(operation)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
-    found = {kernel.device_type for kernel in registered.kernel}
-    return frozenset(device for device in found if "XLA" not in device)
+    return frozenset(device for device in registered_devices(operation) if "XLA" not in device)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.cluster.doctor.gpu_watch import watched_gpus
-from stoker.cluster.processes import Child
+from stoker.cluster.doctor.visible import watched_gpus
+from stoker.cluster.processes import Child, ProcessOptions
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import remove, writable
 from stoker.core.signals import heard
@@ -167,11 +167,9 @@ def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> Child:
         return Child(
             command[0],
             command,
-            environ=environment,
-            stdin=None,
-            output=stdout,
-            parent_death=None,
-            ends_group=False,
+            ProcessOptions(
+                environ=environment, stdin=None, output=stdout, parent_death=None, ends_group=False
+            ),
         )
     except OSError as error:
         raise UserError(

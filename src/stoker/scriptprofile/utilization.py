@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stoker.cluster.processes import Child, last_line
+from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.files import write_json
 from stoker.core.signals import heard
 from stoker.measure.device_time import DeviceTime
@@ -111,7 +111,7 @@ def _run(request: Path, answer: Path) -> str:
     command = [sys.executable, "-m", "stoker.scriptprofile.counting", str(request), str(answer)]
     log = answer.with_suffix(".log")
     # In a session of its own: Ctrl-C ends the counting, and the profile is kept.
-    child = Child("the counting of operations", command, output=log)
+    child = Child("the counting of operations", command, ProcessOptions(output=log))
     with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda _: child.kill()):
         if not child.end(LONGEST_S):
             return f"to count its operations took more than {LONGEST_S:.0f} seconds"

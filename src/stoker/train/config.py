@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,10 +11,125 @@ from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.config import FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.health.divergence import DivergenceConfig
-from stoker.train.memory_config import MemoryConfig
-from stoker.train.watch.config import TensorBoardConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryConfig:
+    """The `train.memory` section; without a GPU it has no effect."""
+
+    growth: bool = True
+    """Take GPU memory when needed, instead of all of it at the start."""
+
+    limit_mb: int | None = None
+    """Most memory that this process takes of each GPU, MiB; it is taken at the start, so `growth`
+    has no effect. null: all of it."""
+
+    visible_devices: tuple[int, ...] | None = None
+    """GPUs that this process may use, by number. null: all."""
+
+    def __post_init__(self) -> None:
+        if self.limit_mb is not None and self.limit_mb < 1:
+            raise ConfigError("train.memory.limit_mb must be at least 1", got=self.limit_mb)
+        if self.visible_devices is None:
+            return
+        if len(set(self.visible_devices)) != len(self.visible_devices):
+            raise ConfigError(
+                "train.memory.visible_devices must name a GPU once", got=list(self.visible_devices)
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorBoardConfig:
+    """What TensorBoard shows in addition to loss, metrics and speed."""
+
+    histograms_every_steps: int | None = None
+    """Steps between two histograms of every weight. null: once an epoch; 0: never."""
+
+    gradients: bool = True
+    """Also histograms of the gradients: one more pass over the same batch each time."""
+
+    graph: bool = True
+    """Show the graph of a step."""
+
+    embeddings: dict[str, str | None] = field(default_factory=dict)
+    """Embedding layers for the projector, after each epoch: layer -> the vocabulary (an output made
+    with it, or its file name) whose terms label the vectors, or null."""
+
+    profile: str | None = None
+    """`START:STOP`: the steps to profile, e.g. 20:30."""
+
+    def __post_init__(self) -> None:
+        if self.histograms_every_steps is not None and self.histograms_every_steps < 0:
+            raise ConfigError(
+                "train.tensorboard.histograms_every_steps must be at least 0",
+                got=self.histograms_every_steps,
+            )
+        if self.profile is not None:
+            profiled_steps(self.profile)
+
+
+def profiled_steps(profile: str) -> tuple[int, int]:
+    """Return first and last step, from 1, of `START:STOP`.
+
+    Raises:
+        ConfigError: It has another form, or contains no step.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", profile)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 0 < first <= last:
+        raise ConfigError(
+            "train.tensorboard.profile must be START:STOP, steps counted from 1",
+            got=profile,
+            fix="E.g. profile: 20:30.",
+        )
+    return first, last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """The `train.checkpoint` section."""
+
+    every_s: float | Literal["auto"] = "auto"
+    """Seconds between two checkpoints. auto: from the measured cost, so that `max_overhead` holds,
+    between 5 s and 30 min."""
+
+    every_steps: int | None = None
+    """Steps between two checkpoints; if set, `every_s` is ignored."""
+
+    keep_last: int = 3
+    """Number of the newest checkpoints to keep: if one is damaged, an older one is used."""
+
+    keep_every_h: float | None = None
+    """Keep one checkpoint of every this many hours of training permanently; null: none."""
+
+    max_overhead: float = 0.035
+    """Largest share of the training time that checkpoints may cost if `every_s` is auto."""
+
+    def __post_init__(self) -> None:
+        if self.every_s != "auto" and not self.every_s > 0:
+            raise ConfigError("train.checkpoint.every_s must be above 0", got=self.every_s)
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ConfigError(
+                "train.checkpoint.every_steps must be at least 1", got=self.every_steps
+            )
+        if self.keep_last < 1:
+            raise ConfigError(
+                "train.checkpoint.keep_last must be at least 1",
+                got=self.keep_last,
+                fix="With 2 or more, there is an older one if the newest is damaged.",
+            )
+        if self.keep_every_h is not None and not self.keep_every_h > 0:
+            raise ConfigError(
+                "train.checkpoint.keep_every_h must be above 0", got=self.keep_every_h
+            )
+        if not 0 < self.max_overhead <= 1:
+            raise ConfigError(
+                "train.checkpoint.max_overhead must be above 0 and at most 1",
+                got=self.max_overhead,
+                fix="0.035 is 3.5 % of the training time.",
+            )
+
 
 Auto = Literal["auto"]
 StrategyName = Literal["one_device", "mirrored", "multi_worker", "parameter_server", "tpu"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from stoker.cluster.processes import Child, how_it_ended, last_line
+from stoker.cluster.processes import Child, ProcessOptions, how_it_ended, last_line
 from stoker.core.files import write_json
 
 FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
@@ -70,9 +70,11 @@ class Trial:
             self._child = Child(
                 "a trial",
                 [*command, str(path), str(asks_read), str(answers_write)],
-                environ=os.environ | dict(environment or {}),
-                output=self.log,
-                pass_fds=(asks_read, answers_write),
+                ProcessOptions(
+                    environ=os.environ | dict(environment or {}),
+                    output=self.log,
+                    pass_fds=(asks_read, answers_write),
+                ),
             )
         except BaseException:
             os.close(asks_write)

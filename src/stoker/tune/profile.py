@@ -21,7 +21,7 @@ PARTS = {
 """Part of a step -> what it is called."""
 
 Measured = Mapping[str, Any]
-"""A `stoker.train.measurement.window.Window`, JSON values."""
+"""A `stoker.train.measurement.measured_run.Window`, JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ def main(policy: str, folder: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from stoker.train.model.fused_norm import fuse_batch_norms
+    from stoker.train.optimizer.fused_kernels import fuse_batch_norms
 
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_dtype_policy(policy)

@@ -19,7 +19,7 @@ def stoker(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
-        ("stoker.yaml", "label:", "lable:", "lable is no setting. Did you mean 'label'?"),
+        ("stoker.yaml", "label:", "lable:", "lable is not a setting. Did you mean 'label'?"),
         ("stoker.yaml", "epochs: 2", "epochs: two", "train.epochs must be a whole number"),
         ("stoker.yaml", "epochs: 2", "epochs: 0", "train.epochs must be at least 1"),
         ("stoker.yaml", "epochs: 2", "epoch: 2", "Did you mean 'epochs'?"),

@@ -232,3 +232,94 @@ def test_labels_that_the_loss_cannot_learn_end_before_the_first_step(
     assert said in error
     assert "goes from 1 to 2" in error
     assert not list(tmp_path.glob("runs/*/*/train/checkpoints/*"))
+
+
+EMBEDDED = """
+import keras
+import stoker.transform as st
+import tensorflow as tf
+
+def preprocessing_fn(inputs):
+    city = st.compute_and_apply_vocabulary(inputs["city"], top_k=4, num_oov_buckets={buckets})
+    return {{"city": city, "size": inputs["size"], "y": inputs["y"]}}
+
+def build(features):
+    city = keras.layers.Embedding({rows}, 2, name="cities")(features["city"] + {shift})
+    x = keras.ops.concatenate([city, keras.ops.expand_dims(features["size"], -1)], -1)
+    model = keras.Model(features, keras.layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer="adam", loss="binary_crossentropy")
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("buckets", "rows", "shift", "code"), [(0, 4, 0, 2), (1, 5, 0, 0), (0, 5, 1, 0)]
+)
+def test_a_value_out_of_vocabulary_without_a_row_in_an_embedding_ends_before_the_first_step(
+    buckets: int,
+    rows: int,
+    shift: int,
+    code: int,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # Only row 500 of 600 has a city that the vocabulary leaves out: not in the first batch.
+    cities = [*(list("ABCD") * 150)]
+    cities[500] = "unseen"
+    table: dict[str, Sequence[Any]] = {
+        "city": cities,
+        "size": [row / 600 for row in range(600)],
+        "y": [0, 0, 1, 1] * 150,
+    }
+    write_csv(tmp_path / "data.csv", table)
+    (tmp_path / "model.py").write_text(EMBEDDED.format(buckets=buckets, rows=rows, shift=shift))
+    (tmp_path / "stoker.yaml").write_text(
+        "name: ids\ndata: {source: data.csv}\nlabel: y\n"
+        "model: model:build\npreprocessing: model:preprocessing_fn\ntrain: {epochs: 1}\n"
+    )
+
+    assert invoke(["train", str(tmp_path)], debug=False) == code
+
+    error = capfd.readouterr().err
+    if code:
+        assert "% of the values of 'city' in" in error
+        assert "are not in its vocabulary" in error
+        assert "layer 'cities', an Embedding, has rows for the ids from 0 to 3" in error
+        assert "num_oov_buckets=1" in error
+        assert not list(tmp_path.glob("runs/*/*/train/checkpoints/*"))
+
+
+LOOKUP = """
+import keras
+import tensorflow as tf
+
+def build(features):
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot", name="kinds")
+    kind = lookup(features["kind"])
+    model = keras.Model(features, keras.layers.Dense(1, activation="sigmoid")(kind))
+    model.compile(optimizer="adam", loss="binary_crossentropy")
+    return model
+
+def dataset(split):
+    kind = tf.gather(["A", "B"], tf.range(64) % 2)
+    return tf.data.Dataset.from_tensor_slices(({"kind": kind}, tf.range(64) % 2)).batch(16)
+"""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_lookup_layer_that_matches_nothing_is_one_warning(
+    own: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "".join(f"{row},{'AB'[row % 2]},{row % 2}\n" for row in range(128))
+    (tmp_path / "data.csv").write_text("key,kind,y\n" + rows)
+    (tmp_path / "model.py").write_text(LOOKUP)
+    data = "data: model:dataset" if own else "data: {source: data.csv}\nlabel: y"
+    (tmp_path / "stoker.yaml").write_text(
+        f"name: lookup\n{data}\nmodel: model:build\ntrain: {{epochs: 1}}\n"
+    )
+
+    assert invoke(["train", str(tmp_path)], debug=False) == 0
+
+    found = [each for each in caplog.messages if "not in the vocabulary of layer 'kinds'" in each]
+    assert len(found) == 1
+    assert found[0].startswith("100% of the values of 'kind' in the first batch")

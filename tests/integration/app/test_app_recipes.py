@@ -34,6 +34,7 @@ from stoker.export.signatures import (
 from stoker.registry.callpath import load_model
 from stoker.train.checkpoints.state import restore_model
 from stoker.train.checkpoints.store import best
+from stoker.train.config import TrainConfig
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.feeds import open_feeds
 
@@ -173,7 +174,7 @@ def test_the_exported_graph_and_the_training_feed_give_the_same_features(
 def fed_features(trained: Trained, *, rows: int) -> dict[str, Any]:
     kept, streamed = (
         open_feeds(
-            trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=memory_bytes
+            trained.dataset, trained.transform, config=TrainConfig(), memory_bytes=memory_bytes
         )[0]
         for memory_bytes in (1 << 36, 0)
     )

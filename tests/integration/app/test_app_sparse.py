@@ -27,6 +27,7 @@ from stoker.export.signatures import SERVING_DEFAULT, SERVING_EXAMPLES, make_exa
 from stoker.registry.callpath import load_model
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
+from stoker.train.config import TrainConfig
 from stoker.train.setup.feeds import open_feeds
 
 SIZE = 50
@@ -118,7 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def test_the_training_feed_gives_the_dense_vectors(trained: Trained) -> None:
-    feed, _ = open_feeds(trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=0)
+    feed, _ = open_feeds(trained.dataset, trained.transform, config=TrainConfig(), memory_bytes=0)
     assert isinstance(feed, Feed)
     with feed.in_order(batch_size=feed.rows) as batches:
         fed, _ = feed.load(next(iter(batches)))

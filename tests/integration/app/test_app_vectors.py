@@ -40,6 +40,7 @@ from stoker.registry.callpath import load_model
 from stoker.scaffold import write_experiment
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
+from stoker.train.config import TrainConfig
 from stoker.train.setup.feeds import open_feeds
 
 STOKER_YAML = """\
@@ -224,7 +225,7 @@ def test_the_training_feed_and_the_transform_give_the_same_features(
     trained: Trained, memory_bytes: int
 ) -> None:
     feed, _ = open_feeds(
-        trained.dataset, trained.transform, augment=None, seed=0, memory_bytes=memory_bytes
+        trained.dataset, trained.transform, config=TrainConfig(), memory_bytes=memory_bytes
     )
     assert isinstance(feed, Feed)
     assert feed.keeps_features == (memory_bytes > 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cluster.launch import Launched, LaunchSettings, WorkerFailed, launch
-from stoker.cluster.launch.heartbeat import Beat
+from stoker.cluster.launch.member import Beat
 from stoker.core.errors import EXIT_PREEMPTED, ConfigError, UserError
 
 STEPS = 60

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cluster.processes import Child, Lines, how_it_ended, last_line
-from stoker.cluster.processes.output import LINE_BYTES, LOG_TAIL_BYTES, TAIL_LINES
+from stoker.cluster.processes import Child, Lines, ProcessOptions, how_it_ended, last_line
+from stoker.cluster.processes.child import LINE_BYTES, LOG_TAIL_BYTES, TAIL_LINES
 from stoker.core.errors import UserError
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf'); time.sleep(600)"
@@ -46,10 +46,10 @@ def is_gone(*pids: int) -> Callable[[], bool]:
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
-from stoker.cluster.processes import Child
+from stoker.cluster.processes import Child, ProcessOptions
 program = [sys.executable, "-S", "-c", "import sys; sys.stdin.read(); import time; time.sleep({s})"]
 how = dict(bound={{}}, lifeline=dict(stdin=subprocess.PIPE, parent_death=None))[sys.argv[1]]
-child = Child("child", program, **how)
+child = Child("child", program, ProcessOptions(**how))
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -87,7 +87,7 @@ def test_a_child_whose_parent_died_before_it_could_ask_for_the_signal_does_not_s
 
 
 def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    child = Child("deaf", python(DEAF), output=tmp_path / "log")
+    child = Child("deaf", python(DEAF), ProcessOptions(output=tmp_path / "log"))
     wait_for(lambda: last_line(tmp_path / "log") == "deaf")
 
     child.send(signal.SIGTERM)
@@ -105,7 +105,7 @@ def test_a_child_that_ends_in_its_grace_is_not_killed() -> None:
 
 
 def test_a_child_that_is_never_ready_is_given_up() -> None:
-    child = Child("child", ["sleep", "600"], ready_file=Path("/nowhere/ready.json"))
+    child = Child("child", ["sleep", "600"], ProcessOptions(ready_file=Path("/nowhere/ready.json")))
 
     assert not child.wait_until_ready(0.2)
     assert child.code is None, "it goes on until it is ended"
@@ -114,7 +114,7 @@ def test_a_child_that_is_never_ready_is_given_up() -> None:
 
 
 def test_a_child_that_ends_before_it_is_ready_is_not_waited_for(tmp_path: Path) -> None:
-    child = Child("child", ["false"], ready_file=tmp_path / "ready")
+    child = Child("child", ["false"], ProcessOptions(ready_file=tmp_path / "ready"))
 
     assert not child.wait_until_ready(600)
     assert child.code == 1
@@ -125,7 +125,11 @@ def test_a_ready_file_of_an_earlier_child_does_not_count(tmp_path: Path) -> None
     ready.parent.mkdir()
     ready.touch()
     program = "import pathlib, sys; sys.stdin.read(); pathlib.Path(sys.argv[1]).touch()"
-    child = Child("child", python(program, str(ready)), stdin=subprocess.PIPE, ready_file=ready)
+    child = Child(
+        "child",
+        python(program, str(ready)),
+        ProcessOptions(stdin=subprocess.PIPE, ready_file=ready),
+    )
 
     assert not child.is_ready
     child.close_input()
@@ -135,12 +139,12 @@ def test_a_ready_file_of_an_earlier_child_does_not_count(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("program", ["/nowhere/a b\nc", "/", __file__])
 def test_a_program_that_cannot_be_started_is_named(program: str, tmp_path: Path) -> None:
-    child = Child("child", [program], output=tmp_path / "log")
+    child = Child("child", [program], ProcessOptions(output=tmp_path / "log"))
 
     assert child.wait(60) == 127
     assert last_line(tmp_path / "log").startswith(f"{program!r} cannot be started: ")
     with pytest.raises(OSError, match=r"No such file|denied"):
-        Child("child", [program], parent_death=None)
+        Child("child", [program], ProcessOptions(parent_death=None))
 
 
 def test_a_process_that_the_kernel_refuses_is_a_clear_error() -> None:
@@ -157,7 +161,7 @@ Child("worker 1", ["true"])
 
 def test_what_a_child_started_is_killed_before_its_number_is_free(tmp_path: Path) -> None:
     started = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
-    child = Child("child", python(started), output=tmp_path / "log")
+    child = Child("child", python(started), ProcessOptions(output=tmp_path / "log"))
 
     assert child.wait(60) == 0
 
@@ -166,7 +170,9 @@ def test_what_a_child_started_is_killed_before_its_number_is_free(tmp_path: Path
 
 def test_what_a_child_started_may_go_on_and_be_ended_later(tmp_path: Path) -> None:
     started = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
-    child = Child("child", python(started), output=tmp_path / "log", ends_group=False)
+    child = Child(
+        "child", python(started), ProcessOptions(output=tmp_path / "log", ends_group=False)
+    )
     wait_for(child.has_ended)
     grandchild = int(last_line(tmp_path / "log"))
 
@@ -219,7 +225,9 @@ def test_a_child_runs_on_its_cores_only(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
     program = python("import os; print(os.sched_getaffinity(0))")
 
-    child = Child("child", program, output=tmp_path / "log", cores=[core], parent_death=None)
+    child = Child(
+        "child", program, ProcessOptions(output=tmp_path / "log", cores=[core], parent_death=None)
+    )
 
     assert child.wait(60) == 0
     assert last_line(tmp_path / "log") == f"{{{core}}}"
@@ -228,7 +236,11 @@ def test_a_child_runs_on_its_cores_only(tmp_path: Path) -> None:
 def test_its_environment_and_its_descriptors_are_those_given() -> None:
     read, write = os.pipe()
     program = "import os, sys; os.write(int(sys.argv[1]), repr(dict(os.environ)).encode())"
-    child = Child("child", python(program, str(write)), environ={"A": "x y\n"}, pass_fds=[write])
+    child = Child(
+        "child",
+        python(program, str(write)),
+        ProcessOptions(environ={"A": "x y\n"}, pass_fds=[write]),
+    )
     os.close(write)
     with os.fdopen(read) as stream:
         told = stream.read()
@@ -240,7 +252,7 @@ def test_its_environment_and_its_descriptors_are_those_given() -> None:
 
 def lines_of(program: str) -> tuple[Lines, list[str]]:
     said: list[str] = []
-    child = Child("child", python(program), output=subprocess.PIPE)
+    child = Child("child", python(program), ProcessOptions(output=subprocess.PIPE))
     lines = Lines(child.output, said.append)
     wait_for(lambda: not lines.read())
     child.output.close()
@@ -269,7 +281,9 @@ def test_a_huge_line_comes_in_pieces_and_nothing_is_lost() -> None:
 
 def test_lines_are_followed_by_a_thread_until_the_child_ends() -> None:
     said: list[str] = []
-    child = Child("child", python("print('a'); print('b', end='')"), output=subprocess.PIPE)
+    child = Child(
+        "child", python("print('a'); print('b', end='')"), ProcessOptions(output=subprocess.PIPE)
+    )
     Lines(child.output, said.append).follow()
 
     assert child.wait(60) == 0
@@ -285,7 +299,7 @@ def test_everything_that_a_child_printed_is_passed_on_after_a_drain() -> None:
         said.append(line)
 
     program = "for n in range(3000): print(n)"
-    child = Child("child", python(program), output=subprocess.PIPE)
+    child = Child("child", python(program), ProcessOptions(output=subprocess.PIPE))
     lines = Lines(child.output, slow)
     lines.follow()
     assert child.wait(60) == 0
@@ -297,7 +311,7 @@ def test_everything_that_a_child_printed_is_passed_on_after_a_drain() -> None:
 
 def test_of_a_huge_last_line_of_a_log_the_end_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    child = Child("child", python(f"print('x' * {1 << 22} + ' end')"), output=log)
+    child = Child("child", python(f"print('x' * {1 << 22} + ' end')"), ProcessOptions(output=log))
 
     assert child.wait(60) == 0
     shown = last_line(log)
@@ -330,14 +344,16 @@ def test_without_room_for_its_log_a_child_is_not_started(small_disk: Path, tmp_p
     (small_disk / "taken").touch()
 
     with pytest.raises(UserError, match="must have room"):
-        Child("child", ["touch", str(tmp_path / "started")], output=small_disk / "log")
+        Child(
+            "child", ["touch", str(tmp_path / "started")], ProcessOptions(output=small_disk / "log")
+        )
 
     time.sleep(0.5)
     assert not (tmp_path / "started").exists()
 
 
 def test_a_log_that_fills_its_disk_fails_the_child_and_can_be_read(small_disk: Path) -> None:
-    child = Child("child", ["yes"], output=small_disk / "log")
+    child = Child("child", ["yes"], ProcessOptions(output=small_disk / "log"))
 
     assert child.wait(60) == 1
     assert last_line(small_disk / "log") in ("y", "")

@@ -33,8 +33,8 @@ from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.train.callbacks.callbacks import Callbacks
-from stoker.train.loop.decoder_agreement import agreed_metrics
-from stoker.train.loop.validation import make_validate
+from stoker.train.config import TrainConfig
+from stoker.train.loop.validation import agreed_metrics, make_validate
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import compare_with_reference, open_feeds
 from stoker.train.setup.strategy import one_device
@@ -116,7 +116,7 @@ def feed_of(dataset: Dataset, transform: Transform, engine: Engine) -> tuple[Fee
 def test_the_quick_path_gives_the_graphs_answers_on_every_row(
     dataset: Dataset, transform: Transform
 ) -> None:
-    _, held_out = open_feeds(dataset, transform, augment=None, seed=0, memory_bytes=1 << 30)
+    _, held_out = open_feeds(dataset, transform, config=TrainConfig(), memory_bytes=1 << 30)
 
     feed, found = compare_with_reference(held_out, is_light, thresholds=[0.5], batch_size=64)
 

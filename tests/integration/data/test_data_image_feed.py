@@ -35,6 +35,7 @@ from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 from stoker.data.ingest.image_index import read_image_index
+from stoker.train.config import TrainConfig
 from stoker.train.setup.feeds import open_feeds
 
 SIZE = (48, 40)
@@ -375,7 +376,7 @@ def test_lists_of_varying_length_go_with_images(tmp_path: Path) -> None:
         }
 
     transform = build_transform(dataset, function, tmp_path / "t", label="y")
-    feed, _ = open_feeds(dataset, transform, augment=None, seed=0, memory_bytes=0)
+    feed, _ = open_feeds(dataset, transform, config=TrainConfig(), memory_bytes=0)
 
     columns = transform.serving_columns
     stored = dataset.table("train", columns=[column.name for column in columns])

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from stoker.core.errors import UserError
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.config import CheckpointConfig
 
 LAST = 2
 """Saves; the second one lets the first one go."""
@@ -31,7 +31,8 @@ def write_to_the_end(folder: Path) -> int:
         with CheckpointWriter(folder, config=config, identity={}, better="min", after=found) as to:
             for step in range(found.step + 1 if found else 1, LAST + 1):
                 arrays = {name: np.full(20_000, step, np.float32) for name in ("a", "b")}
-                to.save_now(arrays, {"step": step}, step=step, monitored=-float(step))
+                to.save(arrays, {"step": step}, step=step, monitored=-float(step))
+                to.wait()
                 print("step", step, flush=True)
     except UserError as error:
         print("error", error.line(), flush=True)

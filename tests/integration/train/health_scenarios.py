@@ -18,11 +18,12 @@ import tensorflow as tf
 from keras import layers, ops
 
 from stoker.core.errors import ConfigError
+from stoker.internals.tensorflow_internals import collected_nodes
 from stoker.train.health.degradation import check_idle_devices, check_scope
 from stoker.train.health.layers import first_bad_values
-from stoker.train.health.placement import check_placement, collected_placements
+from stoker.train.health.step_operations import check_placement
 from stoker.train.model.remat import rematerialize
-from stoker.train.setup.memory import _before_tensorflow_begins
+from stoker.train.setup.device_settings import _before_tensorflow_begins
 from stoker.train.step.oom import Split, is_out_of_memory, reduce_batch
 
 WIDTH = 128
@@ -188,7 +189,7 @@ def placed(inner: layers.Layer) -> str | None:
                 total += tf.reduce_sum(model(x, training=True))
         return total
 
-    with collected_placements() as nodes:
+    with collected_nodes() as nodes:
         run(tf.ones((8, 4)), tf.constant(1))
     found = check_placement(nodes, accelerator="CPU:1")
     return found.message if found else None

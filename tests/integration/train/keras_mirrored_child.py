@@ -14,8 +14,8 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, one_device
 from stoker.train.step.custom_train_step import make_step
 from stoker.train.step.multi_step import make_multi_step
+from stoker.train.step.program import StepInput
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import StepInput
 
 ROWS, STEPS = 8, 3
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")

@@ -16,8 +16,7 @@ from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import Preemption
-from stoker.train.context.run_context import RunContext
+from stoker.train.context.run_context import Preemption, RunContext
 
 ROWS = {"train": 210, "eval": 90}
 

@@ -21,7 +21,7 @@ from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.config import TrainConfig
 from stoker.train.context.run_context import RunSetup, TrainResult
 from stoker.train.health.degradation import RETRACES
-from stoker.train.health.step_graph import step_operations
+from stoker.train.health.step_operations import step_operations
 from stoker.train.loop.loop import fit
 from stoker.train.loop.run_health import RunHealth
 from stoker.train.setup.build_model import build_model, prepare_process

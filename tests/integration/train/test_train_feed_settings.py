@@ -21,6 +21,7 @@ from stoker.data.feed.images import decode_engines
 from stoker.data.feed.images.augment import AugmentConfig
 from stoker.data.feed.pipeline import Feed
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
+from stoker.train.config import TrainConfig
 from stoker.train.setup.feeds import open_feeds
 
 Data = tuple[Dataset, Transform]
@@ -59,7 +60,9 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 def batches(data: Data, config: FeedConfig, *, augment: AugmentConfig | None) -> list[Any]:
     """Two epochs of training, and the eval split, as the step sees them."""
-    feed, held_out = open_feeds(*data, augment=augment, seed=3, memory_bytes=0, config=config)
+    feed, held_out = open_feeds(
+        *data, config=TrainConfig(augment=augment, seed=3, feed=config), memory_bytes=0
+    )
     assert isinstance(feed, Feed)
     assert isinstance(held_out, Feed)
     calls = Calls(rows=feed.rows, batch_size=8, steps_per_call=2, seed=5, first=0, last=0)
@@ -99,7 +102,9 @@ def test_images_are_the_same(photographs: Data, config: FeedConfig) -> None:
 
 def pipeline(data: Data, config: FeedConfig, *, augment: AugmentConfig | None = None) -> Any:
     """What the step's batches come from."""
-    feed, _ = open_feeds(*data, augment=augment, seed=3, memory_bytes=0, config=config)
+    feed, _ = open_feeds(
+        *data, config=TrainConfig(augment=augment, seed=3, feed=config), memory_bytes=0
+    )
     assert isinstance(feed, Feed)
     calls = Calls(rows=feed.rows, batch_size=8, steps_per_call=2, seed=5, first=0, last=2)
     with feed.shuffled(calls) as shuffled:

@@ -18,7 +18,7 @@ from tests.integration.train import generated
 import stoker
 from stoker.core.errors import UserError
 from stoker.train.checkpoints.store import newest_good
-from stoker.train.watch.config import TensorBoardConfig
+from stoker.train.config import TensorBoardConfig
 
 MODELS = int(os.environ.get("STOKER_GENERATED_MODELS", "8"))
 """`make soak` compares 300."""

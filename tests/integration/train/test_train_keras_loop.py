@@ -20,13 +20,13 @@ from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.data.user_dataset.description import Count
 from stoker.data.user_dataset.features import OwnFeatures
 from stoker.data.user_dataset.load_dataset import OwnDataset, open_own_dataset
+from stoker.train.callbacks.hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.checkpoints.store import best, newest_good
 from stoker.train.config import TrainConfig
 from stoker.train.context.run_context import TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.step.user_hooks import apply_user_hooks, require_label_of_each_output
 
 # Keras 3.15 reads its variables in a way that NumPy 2 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

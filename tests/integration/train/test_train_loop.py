@@ -24,18 +24,17 @@ from stoker.data.feed.pipeline import as_it_is
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.state import TrainingState, restore_model
 from stoker.train.checkpoints.store import best, places, read_manifest
-from stoker.train.config import TrainConfig
+from stoker.train.config import CheckpointConfig, TrainConfig
 from stoker.train.context.run_context import TrainResult
 from stoker.train.context.utilization import measure_ceiling
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 from stoker.train.step.multi_step import make_multi_step, make_run_resident
+from stoker.train.step.program import StepInput
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import StepInput
 
 BATCH = 32
 STEP_S = 0.03

@@ -21,14 +21,13 @@ from stoker.core.errors import UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.store import open_checkpoint, places
-from stoker.train.config import TrainConfig
+from stoker.train.config import CheckpointConfig, TrainConfig
 from stoker.train.context.run_context import TrainResult
 from stoker.train.health.divergence import DivergenceConfig
 from stoker.train.loop import run
 from stoker.train.loop.loop import fit
-from stoker.train.optimizer.deferred_finite_check import all_finite, may_defer_finite_check
+from stoker.train.optimizer.loss_scaling import all_finite, may_defer_finite_check
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from stoker.data.user_dataset.elements import describe_element
 from stoker.data.user_dataset.features import OwnFeatures
-from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.loss_scaling import all_finite
 from stoker.train.setup.build_model import BuiltModel, build_model
 from stoker.train.setup.strategy import one_device
 from stoker.train.step.multi_step import make_multi_step, make_run_resident
@@ -29,8 +29,8 @@ from stoker.train.step.one_program import (
     max_steps_per_program,
     steps_within_program_time,
 )
+from stoker.train.step.program import StepInput, group_batches, takes_batches_inline
 from stoker.train.step.step import StepSettings, make_train_step
-from stoker.train.step.step_input import StepInput, group_batches, takes_batches_inline
 from stoker.train.step.step_totals import StepResult, StepTotals
 
 ROWS = 16

@@ -72,7 +72,7 @@ def trained(
 def by_keras(data: tuple[Dataset, Transform]) -> tuple[dict[str, Any], list[Any]]:
     """The metrics and weights of Keras's own step, on one device, over the same whole batches."""
     dataset, transform = data
-    feed, _ = open_feeds(dataset, transform, augment=None, seed=0, memory_bytes=0)
+    feed, _ = open_feeds(dataset, transform, config=TrainConfig(), memory_bytes=0)
     prepare_process(precision="float32", seed=0, deterministic=False)
     model = build_model(plain, transform, what="model:build").model
     columns = {split: _columns(dataset, split) for split in ROWS}

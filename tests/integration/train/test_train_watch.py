@@ -25,8 +25,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from stoker.core.errors import ConfigError
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.watch.config import TensorBoardConfig
-from stoker.train.watch.model_watch import ModelWatch
+from stoker.train.config import TensorBoardConfig
+from stoker.train.watch.model_watch import ModelWatch, WatchSchedule
 from stoker.train.watch.profile import REQUEST, StepProfiler
 from stoker.train.watch.summaries import (
     BUCKETS,
@@ -169,9 +169,8 @@ def test_a_run_is_read_by_tensorboards_own_reader(tmp_path: Path) -> None:
     writer = TensorBoard(tmp_path)
     config = TensorBoardConfig(histograms_every_steps=2)
     terms = {"words/city": ["Rome", "Os\tlo", ""]}
-    watch = ModelWatch(
-        model, writer, config=config, steps_per_epoch=4, loss_of=loss_of(model), terms=terms
-    )
+    schedule = WatchSchedule(config=config, steps_per_epoch=4)
+    watch = ModelWatch(model, writer, schedule=schedule, loss_of=loss_of(model), terms=terms)
     graph = tf.function(loss_of(model)).get_concrete_function().graph
     writer.settings({"train": {"epochs": 2}}, run="one")
     watch.begin(0)
@@ -222,8 +221,7 @@ def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_they_
     watch = ModelWatch(
         model,
         writer,
-        config=config,
-        steps_per_epoch=4,
+        schedule=WatchSchedule(config=config, steps_per_epoch=4),
         loss_of=loss_of(model),
         terms={},
         now_s=lambda: clock[0],

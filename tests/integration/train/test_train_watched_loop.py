@@ -29,11 +29,10 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.checkpoints.store import best, newest_good
-from stoker.train.config import TrainConfig
+from stoker.train.config import TensorBoardConfig, TrainConfig
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.watch.config import TensorBoardConfig
 from stoker.train.watch.profile import REQUEST
 from stoker.train.watch.watch import NoWatch, RunWatch
 

@@ -17,7 +17,7 @@ from keras import layers
 from numpy.typing import NDArray
 from tests.integration.train.small import on_one_device, unwatched
 
-from stoker.core import native_threads
+from stoker.core import threads
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.checkpoints.store import newest_good
@@ -26,10 +26,9 @@ from stoker.train.context.run_context import TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.step import xla_trial
+from stoker.train.step import compiled, xla_trial
 from stoker.train.step.program import Program
 from stoker.train.watch.watch import NoWatch
-from stoker.train.xla import compile_notice
 
 EPOCHS = 20
 """Each of two calls."""
@@ -182,7 +181,7 @@ def test_the_faster_step_stays_from_a_checkpoint_on_and_learns_the_same(
     assert (result.resolved.xla, result.resolved.why["xla"]) == (True, position["xla_why"])
     assert watch.changes == [False] * (len(watch.changes) - 1) + [True]
     assert len(watch.changes) > xla_trial.PAIRS
-    assert any(does == "XLA compiles" for _, does in native_threads._threads)
+    assert any(does == "XLA compiles" for _, does in threads._threads)
 
 
 def test_the_slower_step_goes_and_a_resumed_run_does_not_try_again(
@@ -215,7 +214,7 @@ def test_a_resumed_run_follows_the_record_and_shows_what_it_compiles(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(xla_trial, "MARGIN", 0.0)
-    monkeypatch.setattr(compile_notice, "SILENT_S", 0.0)
+    monkeypatch.setattr(compiled, "SILENT_S", 0.0)
     run(dataset, transform, tmp_path, function=tiny)
     decided = position_of(tmp_path)["xla_why"]
     notices: list[str] = []

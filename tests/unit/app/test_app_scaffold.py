@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.core.config import read_yaml
+from stoker.core.config import dns_name, read_yaml
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.core.names import dns_name
 from stoker.core.user_code import load_function
 from stoker.data.columns import VARYING, Column, Dtype, to_numpy
 from stoker.data.dataset import Dataset

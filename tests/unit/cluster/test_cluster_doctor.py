@@ -23,7 +23,7 @@ from stoker.cluster.doctor.framework import (
 from stoker.cluster.doctor.gpus import GpuProcess, Gpus, GpuState, Link, LinkKind, best_groups
 from stoker.cluster.doctor.host import Disk, Host, read_host
 from stoker.cluster.limits import memory_limit
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 
 GIB = 1 << 30
 
@@ -173,7 +173,7 @@ FOUND = {
     ),
     "gpus_unseen": (
         unseen(),
-        "error: the driver has 2 GPUs and TensorFlow sees none, for a reason that its log tells",
+        "error: the driver has 2 GPUs and TensorFlow sees none, for a reason that is in its log",
     ),
     "gpu_code": (
         gpu(compute_capability=(3, 7)),
@@ -206,8 +206,8 @@ FOUND = {
     "persistence": (
         gpu(persistence=False),
         (
-            "warning: GPU 0 (NVIDIA H100) is put down when nobody uses it: the first use takes seconds "
-            "more"
+            "warning: GPU 0 (NVIDIA H100) is powered down when no process uses it: the first use takes "
+            "some seconds longer"
         ),
     ),
     "throttled": (

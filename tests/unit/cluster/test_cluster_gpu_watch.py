@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stoker.cluster.devices import find_devices
-from stoker.cluster.doctor.gpu_watch import summary_of, watched_gpus
 from stoker.cluster.doctor.gpus import GpuState
+from stoker.cluster.doctor.visible import summary_of, watched_gpus
 
 GPU = GpuState(
     index=0,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cluster.limits import Refusals, kernel_refusals
-from stoker.cluster.shares import share_cores, share_gpus, share_threads
+from stoker.cluster.doctor.visible import share_gpus
+from stoker.cluster.limits import Refusals, kernel_refusals, share_cores, share_threads
 from stoker.core.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cluster.launch.heartbeat import Beat, Phase, read_beat
+from stoker.cluster.launch.member import Beat, Phase, read_beat
 from stoker.cluster.launch.watchdog import PATIENCE, START_SILENT_S, Watchdog
 
 LIMIT_S = 20.0

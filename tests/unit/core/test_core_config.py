@@ -42,8 +42,8 @@ def test_plain_values_become_nested_frozen_dataclasses() -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        ({"nam": "a"}, "nam is no setting. Did you mean 'name'?"),
-        ({"name": "a", "train": {"batchsize": 1}}, "train.batchsize is no setting"),
+        ({"nam": "a"}, "nam is not a setting. Did you mean 'name'?"),
+        ({"name": "a", "train": {"batchsize": 1}}, "train.batchsize is not a setting"),
         ({}, "name must be given"),
         ({"name": 3}, "name must be text. Received: 3."),
         ({"name": "a", "train": []}, "train must be a section"),
@@ -57,7 +57,7 @@ def test_plain_values_become_nested_frozen_dataclasses() -> None:
         ({"name": "a", "train": {"rate": -1}}, "train.rate must be above 0"),
         ({"name": "a", "tags": "x"}, "tags must be a list"),
         ({"name": "a", "size": [1, 2, 3]}, "size must hold 2 values"),
-        ({"name": "a", "gates": {"auc": {"rat": 1}}}, "gates.auc.rat is no setting"),
+        ({"name": "a", "gates": {"auc": {"rat": 1}}}, "gates.auc.rat is not a setting"),
     ],
 )
 def test_a_wrong_setting_is_named_with_rule_value_and_remedy(
@@ -104,7 +104,7 @@ def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
         ("a: [1", "must be YAML"),
         ("- a", "must hold `key: value` lines"),
         ("", "must hold `key: value` lines"),
-        ("a: 1\na: 2", "stands twice"),
+        ("a: 1\na: 2", "occurs twice"),
         ("a: !!python/object/apply:os.system [ls]", "must be YAML"),
         ("a:\n  b: 2026-13-45", r"line 2, column 6\).*'2026-13-45' cannot be read as timestamp"),
         ("a: 2001-12-14T21:59:43-99:30", "cannot be read as timestamp"),
@@ -124,10 +124,10 @@ def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
         (r'a: "\uD800"', "half of a surrogate pair"),
         (r'a: "\uDE00\uD83D"', "half of a surrogate pair"),
         (r'a: "\uD83D\uDE00\uD83D"', "half of a surrogate pair"),
-        (r'{"\uD83D\uDE00": 1, "\U0001F600": 2}', "stands twice"),
+        (r'{"\uD83D\uDE00": 1, "\U0001F600": 2}', "occurs twice"),
         (r'a: "\0"', "a NUL character"),
         ("a: 1\nb: \x07", r"line 2\).*'\\x07'"),
-        ("a: &a {b: *a}", "a value that holds itself"),
+        ("a: &a {b: *a}", "a value that contains itself"),
         ("? [a]\n: 1", "unhashable key"),
         ("a: " + "[" * 101, "more than 100 values inside each other"),
         ("k0: &k0 []\n" + "".join(f"k{n}: &k{n} [*k{n - 1}]\n" for n in range(1, 2000)), "inside"),
@@ -188,7 +188,7 @@ def test_one_of_several_sections_is_told_by_its_keys() -> None:
     assert build(Parcel, {"what": "a:b"}).what == "a:b"
     with pytest.raises(ConfigError, match=r"what\.radius must be a whole number"):
         build(Parcel, {"what": {"radius": "wide"}})
-    with pytest.raises(ConfigError, match=r"what\.raduis is no setting.*'radius'"):
+    with pytest.raises(ConfigError, match=r"what\.raduis is not a setting.*'radius'"):
         build(Parcel, {"what": {"radius": 2, "raduis": 2}})
     with pytest.raises(ConfigError, match=r"what must be a section of .* or text"):
         build(Parcel, {"what": 3})

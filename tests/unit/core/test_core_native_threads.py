@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import atexit, ctypes, sys, threading, time
 from stoker.cli import main
-from stoker.core.native_threads import outlives_python
+from stoker.core.threads import outlives_python
 
 class Slow:
     # Python's end takes its time, as TensorFlow's does.

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from stoker.core import folder_files, observed_reads
-from stoker.core.folder_files import Ignored, walk
+from stoker.core.folder_files import MOST_OWN, Ignored, Listings, walk
 from stoker.core.folder_files import folder_files as files_of
-from stoker.core.listings import MOST_OWN, Listings
 from stoker.core.observed_reads import Observer, Reads, mark_of, snapshot
 
 OBSERVED = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.compiled import compiled
 
-from stoker.cluster.shares import GPUS
+from stoker.cluster.doctor.visible import GPUS
 from stoker.serve.process.gpu_shares import TOGETHER, GpuShare, gpu_shares
 
 STAND_IN = Path(__file__).parents[2] / "integration" / "cluster" / "nvml_stand_in.c"

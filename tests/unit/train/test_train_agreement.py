@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stoker.data.feed.agreement import TIE, other_answers
-from stoker.train.loop.decoder_agreement import tolerance_of
+from stoker.train.loop.validation import tolerance_of
 
 
 @pytest.mark.parametrize(

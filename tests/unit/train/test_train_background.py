@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from stoker.core.errors import ConfigError
-from stoker.train.context.background import BackgroundCall
+from stoker.train.context.run_context import BackgroundCall
 
 
 def test_work_begins_at_once_in_another_thread_and_gives_its_result() -> None:

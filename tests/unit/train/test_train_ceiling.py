@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.train.context.position import Position
-from stoker.train.context.utilization import WINDOWS, Ceiling
-from stoker.train.loop.ceiling import FIRST_AFTER, LEAST_GAP, CeilingWindows, RunCeiling
+from stoker.train.context.utilization import (
+    FIRST_AFTER,
+    LEAST_GAP,
+    WINDOWS,
+    Ceiling,
+    CeilingWindows,
+    RunCeiling,
+)
 
 
 @given(st.integers(1, 500))

@@ -21,6 +21,7 @@ from stoker.train.checkpoints.store import (
     FACTS,
     MANIFEST,
     STATE,
+    CheckpointContent,
     best,
     newest_good,
     open_checkpoint,
@@ -46,9 +47,8 @@ IDENTITY: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, step: int, *, value: float | None = None) -> Path:
-    return write_checkpoint(
-        folder,
-        {
+    content = CheckpointContent(
+        arrays={
             name: (array + step).astype(array.dtype) if array.dtype.kind == "f" else array
             for name, array in ARRAYS.items()
         },
@@ -57,7 +57,8 @@ def write(folder: Path, step: int, *, value: float | None = None) -> Path:
         identity=IDENTITY,
         best=value,
         elapsed_s=float(step),
-    ).path
+    )
+    return write_checkpoint(folder, content).path
 
 
 @given(
@@ -184,15 +185,15 @@ def test_the_best_one_is_what_the_newest_says_and_its_damage_is_an_error(tmp_pat
     assert best(tmp_path).path == newest
 
     manifest = open_checkpoint(first).manifest
-    third = write_checkpoint(
-        tmp_path,
-        ARRAYS,
+    content = CheckpointContent(
+        arrays=ARRAYS,
         facts_text="{}",
         step=3,
         identity=IDENTITY,
         best=manifest.best,
         elapsed_s=3.0,
     )
+    third = write_checkpoint(tmp_path, content)
     assert best(tmp_path).path == first
     empty(first / STATE)
     assert newest_good(tmp_path) == third
@@ -202,7 +203,10 @@ def test_the_best_one_is_what_the_newest_says_and_its_damage_is_an_error(tmp_pat
 
 def test_infinity_in_the_facts_comes_back(tmp_path: Path) -> None:
     facts = json.dumps({"best": math.inf})
-    write_checkpoint(tmp_path, {}, facts_text=facts, step=1, identity={}, best=None, elapsed_s=0.0)
+    content = CheckpointContent(
+        arrays={}, facts_text=facts, step=1, identity={}, best=None, elapsed_s=0.0
+    )
+    write_checkpoint(tmp_path, content)
 
     found = newest_good(tmp_path)
     assert found is not None

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.checkpoints.cadence import AIM, LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
-from stoker.train.checkpoints.config import CheckpointConfig
-from stoker.train.checkpoints.retention import CheckpointInfo, superseded
 from stoker.train.checkpoints.store import STATE, VerifiedCheckpoint, best, newest_good, places
-from stoker.train.checkpoints.writer import CheckpointWriter
+from stoker.train.checkpoints.writer import CheckpointInfo, CheckpointWriter, superseded
+from stoker.train.config import CheckpointConfig
 
 ARRAYS = {"model/w": np.arange(1000, dtype=np.float32)}
 
@@ -170,7 +169,8 @@ def test_a_read_only_disk_is_refused_at_once(small_disk: Path) -> None:
 
 def test_a_disk_that_becomes_read_only_ends_the_next_save(small_disk: Path) -> None:
     writing = writer(small_disk)
-    writing.save_now(ARRAYS, {}, step=1)
+    writing.save(ARRAYS, {}, step=1)
+    writing.wait()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
 
     writing.save(ARRAYS, {}, step=2)
@@ -222,14 +222,14 @@ def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
     for _ in range(LEAST_CALLS):
-        cadence.trained(10, 1.0, beside=False)
-    cadence.trained(10, 1.5, beside=True)
-    cadence.trained(10, 1.3, beside=True)
+        cadence.trained(10, 1.0, while_writing=False)
+    cadence.trained(10, 1.5, while_writing=True)
+    cadence.trained(10, 1.3, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
 
     assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / (AIM * 0.01))
     # The next one hindered nobody.
-    cadence.trained(10, 0.9, beside=True)
+    cadence.trained(10, 0.9, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
     assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / (AIM * 0.01))
 
@@ -238,8 +238,8 @@ def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
     for _ in range(LEAST_CALLS - 1):
-        cadence.trained(10, 1.0, beside=False)
-    cadence.trained(10, 1.5, beside=True)
+        cadence.trained(10, 1.0, while_writing=False)
+    cadence.trained(10, 1.5, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=3.0)
 
     assert cadence.every_s == pytest.approx((0.2 + 3.0) / (AIM * 0.01))
@@ -341,7 +341,8 @@ def test_the_first_one_after_every_so_many_hours_stays(
     with writer(tmp_path, keep_last=keep_last, keep_every_h=every_h) as writing:
         for step, hours in enumerate(AT_H, start=1):
             clock.s = 100.0 + 3600 * hours
-            writing.save_now(ARRAYS, {}, step=step)
+            writing.save(ARRAYS, {}, step=step)
+            writing.wait()
 
     assert names(tmp_path) == [f"step-{1 + AT_H.index(hours):010}" for hours in stay_h]
 
@@ -357,7 +358,8 @@ def test_hours_of_training_go_on_in_the_next_process(
         clock.s = 1e6 / step
         with writer(tmp_path, after=found, keep_last=1, keep_every_h=1.0) as writing:
             clock.s += 2400
-            writing.save_now(ARRAYS, {}, step=step)
+            writing.save(ARRAYS, {}, step=step)
+            writing.wait()
         found = newest_good(tmp_path)
 
     # After 40, 80, 120, 160, 200, 240 and 280 minutes.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from stoker.train.optimizer.fused_adam import fuse
+from stoker.train.optimizer.fused_kernels import fuse
 
 SCHEDULE = {"initial_learning_rate": 0.1, "decay_steps": 3, "decay_rate": 0.5}
 

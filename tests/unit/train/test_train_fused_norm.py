@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from stoker.train.model.fused_norm import fuse_batch_norms
 from stoker.train.model.remat import rematerialize
+from stoker.train.optimizer.fused_kernels import fuse_batch_norms
 
 KERNEL = "FusedBatchNormV3"
 

@@ -18,8 +18,7 @@ from stoker.train.health.degradation import (
     check_scope,
     check_xla,
 )
-from stoker.train.health.precision import apply_tf32, check_outputs
-from stoker.train.health.tensor_cores import check_tensor_cores
+from stoker.train.health.precision import apply_tf32, check_outputs, check_tensor_cores
 
 
 @pytest.fixture

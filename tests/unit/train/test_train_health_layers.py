@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from stoker.train.health.layers import BadValues, first_bad_values
-from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.keras_model import walk_layers
 from stoker.train.model.remat import rematerialize
 
 RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from stoker.train.health.step_graph import is_stoker_scope, step_operations
+from stoker.train.health.step_operations import is_stoker_scope, step_operations
 
 
 def test_the_second_scope_of_stokers_name_is_stokers_too() -> None:

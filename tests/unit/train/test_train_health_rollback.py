@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.train.health.explain import BadStep, bad_step_error
+from stoker.train.health.bad_steps import BadStep, NanConfig, Rollbacks, bad_step_error
 from stoker.train.health.layers import BadValues
-from stoker.train.health.rollback import NanConfig, Rollbacks
 
 BAD = BadStep(
     step=7,

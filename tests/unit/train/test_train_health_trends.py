@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers
 
-from stoker.core.errors import ConfigError
-from stoker.core.finding import Finding
-from stoker.train.health.divergence import Divergence, DivergenceConfig
-from stoker.train.health.loss_scale import LossScaleWatch
+from stoker.core.errors import ConfigError, Finding
+from stoker.train.health.divergence import Divergence, DivergenceConfig, LossScaleWatch
 
 CONFIG = DivergenceConfig(factor=3.0, updates=5, window=50)
 

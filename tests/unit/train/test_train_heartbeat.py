@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker.cluster.launch.heartbeat import FD_VARIABLE, Beat, read_beat
-from stoker.cluster.launch.member import STACKS
+from stoker.cluster.launch.member import FD_VARIABLE, STACKS, Beat, read_beat
 from stoker.train.context.heartbeat import Heartbeat, open_heartbeat
 
 

@@ -262,6 +262,56 @@ def test_a_rare_class_is_a_warning_only_where_accuracy_chooses_the_best_epoch() 
     assert judged(model, labels, monitor="val_accuracy") == ["warning imbalanced"]
 
 
+@pytest.mark.parametrize(
+    ("metrics", "weighted", "monitor", "weights", "sample_weight", "expected"),
+    [
+        ([], ["accuracy"], "val_accuracy", {0: 1, 1: 30}, False, []),
+        ([], ["accuracy"], "val_accuracy", {0: 1, 1: 1.1}, False, ["imbalanced"]),
+        ([], ["accuracy"], "val_accuracy", {}, True, []),
+        (["accuracy"], [], "val_accuracy", {0: 1, 1: 30}, False, ["imbalanced"]),
+        (["accuracy"], ["accuracy"], "val_accuracy", {0: 1, 1: 30}, False, ["imbalanced"]),
+        (["accuracy"], ["accuracy"], "val_weighted_accuracy", {0: 1, 1: 30}, False, []),
+        ([], [keras.metrics.BinaryAccuracy()], "val_binary_accuracy", {1: 30}, False, []),
+    ],
+)
+def test_a_rare_class_with_a_weight_is_no_warning_where_the_metric_counts_weights(
+    metrics: list[Any],
+    weighted: list[Any],
+    monitor: str,
+    weights: dict[int, float],
+    sample_weight: bool,
+    expected: list[str],
+) -> None:
+    model = built(1, "sigmoid", "binary_crossentropy")
+    model.model.compile(loss="binary_crossentropy", metrics=metrics, weighted_metrics=weighted)
+    splits = {"train": {ONLY: summary([1] * 3 + [0] * 97)}}
+
+    found = findings(
+        model,
+        splits,
+        monitor=monitor,
+        class_weight=weights,
+        has_sample_weight=sample_weight,
+    )
+
+    assert [each.kind for each in found] == expected
+
+
+class OwnTestStep(keras.Model):  # type: ignore[misc]  # Keras has no types
+    def test_step(self, data: Any) -> Any:
+        return {"loss": keras.ops.mean(data[1])}
+
+
+def test_class_weights_do_not_reach_a_user_defined_test_step() -> None:
+    model = built(1, "sigmoid", "binary_crossentropy", OwnTestStep)
+    model.model.compile(loss="binary_crossentropy", weighted_metrics=["accuracy"])
+    splits = {"train": {ONLY: summary([1] * 3 + [0] * 97)}}
+
+    found = findings(model, splits, monitor="val_accuracy", class_weight={0: 1, 1: 30})
+
+    assert [each.kind for each in found] == ["imbalanced"]
+
+
 def test_a_label_only_the_eval_split_has_is_refused_too() -> None:
     splits = {"train": {ONLY: summary([0, 4])}, "eval": {ONLY: summary([0, 5])}}
     model = built(5, "softmax", "sparse_categorical_crossentropy")

@@ -16,7 +16,7 @@ from stoker.core.config import build
 from stoker.core.errors import ConfigError
 from stoker.train.config import TrainConfig
 from stoker.train.optimizer.ema import WeightAverage
-from stoker.train.optimizer.fused_adam import fuse
+from stoker.train.optimizer.fused_kernels import fuse
 from stoker.train.optimizer.loss_scaling import (
     DeviceLossScale,
     prepare_loss_scale,

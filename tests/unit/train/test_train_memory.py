@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError
-from stoker.train.memory_config import MemoryConfig
-from stoker.train.setup.memory import apply_memory
+from stoker.train.config import MemoryConfig
+from stoker.train.setup.device_settings import apply_memory
 
 GPUS = [f"/physical_device:GPU:{index}" for index in range(3)]
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.train.memory_config import MemoryConfig
-from stoker.train.setup.memory import apply_memory
+from stoker.train.config import MemoryConfig
+from stoker.train.setup.device_settings import apply_memory
 from stoker.train.step.oom import (
     Split,
     does_not_fit,

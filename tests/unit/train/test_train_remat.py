@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from stoker.core.errors import ConfigError
-from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.keras_model import walk_layers
 from stoker.train.model.remat import rematerialize
 
 X = tf.constant(np.random.default_rng(0).normal(size=(32, 8)), tf.float32)

@@ -10,10 +10,9 @@ import pytest
 from tests.integration.train.small import on_one_device
 
 from stoker.core.errors import ConfigError
-from stoker.train.config import TrainConfig
+from stoker.train.config import TensorBoardConfig, TrainConfig
 from stoker.train.parameter_server.loop import refuse_ordered_settings
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.watch.config import TensorBoardConfig
 
 
 class _OwnStep(keras.Sequential):  # type: ignore[misc]  # Keras has no types

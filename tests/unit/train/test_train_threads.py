@@ -13,7 +13,7 @@ from stoker.train.config import TrainConfig
 BEFORE = """\
 import tensorflow as tf
 from stoker.train.config import TrainConfig
-from stoker.train.setup.threads import apply_threads
+from stoker.train.setup.device_settings import apply_threads
 config = TrainConfig(intra_op_threads=1, inter_op_threads=3)
 apply_threads(config)
 tf.constant(1.0) + 1.0
@@ -35,7 +35,7 @@ from stoker.data.feed.options import as_written, with_own_threads
 from stoker.train.config import TrainConfig
 from stoker.train.step.multi_step import make_multi_step
 from stoker.train.step.step_totals import StepResult
-from stoker.train.setup.threads import apply_threads
+from stoker.train.setup.device_settings import apply_threads
 apply_threads(TrainConfig(intra_op_threads=1, inter_op_threads=1))
 
 def step(element):

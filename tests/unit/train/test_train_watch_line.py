@@ -6,7 +6,7 @@ import pytest
 
 from stoker.core.config import build
 from stoker.core.errors import ConfigError
-from stoker.train.watch.config import TensorBoardConfig, profiled_steps
+from stoker.train.config import TensorBoardConfig, profiled_steps
 from stoker.train.watch.progress_line import ProgressLine
 
 

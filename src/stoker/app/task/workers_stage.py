@@ -14,7 +14,7 @@ from stoker.app.context import Context, Done
 from stoker.app.experiment import Experiment
 from stoker.app.task.worker_process import DONE, ERROR, WorkerSpec
 from stoker.cluster.launch import LaunchSettings, WorkerFailed, launch
-from stoker.cluster.launch.heartbeat import Beat
+from stoker.cluster.launch.member import Beat
 from stoker.core.errors import ConfigError, Plain, Preempted, UserError
 from stoker.core.files import read_json, scratch_folder, write_json
 

@@ -15,8 +15,8 @@ from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.context.run_context import Progress
 from stoker.train.watch.device_watch import DeviceWatch
-from stoker.train.watch.labels import vocabulary_terms
 from stoker.train.watch.progress_line import ProgressLine
+from stoker.train.watch.summaries import vocabulary_terms
 from stoker.train.watch.watch import NoWatch, RunWatch
 
 

@@ -21,22 +21,25 @@ from stoker.app.training.resolution import resolve_here, resolve_once
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding, Plain
 from stoker.core.user_code import load_function
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings
+from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
 from stoker.train.callbacks.callbacks import load_callbacks
+from stoker.train.callbacks.hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.train.context.background import BackgroundCall
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.preemption import listen_for_preemption
-from stoker.train.context.run_context import RunContext, TrainResult
-from stoker.train.context.start_position import open_data
+from stoker.train.context.run_context import (
+    BackgroundCall,
+    RunContext,
+    TrainResult,
+    listen_for_preemption,
+)
 from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
 from stoker.train.model.remat import rematerialize
@@ -44,13 +47,12 @@ from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
-from stoker.train.setup.feeds import Feeds
+from stoker.train.setup.device_settings import apply_memory, apply_threads
+from stoker.train.setup.feeds import Feeds, open_feeds
 from stoker.train.setup.handshake import handshake
+from stoker.train.setup.id_checks import require_embedded_vocabularies
 from stoker.train.setup.label_checks import require_labels_that_fit
-from stoker.train.setup.memory import apply_memory
 from stoker.train.setup.strategy import Distribution, make_distribution
-from stoker.train.setup.threads import apply_threads
-from stoker.train.step.user_hooks import apply_user_hooks, require_label_of_each_output
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ def train(context: Context, folder: Path) -> Trained:
         built = _build(build, experiment, transform, place)
         if feeds is not None:
             feeds.wait()
-        checked = _check_data(context, transform, built)
+        checked = _check_data(context, (dataset, transform), built, place)
         # Each of several workers finds the same.
         for finding in checked if is_chief else ():
             _LOG.warning("%s", finding.line())
@@ -190,23 +192,31 @@ def _open_ahead(
     """
     if not isinstance(dataset, Dataset):
         return None
-    opening = functools.partial(open_data, dataset, transform, config=settings, **given)
+    opening = functools.partial(open_feeds, dataset, transform, config=settings, **given)
     ahead = BackgroundCall(opening, name="open-data")
     held.callback(ahead.wait)
     return ahead
 
 
 def _check_data(
-    context: Context, transform: AnyTransform, built: BuiltModel
+    context: Context,
+    data: tuple[AnyDataset, AnyTransform],
+    built: BuiltModel,
+    place: Distribution | ClusterConnection,
 ) -> tuple[Finding, ...]:
     """Check labels, columns and metrics against the model; return the warnings.
 
     Raises:
-        ConfigError: the loss cannot learn these labels, or a metric is of no output or label.
+        ConfigError: the loss cannot learn these labels, a metric is of no output or label, or a
+            value out of vocabulary has no row in an Embedding.
     """
-    experiment = context.experiment
+    experiment, (dataset, transform) = context.experiment, data
     shapes = {output: spec.shape for output, spec in transform.labels.items()}
     require_metrics_of(experiment.evaluate, outputs_and_labels(shapes))
+    if isinstance(dataset, Dataset) and isinstance(transform, Transform):
+        losses = context.results["transform"].get("vocabulary_losses", ())
+        with place.strategy.scope():
+            require_embedded_vocabularies(built, dataset, transform, losses)
     labels = context.labels()
     return (
         *require_labels_that_fit(
@@ -214,6 +224,9 @@ def _check_data(
             labels,
             monitor=experiment.train.monitor,
             class_weight=experiment.train.class_weight,
+            # The elements of a user's dataset may have weights too.
+            has_sample_weight=not isinstance(transform, Transform)
+            or transform.spec.weight is not None,
             texts=[output for output, spec in transform.labels.items() if spec.classes],
         ),
         *_input_findings(context, transform),

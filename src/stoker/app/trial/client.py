@@ -12,9 +12,8 @@ import yaml
 
 from stoker.app.experiment import Experiment
 from stoker.app.tuned_settings import with_settings
-from stoker.core.errors import UserError
+from stoker.core.errors import Finding, UserError
 from stoker.core.files import remove
-from stoker.core.finding import Finding
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, Gain, gain_of
 from stoker.tune.diagnosis import is_clear
 from stoker.tune.levers import Situation

@@ -14,7 +14,7 @@ from stoker.app.chain import StageOutcome, run_chain
 from stoker.app.context import Context
 from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
-from stoker.cluster.doctor.gpu_watch import watched_gpus
+from stoker.cluster.doctor.visible import watched_gpus
 from stoker.core.config import build
 from stoker.core.files import remove
 from stoker.tune.levers import Situation, other_precision
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
     from stoker.train.config import ResolvedTraining, TrainConfig
     from stoker.train.context.run_context import RunContext
+    from stoker.train.measurement.measured_run import Kind
     from stoker.train.measurement.probe import Probe
-    from stoker.train.measurement.window import Kind
     from stoker.train.setup.strategy import Distribution
 
 OF_A_CLUSTER = ("multi_worker", "parameter_server")
@@ -211,7 +211,7 @@ class Session:
         """Device time by kernel class during training; only `why` if there is none."""
         from stoker.measure.device_events import TraceError
         from stoker.measure.device_trace import can_trace, time_in, traced
-        from stoker.train.model.layer_paths import layer_types
+        from stoker.train.model.keras_model import layer_types
 
         if not can_trace():
             return {"why": ""}
@@ -245,7 +245,7 @@ class Session:
         """What `open_measured_run` takes."""
         from stoker.app.training.stage import callbacks_of, open_and_build
         from stoker.train.callbacks.callbacks import writes_files
-        from stoker.train.step.user_hooks import apply_user_hooks, needs_every_train_step
+        from stoker.train.callbacks.hooks import apply_user_hooks, needs_every_train_step
 
         context, transform, _, place = self._open()
         context = replace(context, experiment=replace(context.experiment, train=settings))
@@ -316,8 +316,7 @@ class Session:
         from stoker.app.training.stage import service_of
         from stoker.cluster.devices import find_devices
         from stoker.train.context.heartbeat import process_heartbeat
-        from stoker.train.context.preemption import Preemption
-        from stoker.train.context.run_context import RunContext
+        from stoker.train.context.run_context import Preemption, RunContext
 
         context, _, resolved, _ = self._open()
         return RunContext(

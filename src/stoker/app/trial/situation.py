@@ -85,7 +85,7 @@ def _passes_agree(context: Context) -> bool:
 
 def _blocks(model: Any) -> tuple[str, ...]:
     """Layers right below the model that hold layers themselves."""
-    from stoker.train.model.layer_paths import walk_layers
+    from stoker.train.model.keras_model import walk_layers
 
     below = [path.split("/")[0] for path, _ in walk_layers(model) if "/" in path]
     return tuple(dict.fromkeys(below))

@@ -10,8 +10,8 @@ from typing import Any
 from stoker.app.experiment import Experiment
 from stoker.app.trial.client import one_bench
 from stoker.app.tuning.tuning import TRIALS, alone, cannot
+from stoker.core.errors import Finding
 from stoker.core.files import write_atomic, write_json
-from stoker.core.finding import Finding
 from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.measure.device_page import device_section, finding_section
 from stoker.measure.device_time import DeviceTime

@@ -65,7 +65,7 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Write a Dockerfile and manifests for one model; nothing is built and nothing applied."""
-    from stoker.core.names import dns_name
+    from stoker.core.config import dns_name
     from stoker.deploy.plan import Plan
     from stoker.deploy.write import read_model, write_deployment
 

@@ -16,7 +16,7 @@ from stoker.core.errors import EXIT_CHECK
 
 if TYPE_CHECKING:
     from stoker.cluster.doctor.examine import Machine
-    from stoker.core.finding import Finding
+    from stoker.core.errors import Finding
 
 
 def doctor(

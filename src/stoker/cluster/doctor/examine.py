@@ -1,4 +1,4 @@
-"""What is wrong with a machine, each thing with a remedy that can be pasted."""
+"""Finds problems of a machine, each with a command that fixes it."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from stoker.cluster.doctor.framework import (
 )
 from stoker.cluster.doctor.gpus import Gpus, GpuState
 from stoker.cluster.doctor.host import Host
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 
 LEAST_SHM_BYTES = 1 << 30
-"""Below that NCCL between the GPUs of a machine, and loaders of several processes, fail or slow down;
-Docker gives 64 MiB."""
+"""With less, NCCL between the GPUs of a machine, and loaders with several processes, fail or slow down;
+Docker's default is 64 MiB."""
 
 LEAST_FILES = 4096
-"""Open files: each shard that is read, each connection and each library is one."""
+"""Open files: one for each shard, connection and library."""
 
 LEAST_ADDRESS_SPACE = 256 << 30
 """CUDA maps the memory of the machine and of each GPU; each arena of a thread maps 64 MiB."""
 
 LEAST_THREADS_A_CORE = 256
-"""TensorFlow's pools and tf.data's have a thread a core each, and each process has all of them."""
+"""The thread pools of TensorFlow and tf.data have one thread per core, in each process."""
 
 LEAST_LOCKED_BYTES = 1 << 30
-"""NCCL locks what it sends and receives by InfiniBand's verbs; its documentation asks for no limit."""
+"""NCCL locks its buffers for InfiniBand verbs; its documentation requires no limit."""
 
 LEAST_AVAILABLE_BYTES = 2 << 30
-"""Free memory below which TensorFlow and a batch or two hardly fit."""
+"""Free memory for TensorFlow and a batch or two."""
 
 LEAST_DISK_BYTES_PER_S = 100e6
-"""Slower than this a disk feeds 1,000 JPEGs of 100 KB a second at most."""
+"""A slower disk feeds at most 1,000 JPEGs of 100 KB per second."""
 
 LEAST_FREE_BYTES = 10 << 30
-"""Free space for shards, checkpoints and what is exported."""
+"""Free space for shards, checkpoints and exported models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """All that is looked at."""
+    """All facts that are checked."""
 
     host: Host
     gpus: Gpus
     framework: Framework
     packages: tuple[Package, ...] = ()
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES, None where it is not set."""
+    """CUDA_VISIBLE_DEVICES; None if it is not set."""
 
 
 def examine(machine: Machine) -> list[Finding]:
-    """Everything that is found, errors first."""
+    """Return all findings, errors first."""
     found = [finding for rule in RULES for finding in rule(machine)]
     return sorted(found, key=lambda finding: finding.severity != "error")
 
@@ -71,7 +71,7 @@ def _framework_starts(machine: Machine) -> Iterator[Finding]:
             "Give it longer: stoker doctor --timeout-s 600. On a GPU see too whether the driver answers: "
             "nvidia-smi"
             if machine.framework.hangs
-            else "Install it anew: pip install --force-reinstall tensorflow",
+            else "Install it again: pip install --force-reinstall tensorflow",
         )
 
 
@@ -89,14 +89,14 @@ def _driver_answers(machine: Machine) -> Iterator[Finding]:
         yield _error(
             "driver_missing",
             f"{_count(host.nvidia_on_bus, 'NVIDIA GPU')} on the PCI bus, and no driver loaded",
-            "Install it and start the machine anew: sudo apt-get install -y nvidia-driver && sudo reboot",
+            "Install it and restart the machine: sudo apt-get install -y nvidia-driver && sudo reboot",
         )
     elif host.nvidia_module or host.nvidia_on_bus:
         yield _error(
             "driver_broken",
             f"NVIDIA's driver does not answer ({gpus.unread}), though the kernel has its module "
             f"{host.nvidia_module or ''}".rstrip(),
-            "After an update of the driver the machine has to be started anew: sudo reboot",
+            "After an update of the driver the machine has to be restarted: sudo reboot",
         )
 
 
@@ -192,7 +192,7 @@ def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
     else:
         yield _error(
             "gpus_unseen",
-            f"{what}, for a reason that its log tells",
+            f"{what}, for a reason that is in its log",
             "Read it: TF_CPP_MIN_LOG_LEVEL=0 python -c "
             "'import tensorflow as tf; print(tf.config.list_physical_devices())'",
         )
@@ -234,20 +234,20 @@ def _gpu_state(state: GpuState) -> Iterator[Finding]:
             "ecc",
             f"{gpu} has had {_count(state.ecc_uncorrected, 'memory error')} that could not be "
             "corrected: what it computes may be wrong",
-            f"Look, start it anew, and have it replaced if it happens again: nvidia-smi -q -d ECC -i {state.index}",
+            f"Check it, restart the machine, and have the GPU replaced if it happens again: nvidia-smi -q -d ECC -i {state.index}",
         )
     if state.ecc is False and state.ecc_default:
         yield _warning(
             "ecc_off",
             f"{gpu} has its correction of memory errors switched off: a flipped bit is computed with, "
             "unnoticed",
-            f"Switch it on, and start the machine anew: sudo nvidia-smi -e 1 -i {state.index}",
+            f"Switch it on, and restart the machine: sudo nvidia-smi -e 1 -i {state.index}",
         )
     if state.persistence is False:
         yield _warning(
             "persistence",
-            f"{gpu} is put down when nobody uses it: the first use takes seconds more",
-            f"Keep it up: sudo nvidia-smi -pm 1 -i {state.index}",
+            f"{gpu} is powered down when no process uses it: the first use takes some seconds longer",
+            f"Keep the driver loaded: sudo nvidia-smi -pm 1 -i {state.index}",
         )
     if state.slowed_by:
         yield _warning(
@@ -271,7 +271,7 @@ def _gpu_state(state: GpuState) -> Iterator[Finding]:
         yield _warning(
             "gpu_in_use",
             f"{gpu} is used by {_listed(who)}, with {held:.1f} of {state.memory_bytes / 2**30:.0f} GiB taken",
-            "Take another GPU, or ask for its end: nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
+            "Use another GPU, or ask its owner to end the process: nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
         )
 
 
@@ -292,7 +292,7 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
         yield _warning(
             "memory",
             f"{_gib(host.available_bytes)} of {_gib(host.memory_bytes)} memory are free",
-            "See who has it: ps aux --sort=-rss | head",
+            "See which processes use it: ps aux --sort=-rss | head",
         )
     if host.limit_bytes is not None and host.limit_bytes < host.memory_bytes // 2:
         yield _warning(
@@ -323,7 +323,7 @@ def _host_files(machine: Machine) -> Iterator[Finding]:
             if may and not 0 <= host.open_files_most < 65536
             else f"Raise it: ulimit -n {host.open_files_most}"
             if may
-            else "Raise it: echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf, and log in anew",
+            else "Raise it: echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf, and log in again",
         )
 
 
@@ -334,7 +334,7 @@ def _host_limits(machine: Machine) -> Iterator[Finding]:
             "address_space",
             f"this shell's processes may map {_gib(host.address_space_bytes)}: TensorFlow's threads "
             "and CUDA map far more than they use, and fail to start",
-            "Take the limit away: ulimit -v unlimited",
+            "Remove the limit: ulimit -v unlimited",
         )
     if 0 <= host.processes < LEAST_THREADS_A_CORE * host.cores:
         yield _warning(
@@ -347,8 +347,8 @@ def _host_limits(machine: Machine) -> Iterator[Finding]:
             "locked_memory",
             f"a process may lock {_gib(host.locked_bytes)} into memory: NCCL cannot exchange over "
             f"{_listed(host.infiniband)}",
-            "Take the limit away: echo '* - memlock unlimited' | sudo tee -a "
-            "/etc/security/limits.conf, and log in anew (a container: docker run --ulimit memlock=-1)",
+            "Remove the limit: echo '* - memlock unlimited' | sudo tee -a "
+            "/etc/security/limits.conf, and log in again (a container: docker run --ulimit memlock=-1)",
         )
 
 

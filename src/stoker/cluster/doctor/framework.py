@@ -1,4 +1,4 @@
-"""TensorFlow as it is installed: what it was built for, what lies beside it, which devices it sees."""
+"""The installed TensorFlow: its build, its libraries, and the devices that it sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 EXTRA = "and-cuda"
-"""The extra of TensorFlow's package that brings CUDA, cuDNN and NCCL as packages."""
+"""The extra of TensorFlow's package that installs CUDA, cuDNN and NCCL as packages."""
 
 PAIRS: dict[str, tuple[str, str]] = {
     "2.20": ("12.5", "9.3"),
@@ -37,7 +37,7 @@ PAIRS: dict[str, tuple[str, str]] = {
     "2.5": ("11.2", "8.1"),
     "2.4": ("11.0", "8.0"),
 }
-"""TensorFlow -> CUDA and cuDNN that it was built and tested with; a newer one says so itself.
+"""TensorFlow -> CUDA and cuDNN that it was built and tested with; newer versions report them.
 
 Source: tensorflow.org/install/source, tested build configurations (GPU).
 """
@@ -68,7 +68,7 @@ def number(names, function, by_pointer):
     return None
 
 def names(library, endings, built):
-    # Several may lie beside each other: the one that it was built for is the one that it takes.
+    # Several may be installed next to each other: TensorFlow loads the one it was built for.
     major = (built or "").split(".")[0]
     ordered = sorted(endings, key=lambda ending: ending.split(".")[0] != major)
     return [f"{library}.so.{ending}" for ending in ordered]
@@ -88,18 +88,18 @@ print(json.dumps({
     "nccl": number(["libnccl.so.2"], "ncclGetVersion", True),
 }))
 """
-"""Run in a process of its own: a broken driver can end it, or make it hang."""
+"""Runs in a separate process: a broken driver can end it or make it hang."""
 
 TAIL_LINES = 5
-"""Last lines that are shown of a TensorFlow that does not start."""
+"""Last lines of output to show if TensorFlow does not start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Framework:
-    """What TensorFlow says of itself."""
+    """What TensorFlow reports about itself."""
 
     version: str | None = None
-    """None: it is not installed, or does not start."""
+    """None if it is not installed or does not start."""
 
     is_cuda: bool = False
     """Whether it was built for NVIDIA's GPUs."""
@@ -111,27 +111,27 @@ class Framework:
     """The cuDNN that it was built with."""
 
     capabilities: tuple[str, ...] = ()
-    """What it has machine code for (`sm_80`), and machine code and PTX (`compute_90`)."""
+    """GPUs for which it has machine code (`sm_80`), or machine code and PTX (`compute_90`)."""
 
     gpus: tuple[str, ...] = ()
     """The GPUs that it sees."""
 
     libraries: tuple[tuple[str, str], ...] = ()
-    """CUDA, cuDNN and NCCL as it finds them, packages or the system's, and their versions."""
+    """The CUDA, cuDNN and NCCL that it finds, as packages or on the system, and their versions."""
 
     missing: tuple[str, ...] = ()
-    """Libraries that it looked for and did not find."""
+    """Libraries that it did not find."""
 
     error: str = ""
     """Why it does not start."""
 
     hangs: bool = False
-    """Whether it had not started when the time was up."""
+    """Whether it did not start within the time limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    """One of NVIDIA's packages that this TensorFlow asks for where it is installed with CUDA."""
+    """One of NVIDIA's packages that this TensorFlow requires for CUDA."""
 
     name: str
     wanted: str
@@ -142,10 +142,10 @@ class Package:
 
 
 def probe_framework(*, timeout_s: float) -> Framework:
-    """Start TensorFlow in a process of its own, and ask it.
+    """Start TensorFlow in a separate process and return its facts.
 
     Args:
-        timeout_s: Longest that it may take.
+        timeout_s: Time limit, seconds.
     """
     try:
         done = subprocess.run(
@@ -170,7 +170,7 @@ def probe_framework(*, timeout_s: float) -> Framework:
 
 
 def _libraries(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The numbers that libraries gave themselves, taken out of what was told, as versions.
+    """Yield the names and versions of libraries; their version numbers are removed from `told`.
 
     Source: CUDA_VERSION of cuda.h, CUDNN_VERSION of cudnn_version.h (another base from 9 on),
     NCCL_VERSION of nccl.h (another base from 2.9 on).
@@ -184,12 +184,12 @@ def _libraries(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def missing_libraries(log: str) -> tuple[str, ...]:
-    """The shared libraries that TensorFlow's log says it could not load."""
+    """Return the shared libraries that TensorFlow could not load, according to its log."""
     return tuple(dict.fromkeys(re.findall(r"Could not load dynamic library '([^']+)'", log)))
 
 
 def cuda_packages(distribution: str = "tensorflow") -> tuple[Package, ...]:
-    """NVIDIA's packages that the installed TensorFlow asks for, and what is there of them.
+    """Return NVIDIA's packages that the installed TensorFlow requires, and their installed versions.
 
     Source: the package's own metadata, the extra `and-cuda`.
     """
@@ -217,10 +217,10 @@ def cuda_packages(distribution: str = "tensorflow") -> tuple[Package, ...]:
 
 
 def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
-    """Libraries as they are found that do not do for a TensorFlow: name, version, what it needs.
+    """Yield unsuitable libraries: name, version, and the version that TensorFlow needs.
 
-    CUDA must have the major version that it was built with: minor ones are compatible. cuDNN must
-    have that major version too, and no older minor one.
+    CUDA must have the major version that TensorFlow was built with: minor versions are compatible.
+    cuDNN must have that major version and no older minor version.
 
     Source: NVIDIA, CUDA compatibility; TensorFlow's own check of a loaded cuDNN.
     """
@@ -273,7 +273,7 @@ _CODE = re.compile(r"(sm|compute)_(\d+)([af]?)")
 
 
 def built_for(framework: Framework) -> tuple[str, str] | None:
-    """The CUDA and cuDNN of a TensorFlow: what it says, else what is known of its version."""
+    """Return the CUDA and cuDNN of a TensorFlow: as it reports, else by the table of versions."""
     if framework.cuda and framework.cudnn:
         return framework.cuda, framework.cudnn
     if framework.version is None:
@@ -283,12 +283,12 @@ def built_for(framework: Framework) -> tuple[str, str] | None:
 
 
 def oldest_driver(cuda: str) -> str | None:
-    """The oldest driver for a version of CUDA, None where it is not known."""
+    """Return the oldest driver for a version of CUDA; None if unknown."""
     return DRIVERS.get(Version(cuda).release[0])
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a driver's version comes before another."""
+    """Return whether a driver's version is older than another."""
     return Version(version) < Version(than)
 
 

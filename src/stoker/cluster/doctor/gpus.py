@@ -1,4 +1,4 @@
-"""GPUs as their driver sees them, asked through NVML: state, errors, links, and who uses them."""
+"""GPUs as their driver reports them through NVML: state, errors, links and processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pynvml
 LinkKind = Literal[
     "NVLink", "PCIe switch", "PCIe switches", "PCIe host bridge", "NUMA node", "system"
 ]
-"""How two GPUs reach each other, the quickest first."""
+"""Connection of two GPUs, the fastest first."""
 
 KINDS: tuple[LinkKind, ...] = (
     "NVLink",
@@ -40,21 +40,21 @@ _SLOWED = {
     "heat (driver)": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
     "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
 }
-"""Reasons for lower clocks that somebody can do something about; being idle is none."""
+"""Reasons for lower clocks that can be fixed; idleness is not one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuProcess:
-    """A process that has memory of a GPU."""
+    """A process that holds memory of a GPU."""
 
     pid: int
-    """As this process sees it; of another container it may be unknown here."""
+    """As this process sees it; a process of another container may be unknown here."""
 
     name: str
-    """Its program, empty where it cannot be read."""
+    """Its program; empty if it cannot be read."""
 
     memory_bytes: int | None
-    """Memory of the GPU that it holds, None where the driver does not say."""
+    """GPU memory that it holds; None if the driver does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class MigSlice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
-    """One GPU; None stands for what it does not tell."""
+    """One GPU; None means that it does not report the value."""
 
     index: int
     """Its number in the driver's order."""
@@ -84,19 +84,19 @@ class GpuState:
     """Its address on the bus."""
 
     persistence: bool | None = None
-    """Whether the driver stays loaded when nobody uses it."""
+    """Whether the driver stays loaded when no process uses the GPU."""
 
     ecc: bool | None = None
     """Whether memory errors are corrected."""
 
     ecc_default: bool | None = None
-    """Whether its maker has memory errors corrected."""
+    """Whether memory errors are corrected by default."""
 
     ecc_uncorrected: int | None = None
     """Memory errors since the driver was loaded that could not be corrected."""
 
     slowed_by: tuple[str, ...] = ()
-    """Why clocks are lower than they could be, now."""
+    """Why clocks are lower than possible, now."""
 
     temperature_c: int | None = None
     power_w: float | None = None
@@ -121,14 +121,14 @@ class GpuState:
     """Its MIG slices, in the driver's order."""
 
     numa_node: int | None = None
-    """The node whose memory and cores are near."""
+    """The NUMA node with the nearest memory and cores."""
 
     processes: tuple[GpuProcess, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """How two GPUs reach each other."""
+    """The connection of two GPUs."""
 
     gpus: tuple[int, int]
     kind: LinkKind
@@ -139,7 +139,7 @@ class Gpus:
     """All GPUs of a machine, and their driver."""
 
     driver: str | None = None
-    """Version, e.g. 580.65.06; None: there is no driver that answers."""
+    """Version, e.g. 580.65.06; None if no driver answers."""
 
     cuda: tuple[int, int] | None = None
     """The newest CUDA that the driver can run."""
@@ -147,11 +147,11 @@ class Gpus:
     states: tuple[GpuState, ...] = ()
     links: tuple[Link, ...] = ()
     unread: str = ""
-    """Why there is nothing to tell."""
+    """Why nothing could be read."""
 
 
 def read_gpus() -> Gpus:
-    """Ask NVML; a machine without GPUs, or with a broken driver, is an answer too."""
+    """Return what NVML reports; also for a machine without GPUs or with a broken driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -174,9 +174,9 @@ def read_gpus() -> Gpus:
 
 
 def best_groups(gpus: Gpus) -> tuple[tuple[int, ...], ...]:
-    """GPUs that reach each other by the quickest links of this machine, each in one group.
+    """Return groups of GPUs that are connected by the fastest links of this machine.
 
-    A job that takes fewer than all should take those of one group.
+    A job that uses fewer than all GPUs should use those of one group.
     """
     if not gpus.links:
         return tuple((state.index,) for state in gpus.states)
@@ -238,7 +238,7 @@ def _state(index: int, handle: Any) -> GpuState:
 
 
 def _told(ask: Callable[[], Any]) -> Any:
-    """What NVML answers; None where this GPU does not know it, or this user may not."""
+    """Return NVML's answer; None if this GPU does not support the query or this user may not ask."""
     try:
         return ask()
     except pynvml.NVMLError:

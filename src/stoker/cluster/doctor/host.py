@@ -13,7 +13,7 @@ from pathlib import Path
 from stoker.cluster.limits import memory_limit
 
 DISK_BYTES = 128 << 20
-"""Written and read to learn a disk's speed: long against a disk's cache, some tenths of a second."""
+"""Bytes written and read to measure a disk: more than its cache, in some tenths of a second."""
 
 NVIDIA_VENDOR = "0x10de"
 """NVIDIA's number on the PCI bus."""
@@ -22,7 +22,7 @@ CAP_IPC_LOCK = 14
 """Number of the right to lock memory (linux/capability.h)."""
 
 DISPLAY_CLASS = "0x03"
-"""First digits of the PCI class of GPUs, those without a display too."""
+"""First digits of the PCI class of GPUs, including those without a display."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Disk:
     """Sequential, to the disk itself (fsync); None: it was not measured."""
 
     read_bytes_per_s: float | None = None
-    """Sequential, past the page cache where the file system lets one."""
+    """Sequential, without the page cache if the file system allows it."""
 
     error: str = ""
     """Why it was not measured."""
@@ -43,7 +43,7 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """What a process gets of this machine."""
+    """The resources of this machine that a process can use."""
 
     cores: int
     """Cores that this process may use."""
@@ -52,10 +52,10 @@ class Host:
     """Physical."""
 
     available_bytes: int
-    """Free, or to be freed at once."""
+    """Free memory, including what the kernel can free immediately."""
 
     limit_bytes: int | None
-    """Most that the control group may use, None without a limit."""
+    """Limit of the control group; None: no limit."""
 
     shm_bytes: int | None
     """Size of /dev/shm."""
@@ -74,7 +74,7 @@ class Host:
     """Most that a process may map; -1: no limit."""
 
     locked_bytes: int
-    """Most that a process may lock into memory; -1: no limit, as for who has CAP_IPC_LOCK."""
+    """Most that a process may lock into memory; -1: no limit, as with CAP_IPC_LOCK."""
 
     infiniband: tuple[str, ...]
     """Adapters for remote direct memory access, e.g. mlx5_0."""
@@ -87,21 +87,21 @@ class Host:
     """NVIDIA GPUs that the kernel sees on the PCI bus, with or without a driver."""
 
     nvidia_module: str | None
-    """Version of the kernel's module, None where it is not loaded."""
+    """Version of the kernel module; None if it is not loaded."""
 
     nvidia_nodes: tuple[str, ...]
-    """Device files of NVIDIA's under /dev."""
+    """NVIDIA's device files under /dev."""
 
     disk: Disk
 
 
 def read_host(folder: Path, *, measure_disk: bool, root: Path = Path("/")) -> Host:
-    """Look at this machine.
+    """Read the facts about this machine.
 
     Args:
-        folder: Where runs are written.
+        folder: The folder of the runs.
         measure_disk: Write and read a file there.
-        root: The file system that is looked at; tests give another.
+        root: Root of the file system to read; tests use another one.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory = _memory(root / "proc/meminfo")
@@ -139,7 +139,7 @@ def _memory(meminfo: Path) -> dict[str, int]:
 
 
 def _may_lock(root: Path) -> bool:
-    """Whether the limit of locked memory does not count: root has that right, in a container not."""
+    """Return whether the limit of locked memory does not apply, e.g. for root outside a container."""
     for line in (_text(root / "proc/self/status") or "").splitlines():
         name, _, rest = line.partition(":")
         if name == "CapEff":
@@ -189,7 +189,7 @@ def _disk(folder: Path, *, measure: bool) -> Disk:
 
 
 def _speed(folder: Path) -> tuple[float, float]:
-    # A page of its own: what is read past the page cache has to be aligned.
+    # Page-aligned, as reads without the page cache require.
     block = mmap.mmap(-1, 4 << 20)
     block.write(os.urandom(1 << 20) * 4)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".stoker-disk-") as file:
@@ -202,7 +202,7 @@ def _speed(folder: Path) -> tuple[float, float]:
         try:
             reader = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
         except OSError:
-            # A file system in memory, or of the network, has no such way.
+            # File systems in memory or on the network do not support it.
             reader = os.open(file.name, os.O_RDONLY)
         try:
             begun_s = time.monotonic()

@@ -6,12 +6,19 @@ Source: CUDA C++ programming guide, CUDA environment variables; NVIDIA MIG user 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+from typing import Any
 
-from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice
-from stoker.cluster.shares import GPUS
+from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice, read_gpus
 from stoker.core.errors import ConfigError, Plain
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable that selects the GPUs that CUDA shows."""
 
 ORDER = "CUDA_DEVICE_ORDER"
 """Environment variable that sets how CUDA numbers GPUs; by default the fastest is 0."""
@@ -163,3 +170,78 @@ def _list(states: Sequence[GpuState]) -> str:
     names = [f"{state.index} ({state.uuid}, {state.name})" for state in states]
     names += [f"{mig.uuid} ({mig.name})" for state in states for mig in state.slices]
     return ", ".join(names) or "none"
+
+
+def share_gpus(names: Sequence[str], *, processes: int) -> list[dict[str, str]]:
+    """Return equal parts of the GPUs for each process, as environment variables.
+
+    Args:
+        names: The usable GPUs, as `CUDA_VISIBLE_DEVICES` names them.
+        processes: Number of processes.
+
+    Raises:
+        ConfigError: there are GPUs, but fewer than processes: two on one GPU would wait for each other.
+    """
+    if not names:
+        return [{} for _ in range(processes)]
+    each = len(names) // processes
+    if not each:
+        raise ConfigError(
+            "--workers must be at most the number of GPUs",
+            got=Plain(f"{processes} workers, {len(names)} GPUs"),
+            fix=f"Start {len(names)}, or set {GPUS}=-1 to train on the CPU.",
+        )
+    parts = [names[rank * each : (rank + 1) * each] for rank in range(processes)]
+    return [{GPUS: ",".join(part)} for part in parts]
+
+
+LOOK_EVERY_S = 0.1
+"""Pause between two samples; NVML's own window of utilization is 1/6 s or longer."""
+
+
+@contextmanager
+def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Sample the GPUs that this process may use while the context is open.
+
+    Yields:
+        A function that returns, after the end, each GPU's mean utilization, power and clock, and its
+        highest memory use; an empty list without a GPU.
+    """
+    looks: list[tuple[GpuState, ...]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while True:
+            states = tuple(state for state, _ in visible_gpus(read_gpus().states, os.environ))
+            if not states:
+                return
+            looks.append(states)
+            if over.wait(LOOK_EVERY_S):
+                return
+
+    thread = threading.Thread(target=look, name="gpu-watch", daemon=True)
+    thread.start()
+    try:
+        yield lambda: summary_of(looks)
+    finally:
+        over.set()
+        thread.join()
+
+
+def summary_of(looks: list[tuple[GpuState, ...]]) -> list[dict[str, Any]]:
+    """Return means over samples; a value that the driver does not report is 0.
+
+    Args:
+        looks: [samples] states of all GPUs, in their order.
+    """
+    return [
+        {
+            "index": states[0].index,
+            "name": states[0].name,
+            "utilization": fmean(state.utilization or 0.0 for state in states),
+            "used_bytes": max(state.used_bytes for state in states),
+            "power_w": fmean(state.power_w or 0.0 for state in states),
+            "clock_mhz": fmean(state.clock_mhz or 0 for state in states),
+        }
+        for states in zip(*looks, strict=True)
+    ]

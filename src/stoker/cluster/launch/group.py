@@ -1,23 +1,107 @@
-"""One attempt to train with several processes: all of them end well, or all are ended."""
+"""One attempt to train with several processes: all of them succeed, or all are ended."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.cluster.launch.heartbeat import Beat
-from stoker.cluster.launch.member import Command, Log, Member
-from stoker.cluster.launch.outcome import Failure, Outcome
-from stoker.cluster.launch.stop_request import StopRequest
+from stoker.cluster.launch.member import Beat, Command, Log, Member
 from stoker.cluster.launch.watchdog import Hang, Watchdog
-from stoker.cluster.processes import Child, how_it_ended
-from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED
+from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
+from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER
+from stoker.core.signals import ASKING, heard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a group ended before its work was done."""
+
+    rank: int
+    """Of the process that caused it, or of the first of several."""
+
+    name: str
+    """Name of the process, or names of several."""
+
+    reason: str
+    """A clause, e.g. `was killed by SIGKILL`."""
+
+    code: int | None
+    """Its exit code, negative for a signal; None if it hung."""
+
+    tail: tuple[str, ...]
+    """The last lines that it printed."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt would end in the same way: only the user can fix it."""
+        return self.code in (EXIT_USER, EXIT_CHECK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How an attempt ended."""
+
+    failure: Failure | None
+    """None if all work was done, or if this process was asked to end."""
+
+    asked: bool
+    """Whether this process was asked to end."""
+
+    preempted: bool
+    """Whether a worker was taken away before the work was done."""
+
+    began: bool
+    """Whether a worker had begun to train."""
+
+    step: int
+    """The newest step of all heartbeats."""
+
+
+class StopRequest:
+    """How often this process has been asked to end."""
+
+    def __init__(self, wake: int) -> None:
+        """Begin at 0.
+
+        Args:
+            wake: Descriptor that becomes readable at each request.
+        """
+        self.times = 0
+        self.wake = wake
+
+    def clear(self) -> None:
+        """Empty the descriptor."""
+        with suppress(BlockingIOError):
+            os.read(self.wake, 64)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Count the signals that ask for the end, and Ctrl-C, until the block ends."""
+    wake, pull = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    stop = StopRequest(wake)
+
+    def count(_: signal.Signals) -> None:
+        stop.times += 1
+        with suppress(BlockingIOError):
+            os.write(pull, b"!")
+
+    try:
+        with heard([*ASKING, signal.SIGINT], count):
+            yield stop
+    finally:
+        os.close(wake)
+        os.close(pull)
+
 
 POLL_S = 0.2
 """Longest pause between two looks at the ends of workers; output and heartbeats are read at once."""
@@ -36,17 +120,29 @@ OWN_PAUSE_S = 5.0
 """A longer pause than this between two looks means that the launcher itself did not run."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupLimits:
+    """When a group's processes are ended or started again."""
+
+    watchdog_s: float
+    """Longest time without a heartbeat, or without a step, seconds."""
+
+    grace_s: float
+    """Longest time from the request to end to the end, seconds."""
+
+    alone_restarts: int
+    """How often processes with `Command.alone` are started again, in total."""
+
+
 class Group:
     """Processes that start and end together."""
 
     def __init__(
         self,
         commands: Sequence[Command],
+        limits: GroupLimits,
         *,
         stop: StopRequest,
-        watchdog_s: float,
-        grace_s: float,
-        alone_restarts: int,
         log: Log,
         on_beat: Callable[[Beat], None],
     ) -> None:
@@ -54,22 +150,20 @@ class Group:
 
         Args:
             commands: What to start; the rank of a process is its index here.
+            limits: When they are ended or started again.
             stop: Tells whether this process has been asked to end.
-            watchdog_s: Longest time without a heartbeat, or without a step, seconds.
-            grace_s: Longest time from the request to end to the end, seconds.
-            alone_restarts: How often processes with `Command.alone` are started again, in total.
             log: Takes the output lines of all processes, and the events.
             on_beat: Takes every heartbeat.
 
         Raises:
             UserError: the kernel refuses a process.
         """
-        self._stop, self._times_asked, self._grace_s = stop, 0, grace_s
+        self._stop, self._times_asked, self._grace_s = stop, 0, limits.grace_s
         self._log, self._on_beat = log, on_beat
         self._commands = list(commands)
         self._members: list[Member] = []
-        self._again_left = alone_restarts
-        self._watchdog = Watchdog(watchdog_s)
+        self._again_left = limits.alone_restarts
+        self._watchdog = Watchdog(limits.watchdog_s)
         self._failed: list[Member] = []
         self._failed_s = self._deadline_s = float("inf")
         self._failure: Failure | None = None
@@ -287,8 +381,7 @@ class _OrphanKiller:
         self._child = Child(
             "the orphan killer",
             [sys.executable, "-S", "-E", program],
-            stdin=subprocess.PIPE,
-            parent_death=None,
+            ProcessOptions(stdin=subprocess.PIPE, parent_death=None),
         )
 
     def began(self, group: int) -> None:

@@ -1,16 +1,63 @@
-"""One process of a group: its output, its heartbeats and its end."""
+"""One process of a group: its output, its end, and its heartbeats.
+
+A heartbeat is one JSON message a second, over an inherited socket.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal
 
-from stoker.cluster.launch.heartbeat import FD_VARIABLE, Beat, read_beat
-from stoker.cluster.processes import Child, Lines, refused
+from stoker.cluster.processes import Child, Lines, ProcessOptions, refused
+
+FD_VARIABLE = "STOKER_HEARTBEAT_FD"
+"""Environment variable: the descriptor of the worker's end of the socket."""
+
+EVERY_S = 1.0
+"""Pause between two heartbeats, seconds."""
+
+Phase = Literal["start", "train", "validate", "save", "serve", "done"]
+"""What a worker does. Only in `train` must its step grow within the limit of the watchdog; a process
+that serves the chief of parameter servers has no steps of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    """One heartbeat."""
+
+    rank: int
+    """Rank of the worker."""
+
+    phase: Phase
+    """What the worker does."""
+
+    step: int
+    """Number of optimizer updates."""
+
+    at_s: float
+    """The worker's monotonic clock, seconds."""
+
+    line: str = ""
+    """Its last progress line."""
+
+    share: float | None = None
+    """Progress from 0 to 1; None if unknown."""
+
+    def to_message(self) -> bytes:
+        """The message to send."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+
+def read_beat(message: bytes) -> Beat:
+    """The heartbeat in a message."""
+    return Beat(**json.loads(message))
+
 
 MESSAGE_BYTES = 1 << 16
 """Longest message of a heartbeat."""
@@ -71,10 +118,12 @@ class Member:
             self.child = Child(
                 command.name,
                 command.argv,
-                environ={**command.environ, FD_VARIABLE: str(theirs.fileno())},
-                output=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                cores=command.cores,
+                ProcessOptions(
+                    environ={**command.environ, FD_VARIABLE: str(theirs.fileno())},
+                    output=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    cores=command.cores,
+                ),
             )
             on_failure.pop_all()
         self.lines = Lines(self.child.output, lambda line: log(f"[{command.name}] {line}"))

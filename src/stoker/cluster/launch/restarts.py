@@ -7,15 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.cluster.doctor.gpus import read_gpus
-from stoker.cluster.doctor.visible import visible_names
-from stoker.cluster.launch.group import Group
-from stoker.cluster.launch.heartbeat import Beat
-from stoker.cluster.launch.member import Command, Log
-from stoker.cluster.launch.outcome import Failure, Outcome
-from stoker.cluster.launch.stop_request import StopRequest, stop_requests
-from stoker.cluster.limits import Refusals, allow_open_files, kernel_refusals
+from stoker.cluster.doctor.visible import GPUS, share_gpus, visible_names
+from stoker.cluster.launch.group import (
+    Failure,
+    Group,
+    GroupLimits,
+    Outcome,
+    StopRequest,
+    stop_requests,
+)
+from stoker.cluster.launch.member import Beat, Command, Log
+from stoker.cluster.limits import (
+    Refusals,
+    allow_open_files,
+    kernel_refusals,
+    share_cores,
+    share_threads,
+)
 from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_cluster
-from stoker.cluster.shares import GPUS, share_cores, share_gpus, share_threads
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
 
 MOST_WORKERS = 1024
@@ -158,15 +167,12 @@ def _attempt(
     environ: Mapping[str, str],
 ) -> Outcome:
     def run(commands: Sequence[Command]) -> Outcome:
-        return Group(
-            commands,
-            stop=stop,
+        limits = GroupLimits(
             watchdog_s=settings.watchdog_s,
             grace_s=settings.grace_s,
             alone_restarts=settings.max_restarts,
-            log=log,
-            on_beat=on_beat,
-        ).run()
+        )
+        return Group(commands, limits, stop=stop, log=log, on_beat=on_beat).run()
 
     if settings.cluster is not None:
         return run([_own_task(argv, settings.cluster, environ)])

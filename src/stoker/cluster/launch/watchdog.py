@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stoker.cluster.launch.heartbeat import EVERY_S, Beat, Phase
+from stoker.cluster.launch.member import EVERY_S, Beat, Phase
 
 PATIENCE = 10
 """How many times the limit start-up, the first step, validation and saving may take: tracing and XLA's

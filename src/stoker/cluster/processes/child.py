@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +26,38 @@ FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
 _SHIM = Path(__file__).with_name("exec_shim.py")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessOptions:
+    """The environment, the streams and the end of a child."""
+
+    environ: Mapping[str, str] | None = None
+    """The whole environment; None: that of this process."""
+
+    stdin: int | None = subprocess.DEVNULL
+    """`DEVNULL`; None: that of this process; or `PIPE`: `Child.close_input` closes it, and so does the
+    end of this process."""
+
+    output: int | Path | None = None
+    """None: stdout and stderr of this process. A descriptor or `DEVNULL`: for stdout. `PIPE`: both as
+    the stream `Child.output`. A path: both into this file."""
+
+    pass_fds: Sequence[int] = ()
+    """Descriptors that it inherits under their numbers."""
+
+    cores: Sequence[int] = ()
+    """The only cores that it may use; empty: all."""
+
+    parent_death: signal.Signals | None = signal.SIGKILL
+    """The signal that it gets when the thread that starts it ends, e.g. because this process is
+    killed. None: no signal."""
+
+    ready_file: Path | None = None
+    """Written by the child when it is ready; a file of this name is removed first."""
+
+    ends_group: bool = True
+    """Whether what it started is killed when it has ended."""
+
+
 class Child:
     """A process, its session and its process group, which all have the same number.
 
@@ -33,18 +67,7 @@ class Child:
     """
 
     def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        *,
-        environ: Mapping[str, str] | None = None,
-        stdin: int | None = subprocess.DEVNULL,
-        output: int | Path | None = None,
-        pass_fds: Sequence[int] = (),
-        cores: Sequence[int] = (),
-        parent_death: signal.Signals | None = signal.SIGKILL,
-        ready_file: Path | None = None,
-        ends_group: bool = True,
+        self, name: str, argv: Sequence[str], options: ProcessOptions = ProcessOptions()
     ) -> None:
         """Start it.
 
@@ -52,17 +75,7 @@ class Child:
             name: For messages, e.g. `worker 1`.
             argv: Program and arguments. With `parent_death` or `cores`, a program that cannot be
                 started is exit code 127, with the reason as its last line.
-            environ: The whole environment; None: that of this process.
-            stdin: `DEVNULL`; None: that of this process; or `PIPE`: `close_input` closes it, and so does
-                the end of this process.
-            output: None: stdout and stderr of this process. A descriptor or `DEVNULL`: for stdout.
-                `PIPE`: both as the stream `output`. A path: both into this file.
-            pass_fds: Descriptors that it inherits under their numbers.
-            cores: The only cores that it may use; empty: all.
-            parent_death: The signal that it gets when the thread that starts it ends, e.g. because
-                this process is killed. None: no signal.
-            ready_file: Written by the child when it is ready; a file of this name is removed first.
-            ends_group: Whether what it started is killed when it has ended.
+            options: Its environment, streams and end.
 
         Raises:
             UserError: the limits of processes, memory or open files do not allow it; or the disk of
@@ -70,27 +83,25 @@ class Child:
             OSError: without `parent_death` and `cores`: the program cannot be started.
         """
         self.name = name
-        self._ready_file, self._ends_group = ready_file, ends_group
+        self._ready_file, self._ends_group = options.ready_file, options.ends_group
         self._lock = threading.RLock()
-        if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
-        if parent_death or cores:
-            shim = [sys.executable, "-S", "-E", str(_SHIM), str(os.getpid())]
-            argv = [*shim, str(int(parent_death or 0)), ",".join(map(str, cores)) or "-", *argv]
-        both = isinstance(output, Path) or output == subprocess.PIPE
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)
         with contextlib.ExitStack() as stack:
+            output = options.output
+            both = isinstance(output, Path) or output == subprocess.PIPE
             if isinstance(output, Path):
                 stack.enter_context(full_disk_is_named(output))
                 output = stack.enter_context(output.open("wb")).fileno()
             try:
                 self._popen = subprocess.Popen(
-                    argv,
-                    stdin=stdin,
+                    _with_shim(argv, options),
+                    stdin=options.stdin,
                     stdout=output,
                     stderr=subprocess.STDOUT if both else None,
                     bufsize=0,
-                    env=environ,
-                    pass_fds=pass_fds,
+                    env=options.environ,
+                    pass_fds=options.pass_fds,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -195,6 +206,15 @@ class Child:
             os.killpg(self.pid, number)
 
 
+def _with_shim(argv: Sequence[str], options: ProcessOptions) -> Sequence[str]:
+    """Return the arguments of a process that sets signal and cores, and then becomes the program."""
+    if not options.parent_death and not options.cores:
+        return argv
+    cores = ",".join(map(str, options.cores)) or "-"
+    shim = [sys.executable, "-S", "-E", str(_SHIM), str(os.getpid())]
+    return [*shim, str(int(options.parent_death or 0)), cores, *argv]
+
+
 def _wait_until(claim: Callable[[], bool], timeout_s: float) -> None:
     end_s, pause_s = time.monotonic() + timeout_s, FIRST_LOOK_S
     while not claim() and time.monotonic() < end_s:
@@ -227,3 +247,82 @@ def refused(name: str, error: OSError) -> Exception:
         fix="Raise the limits of open files (`ulimit -n`) and processes (`ulimit -u`), or start "
         "fewer processes.",
     )
+
+
+TAIL_LINES = 20
+"""Last lines of the output that are kept."""
+
+LINE_BYTES = 1 << 16
+"""Longest line; a longer one is passed on in pieces."""
+
+DRAIN_S = 5.0
+"""Longest wait for the end of the stream of a child that has ended, seconds."""
+
+LOG_TAIL_BYTES = 4096
+"""How much of a log file is searched for its last line."""
+
+
+class Lines:
+    """The lines of a stream; `tail` holds the last of them."""
+
+    def __init__(self, stream: IO[bytes], on_line: Callable[[str], None]) -> None:
+        """Read nothing yet.
+
+        Args:
+            stream: The child's unbuffered output; non-blocking from now on, until `follow`.
+            on_line: Called with each line, without its end.
+        """
+        self.stream = stream
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._on_line = on_line
+        self._partial = b""
+        os.set_blocking(stream.fileno(), False)
+
+    def read(self) -> bool:
+        """Pass on the lines that have come; False at the end of the stream."""
+        while block := self.stream.read(LINE_BYTES):
+            *lines, self._partial = (self._partial + block).split(b"\n")
+            for line in lines:
+                self._pass_on(line)
+            if len(self._partial) > LINE_BYTES:
+                self.flush()
+        if block == b"":
+            self.flush()
+        return block is None
+
+    def flush(self) -> None:
+        """Pass on a last line without an end."""
+        if self._partial:
+            self._pass_on(self._partial)
+            self._partial = b""
+
+    def follow(self) -> None:
+        """Read in a thread until the end of the stream, then close it."""
+        os.set_blocking(self.stream.fileno(), True)
+        self._thread = threading.Thread(target=self._follow, name="output", daemon=True)
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Wait until everything that a child which has ended printed is passed on; after `follow`."""
+        # A process that left the child's session may keep the stream open.
+        self._thread.join(DRAIN_S)
+
+    def _follow(self) -> None:
+        with self.stream:
+            self.read()
+
+    def _pass_on(self, raw: bytes) -> None:
+        line = raw.decode(errors="replace").rstrip()
+        self.tail.append(line)
+        self._on_line(line)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log file that is not empty, "" if there is none; or why it cannot be read."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").strip().splitlines()
+    except OSError as error:
+        return f"its log {log} cannot be read: {error.strerror or error}"
+    return lines[-1].strip() if lines else ""

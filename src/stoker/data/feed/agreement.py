@@ -29,7 +29,7 @@ SAMPLE_ROWS = 64
 TIE = 1e-5
 """Scores that differ by no more than this share of the row's largest are equal: it is about the
 error of float32 sums of some hundred terms on a CPU. For less precise arithmetic see
-`train/loop/decoder_agreement.py`."""
+`train/loop/validation.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.cluster.doctor.gpus import read_gpus
-from stoker.cluster.doctor.visible import visible_names
-from stoker.cluster.shares import GPUS
+from stoker.cluster.doctor.visible import GPUS, visible_names
 
 TOGETHER = 0.9
 """Share of a GPU's memory for all workers on it, if there are several and no fraction is given.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.cluster.processes import Child
+from stoker.cluster.processes import Child, ProcessOptions
 from stoker.serve.process.gpu_shares import GpuShare
 
 _log = logging.getLogger(__name__)
@@ -55,11 +55,13 @@ class Worker:
         self.child = Child(
             f"worker {number}",
             [*command, *own],
-            environ=os.environ | share.environment(),
-            stdin=subprocess.PIPE,
-            output=subprocess.DEVNULL,
-            parent_death=None,
-            ready_file=self.ready_file,
+            ProcessOptions(
+                environ=os.environ | share.environment(),
+                stdin=subprocess.PIPE,
+                output=subprocess.DEVNULL,
+                parent_death=None,
+                ready_file=self.ready_file,
+            ),
         )
 
     @property

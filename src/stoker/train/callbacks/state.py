@@ -153,12 +153,12 @@ def _encode_array(array: NDArray[Any], *, key: str, arrays: Arrays) -> dict[str,
 
 
 def _remembered(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    made_anew = _OF_THE_RUN
+    excluded = _OF_THE_RUN
     if isinstance(callback, keras.callbacks.TensorBoard):
-        made_anew |= _TENSORBOARD
+        excluded |= _TENSORBOARD
     if isinstance(callback, keras.callbacks.CSVLogger):
-        made_anew |= _CSV
-    return {name: value for name, value in vars(callback).items() if name not in made_anew}
+        excluded |= _CSV
+    return {name: value for name, value in vars(callback).items() if name not in excluded}
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.train.checkpoints.config import CheckpointConfig
+from stoker.train.config import CheckpointConfig
 
 LEAST_EVERY_S = 5.0
 """Shortest interval, seconds: losing less than this is not worth the wear of the disk."""
@@ -71,15 +71,15 @@ class Cadence:
         """Record that a checkpoint of this step was handed over, or restored."""
         self._saved_step, self._saved_s = step, self._now_s()
 
-    def trained(self, steps: int, wall_s: float, *, beside: bool) -> None:
+    def trained(self, steps: int, wall_s: float, *, while_writing: bool) -> None:
         """Record a call.
 
         Args:
             steps: Number of its steps.
             wall_s: Their wall time, seconds.
-            beside: Whether a checkpoint was being written when it started.
+            while_writing: Whether a checkpoint was being written when it started.
         """
-        if beside:
+        if while_writing:
             self._beside_s += wall_s
             self._beside_steps += steps
         else:

@@ -12,14 +12,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import (
-    GLOBAL_SEED_GENERATOR,
-    SeedGenerator,
-    global_seed_generator,
-)
 
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.threads import Replaced
+from stoker.internals.keras_internals import SeedGenerator, global_seed_generator, use_global_seeds
 
 _APART = 0x9E3779B97F4A7C15 >> 1
 """Odd, with bits everywhere: the seeds of replicas are far apart."""
@@ -47,7 +42,7 @@ def use_keras_seeds(generator: SeedGenerator) -> None:
     A strategy traces each replica in a separate thread, where Keras would create another generator
     inside a `tf.function`, which fails.
     """
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+    use_global_seeds(generator)
 
 
 def distinct_replica_seeds(replicas: int) -> AbstractContextManager[None]:

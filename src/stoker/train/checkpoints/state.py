@@ -204,9 +204,9 @@ def _path(variable: Any, group: str) -> str:
     return str(path).removesuffix(":0")
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
+def _free(name: str, used: Mapping[str, Any]) -> str:
     number = 1
-    while (free := name if number == 1 else f"{name}#{number}") in taken:
+    while (free := name if number == 1 else f"{name}#{number}") in used:
         number += 1
     return free
 

@@ -123,41 +123,51 @@ class VerifiedCheckpoint:
         return read_tensors(self.path / STATE)
 
 
-def write_checkpoint(
-    folder: Path,
-    arrays: Arrays,
-    *,
-    facts_text: str,
-    step: int,
-    identity: Identity,
-    best: float | Best | None,
-    elapsed_s: float,
-) -> VerifiedCheckpoint:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointContent:
+    """What one checkpoint holds."""
+
+    arrays: Arrays
+    """The variables."""
+
+    facts_text: str
+    """The rest of the state, JSON."""
+
+    step: int
+    """Steps done. If this step has a checkpoint already, this one gets the next name."""
+
+    identity: Identity
+    """The identity of the run."""
+
+    best: float | Best | None
+    """The best checkpoint so far, or this one's value if it is the best."""
+
+    elapsed_s: float
+    """Training time of the run, seconds."""
+
+
+def write_checkpoint(folder: Path, content: CheckpointContent) -> VerifiedCheckpoint:
     """Write one checkpoint and publish it in one rename.
 
     Args:
         folder: Folder of the checkpoints.
-        arrays: The variables.
-        facts_text: JSON.
-        step: Steps done. If this step has a checkpoint already, this one gets the next name.
-        identity: The identity of the run.
-        best: The best one so far, or this one's value if it is the best.
-        elapsed_s: Training time of the run, seconds.
+        content: What it holds.
 
     Raises:
         OSError: A write or an fsync failed; nothing is published or left behind.
     """
-    final = _free_name(folder, step)
+    best, facts_text = content.best, content.facts_text
+    final = _free_name(folder, content.step)
     with scratch_folder(final) as made:
         write_atomic(made / FACTS, facts_text)
-        hashes = {FACTS: _sha256(facts_text), STATE: write_tensors(made / STATE, arrays)}
+        hashes = {FACTS: _sha256(facts_text), STATE: write_tensors(made / STATE, content.arrays)}
         manifest = Manifest(
-            step=step,
+            step=content.step,
             sizes={name: (made / name).stat().st_size for name in hashes},
             hashes=hashes,
-            identity={part: dict(names) for part, names in identity.items()},
+            identity={part: dict(names) for part, names in content.identity.items()},
             best=Best(name=final.name, value=best) if isinstance(best, float) else best,
-            elapsed_s=elapsed_s,
+            elapsed_s=content.elapsed_s,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         write_atomic(made / MANIFEST, _sealed(asdict(manifest)))
@@ -276,8 +286,8 @@ def _order(name: str) -> tuple[int, int]:
 
 def _free_name(folder: Path, step: int) -> Path:
     name = f"step-{step:010d}"
-    taken = [_order(path.name)[1] for path in places(folder) if _order(path.name)[0] == step]
-    return folder / (f"{name}.{max(taken) + 1}" if taken else name)
+    repeats = [_order(path.name)[1] for path in places(folder) if _order(path.name)[0] == step]
+    return folder / (f"{name}.{max(repeats) + 1}" if repeats else name)
 
 
 def _size(path: Path) -> int | None:

@@ -10,8 +10,9 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,17 +20,69 @@ from typing import Any, Literal, Self
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import full_disk_is_named, remove, sweep
 from stoker.train.checkpoints.cadence import Cadence
-from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.checkpoints.identity import Identity
-from stoker.train.checkpoints.retention import CheckpointInfo, superseded
 from stoker.train.checkpoints.store import (
     Best,
+    CheckpointContent,
     VerifiedCheckpoint,
     places,
     read_manifest,
     write_checkpoint,
 )
 from stoker.train.checkpoints.tensors import Arrays
+from stoker.train.config import CheckpointConfig
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointInfo:
+    """The facts about a checkpoint that retention needs."""
+
+    name: str
+    """Its folder's name."""
+
+    step: int
+    """Steps that were done when it was written."""
+
+    elapsed_s: float
+    """Training time of the run until then, over all its processes, seconds. Not the time of day,
+    which can jump."""
+
+
+def superseded(
+    older: Sequence[CheckpointInfo],
+    newest: CheckpointInfo,
+    *,
+    best: str | None,
+    keep_last: int,
+    every_h: float | None,
+) -> list[str]:
+    """Return the names of the checkpoints to delete.
+
+    Args:
+        older: The good ones before the newest, oldest first.
+        newest: The one just published; it is kept.
+        best: Name of the one with the best monitored value.
+        keep_last: How many of the newest are kept, including `newest`.
+        every_h: Keep the first one of each interval of this many hours of training; None: keep
+            none.
+    """
+    others = [kept for kept in older if kept.step != newest.step]
+    stay = {kept.name for kept in [*others, newest][-keep_last:]} | {best}
+    if every_h is not None:
+        stay |= _first_of_each([*others, newest], every_h * _HOUR_S)
+    return [kept.name for kept in older if kept.name not in stay]
+
+
+def _first_of_each(checkpoints: Sequence[CheckpointInfo], interval_s: float) -> set[str]:
+    first: dict[int, str] = {}
+    for kept in checkpoints:
+        first.setdefault(int(kept.elapsed_s // interval_s), kept.name)
+    # The first interval is the start of the run, to which no one returns.
+    first.pop(0, None)
+    return set(first.values())
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,7 +146,7 @@ class CheckpointWriter:
     def trained(self, steps: int, wall_s: float) -> None:
         """Record a call, except the first one of a process."""
         # Checkpoints that were written when it started have been counted by `due`.
-        self._cadence.trained(steps, wall_s, beside=self._pending is not None)
+        self._cadence.trained(steps, wall_s, while_writing=self._pending is not None)
 
     def save(
         self,
@@ -118,26 +171,17 @@ class CheckpointWriter:
         """
         begun_s = time.monotonic()
         self.wait()
-        text = json.dumps(dict(facts), indent=1, sort_keys=True) + "\n"
-        best = self._best_with(monitored)
-        elapsed_s = self._trained_s + time.monotonic() - self._begun_s
-        self._pending = self._thread.submit(
-            self._write, arrays, text, step=step, best=best, elapsed_s=elapsed_s
+        content = CheckpointContent(
+            arrays=arrays,
+            facts_text=json.dumps(dict(facts), indent=1, sort_keys=True) + "\n",
+            step=step,
+            identity=self._identity,
+            best=self._best_with(monitored),
+            elapsed_s=self._trained_s + time.monotonic() - self._begun_s,
         )
+        self._pending = self._thread.submit(self._write, content)
         self._cadence.saved(step)
         self._stalled_s = copied_s + time.monotonic() - begun_s
-
-    def save_now(
-        self,
-        arrays: Arrays,
-        facts: Mapping[str, Any],
-        *,
-        step: int,
-        monitored: float | None = None,
-    ) -> None:
-        """Write one checkpoint and wait until it is on disk, as at the end of a run."""
-        self.save(arrays, facts, step=step, monitored=monitored)
-        self.wait()
 
     def wait(self) -> None:
         """Wait until the pending checkpoint is on disk.
@@ -175,26 +219,11 @@ class CheckpointWriter:
         beaten = self._best is None or sign * monitored > sign * self._best.value
         return float(monitored) if beaten else self._best
 
-    def _write(
-        self,
-        arrays: Arrays,
-        facts_text: str,
-        *,
-        step: int,
-        best: float | Best | None,
-        elapsed_s: float,
-    ) -> float:
+    def _write(self, content: CheckpointContent) -> float:
         begun_s = time.thread_time()
-        with _named(self.folder, need_bytes=sum(array.nbytes for array in arrays.values())):
-            found = write_checkpoint(
-                self.folder,
-                arrays,
-                facts_text=facts_text,
-                step=step,
-                identity=self._identity,
-                best=best,
-                elapsed_s=elapsed_s,
-            )
+        need_bytes = sum(array.nbytes for array in content.arrays.values())
+        with _named(self.folder, need_bytes=need_bytes):
+            found = write_checkpoint(self.folder, content)
             self._best = found.manifest.best
             self._retain(found)
         return time.thread_time() - begun_s

@@ -1,4 +1,4 @@
-"""Heartbeats of a worker to the launcher that started it, once a second."""
+"""Heartbeats of a worker to the launcher that started it, once a second. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-from stoker.cluster.launch.heartbeat import EVERY_S, FD_VARIABLE, Beat, Phase
-from stoker.cluster.launch.member import STACKS
+from stoker.cluster.launch.member import EVERY_S, FD_VARIABLE, STACKS, Beat, Phase
 
 RANK_VARIABLE = "STOKER_RANK"
 """Environment variable with the rank of this process."""

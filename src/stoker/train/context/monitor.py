@@ -11,8 +11,7 @@ import keras
 import numpy as np
 
 from stoker.core.config import nearest
-from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding, Plain, UserError
 from stoker.core.multi_output import of_output
 from stoker.train.config import TrainConfig
 from stoker.train.context.position import Position

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
 from stoker.data.feed.service.reading import ServiceFeed
-from stoker.data.sources.config import ServiceConfig
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.data.user_dataset.load_dataset import AnyDataset
@@ -18,7 +16,7 @@ from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import better_mode
 from stoker.train.context.position import Position
 from stoker.train.context.run_context import RunContext
-from stoker.train.setup.feeds import Feeds, open_feeds
+from stoker.train.setup.feeds import open_feeds
 from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
 TrainFeed = AnyFeed | ServiceFeed | WholeFeed
@@ -59,7 +57,7 @@ def open_run(
     if context.feeds is not None:
         local, held_out = context.feeds.result()
     else:
-        local, held_out = open_data(
+        local, held_out = open_feeds(
             dataset,
             transform,
             config=config,
@@ -71,32 +69,6 @@ def open_run(
     found = newest_good(context.checkpoints)
     position = _start_position(found, feed, config=config, resolved=resolved, context=context)
     return RunStart(feed=feed, held_out=held_out, found=found, position=position)
-
-
-def open_data(
-    dataset: AnyDataset,
-    transform: AnyTransform,
-    *,
-    config: TrainConfig,
-    memory_bytes: int,
-    service: ServiceConfig | None,
-    work_dir: Path | None,
-) -> Feeds:
-    """Open the feeds of both splits, as configured in the section `train`; see `open_feeds`.
-
-    Raises:
-        UserError: The data cannot be read.
-    """
-    return open_feeds(
-        dataset,
-        transform,
-        augment=config.augment,
-        seed=config.seed,
-        memory_bytes=memory_bytes,
-        service=service,
-        work_dir=work_dir,
-        config=config.feed,
-    )
 
 
 def checkpoint_writer(

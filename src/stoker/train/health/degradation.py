@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.core.finding import Finding
-from stoker.train.health.step_graph import named, step_operations
+from stoker.core.errors import Finding
+from stoker.train.health.step_operations import named, step_operations
 
 RETRACES = 3
 """Usual number of traces of one step: full batches, the last batch of an epoch, and the first

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import get_keras_mask, set_keras_mask
 
-from stoker.train.model.layer_paths import walk_layers
+from stoker.internals.keras_internals import get_keras_mask, set_keras_mask
+from stoker.train.model.keras_model import walk_layers
 from stoker.train.model.remat import plain_call
 
 SHOWN_ROWS = 8
@@ -219,10 +219,10 @@ def _floats(structure: Any) -> list[tf.Tensor]:
     return [t for t in flat if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
-def _named(structure: Any, alone: str) -> list[tuple[str, tf.Tensor]]:
+def _named(structure: Any, default_name: str) -> list[tuple[str, tf.Tensor]]:
     found = []
     for path, value in keras.tree.flatten_with_path(structure):
-        name = "/".join(str(part) for part in path) or alone
+        name = "/".join(str(part) for part in path) or default_name
         found += [(name, tensor) for tensor in _floats(value)]
     return found
 

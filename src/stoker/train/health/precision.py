@@ -1,13 +1,16 @@
-"""Checks that the model's outputs are computed in float32; controls TF32."""
+"""Checks of 16-bit training: float32 outputs, and shapes for tensor cores; controls TF32."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
+from stoker.internals.keras_internals import inputs_of_layer, layer_of
+from stoker.train.health.step_operations import StepOperation, named, step_operations
 
 _SMALL = ("float16", "bfloat16")
 
@@ -65,9 +68,7 @@ def _small_layer(output: Any) -> str | None:
 
 
 def _maker(tensor: Any) -> tuple[Any, list[Any]]:
-    history = tensor._keras_history  # noqa: SLF001 - Keras's own way from a tensor to its layer
-    node = history.operation._inbound_nodes[history.node_index]  # noqa: SLF001
-    return history.operation, list(node.input_tensors)
+    return layer_of(tensor), inputs_of_layer(tensor)
 
 
 def _passes_on(operation: Any) -> bool:
@@ -75,3 +76,103 @@ def _passes_on(operation: Any) -> bool:
         return operation.activation is keras.activations.linear
     # Keras has no public class for `output[...]`.
     return isinstance(operation, _SHAPES_ONLY) or type(operation).__name__ == "GetItem"
+
+
+MULTIPLE = 8
+"""Sides of 16-bit products that tensor cores take without padding.
+
+Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core requirements".
+"""
+
+_PADDED_CHANNELS = 4
+"""cuDNN pads this few input channels (of an image) itself."""
+
+Side = tuple[str, int | None]
+"""Name of one side of a product, and its length; None if unknown when traced."""
+
+
+def check_tensor_cores(step: Any, *, batch_size: int) -> Finding | None:
+    """Check every 16-bit matrix product and convolution of the forward pass.
+
+    Args:
+        step: The step's concrete function.
+        batch_size: Samples of a replica in one pass.
+
+    Returns:
+        A warning that names layers and sides; None if all fit, or nothing is in 16 bits. An output
+        layer in float32 is not checked. Not run on a GPU: it reads shapes, not times.
+    """
+    misses: list[str] = []
+    products = 0
+    for operation in step_operations(step):
+        if operation.is_gradient or not _in_16_bits(operation):
+            continue
+        sides = list(_sides(operation))
+        products += bool(sides)
+        wrong = [f"{length} {name}" for name, length in sides if length and length % MULTIPLE]
+        if wrong:
+            misses.append(f"{operation.scope or operation.kind} ({', '.join(wrong)})")
+    if products and batch_size % MULTIPLE:
+        misses.insert(0, f"train.batch_size ({batch_size})")
+    if not misses:
+        return None
+    return Finding(
+        kind="tensor_cores",
+        severity="warning",
+        message=f"16-bit products have sides that are not multiples of {MULTIPLE}: {named(misses)}",
+        fix=f"Round units, channels and batch size up to multiples of {MULTIPLE}.",
+    )
+
+
+def _in_16_bits(operation: StepOperation) -> bool:
+    kinds = [tensor.dtype for tensor in operation.operation.inputs]
+    return bool(kinds) and all(kind in (tf.float16, tf.bfloat16) for kind in kinds)
+
+
+def _sides(operation: StepOperation) -> Iterator[Side]:
+    inputs = operation.operation.inputs
+    if len(inputs) != 2 or any(tensor.shape.rank is None for tensor in inputs):
+        return
+    left, right = (tensor.shape.as_list() for tensor in inputs)
+    if operation.kind in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+        yield from _of_matrices(operation.operation, left, right)
+    elif operation.kind in ("Conv2D", "Conv3D"):
+        *_, channels, filters = right
+        if channels is None or channels > _PADDED_CHANNELS:
+            yield "input channels", channels
+        yield "filters", filters
+    elif operation.kind == "Einsum":
+        yield from _of_einsum(operation.operation.get_attr("equation").decode(), left, right)
+
+
+def _of_matrices(
+    operation: tf.Operation, left: list[int | None], right: list[int | None]
+) -> Iterator[Side]:
+    plain = operation.type == "MatMul"
+    turned = operation.get_attr("transpose_a" if plain else "adj_x")
+    turned_right = operation.get_attr("transpose_b" if plain else "adj_y")
+    yield "inputs", left[-2] if turned else left[-1]
+    yield "units", right[-2] if turned_right else right[-1]
+    if not plain:
+        yield "rows", left[-1] if turned else left[-2]
+
+
+def _of_einsum(equation: str, left: list[int | None], right: list[int | None]) -> Iterator[Side]:
+    operands, _, result = equation.partition("->")
+    first, _, second = operands.partition(",")
+    if "." in equation:
+        return
+    lengths = dict(zip(second, right, strict=False)) | dict(zip(first, left, strict=False))
+    shared = set(first) & set(second)
+    # Several labels with one role form one side of the product: their lengths are multiplied.
+    roles = {
+        "inputs": shared - set(result),
+        "units": set(second) & set(result) - shared,
+        "rows": set(first) & set(result) - shared,
+    }
+    for role, labels in roles.items():
+        length: int | None = 1
+        for label in labels:
+            side = lengths[label]
+            length = None if length is None or side is None else length * side
+        yield role, length

@@ -12,7 +12,7 @@ from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import resolve_monitor_mode
 from stoker.train.context.run_context import RunContext, RunSetup, TrainResult
-from stoker.train.context.start_position import TrainFeed, checkpoint_writer, open_run
+from stoker.train.context.start_position import RunStart, TrainFeed, checkpoint_writer, open_run
 from stoker.train.context.utilization import BusyReport
 from stoker.train.loop.run import EVAL_BATCHES, Run
 from stoker.train.loop.validation import EvalBatches
@@ -57,16 +57,10 @@ def fit(
     with wall.within("data"):
         opened = open_run(*data, config=setup.config, resolved=resolved, context=context)
     held_out = opened.held_out
-    # With several workers, only the chief writes.
-    writing: AbstractContextManager[CheckpointWriter | None] = (
-        checkpoint_writer(opened.found, config=setup.config, context=context)
-        if distribution.is_chief
-        else nullcontext()
-    )
     with (
         wall.within("data"),
         held_out.in_order(batch_size=EVAL_BATCHES * resolved.batch_size) as in_order,
-        writing as writer,
+        _checkpoints(setup, opened) as writer,
         ExitStack() as at_end,
     ):
         # 2. From here on everything that a step changes exists, so that it can be restored.
@@ -85,6 +79,15 @@ def fit(
 
         # 4. How busy the device was.
         return _result(run, run.ceiling_step_s())
+
+
+def _checkpoints(
+    setup: RunSetup, opened: RunStart
+) -> AbstractContextManager[CheckpointWriter | None]:
+    """Return the writer of the checkpoints; of several workers, only the chief writes."""
+    if not setup.distribution.is_chief:
+        return nullcontext()
+    return checkpoint_writer(opened.found, config=setup.config, context=setup.context)
 
 
 def _run_epochs(run: Run, feed: TrainFeed, eval_batches: EvalBatches) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from stoker.core.errors import Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
 from stoker.data.user_dataset.feed import AnyFeed
+from stoker.internals.keras_internals import compute_loss
 from stoker.telemetry import catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.state import TrainingState
@@ -32,22 +33,26 @@ from stoker.train.context.monitor import (
 from stoker.train.context.position import Position, Timing
 from stoker.train.context.run_context import Progress, RunSetup
 from stoker.train.context.start_position import RunStart
-from stoker.train.context.utilization import Ceiling
-from stoker.train.loop.ceiling import RunCeiling
-from stoker.train.loop.decoder_agreement import agreed_metrics
+from stoker.train.context.utilization import Ceiling, RunCeiling
 from stoker.train.loop.run_health import RunHealth
 from stoker.train.loop.saving import RunCheckpoints
-from stoker.train.loop.validation import EvalBatches, ValidationAbortedError, make_validate, results
+from stoker.train.loop.validation import (
+    EvalBatches,
+    ValidationAbortedError,
+    agreed_metrics,
+    make_validate,
+    results,
+)
 from stoker.train.model.keras_model import (
     adapt_load,
     extra_optimizers,
-    loss_of,
     unwrap_user_errors,
 )
-from stoker.train.optimizer.deferred_finite_check import CHECK_EVERY_STEPS, may_defer_finite_check
+from stoker.train.optimizer.loss_scaling import CHECK_EVERY_STEPS, may_defer_finite_check
 from stoker.train.optimizer.settings import prepare_optimizer
 from stoker.train.step.compiled import Resident, StepSource, build_step, open_step_source
 from stoker.train.step.custom_train_step import (
+    FirstPass,
     check_custom_train_step,
     first_pass,
     has_custom_train_step,
@@ -55,8 +60,8 @@ from stoker.train.step.custom_train_step import (
 from stoker.train.step.multi_step import step_of
 from stoker.train.step.one_program import steps_within_program_time
 from stoker.train.step.oom import Split, is_out_of_memory
+from stoker.train.step.program import StepInput
 from stoker.train.step.step import loss_arguments, unscaled_losses
-from stoker.train.step.step_input import StepInput
 from stoker.train.step.step_totals import StepTotals
 from stoker.train.step.xla_trial import CallPlan, XlaTrial
 
@@ -97,9 +102,9 @@ class Run:
         """T_ceil of the newest measurement, seconds."""
         with self._time("data"):
             source = open_step_source(setup, self._feed, position)
-        answers = self._build_variables(setup, source)
+        first = self._build_variables(setup, source)
         self._run_health = RunHealth(setup)
-        self._run_health.check_model(answers)
+        self._run_health.check_model(first)
         self._defers_finite_check = may_defer_finite_check(
             self.built.model, self.config, setup.resolved
         )
@@ -119,13 +124,13 @@ class Run:
         self.measures_ceiling = True
         """Whether the ceiling is measured between calls; False if others measure the run."""
 
-    def _build_variables(self, setup: RunSetup, source: StepSource) -> Any:
-        """Run one batch forward and prepare the optimizer; return the model's outputs."""
+    def _build_variables(self, setup: RunSetup, source: StepSource) -> FirstPass:
+        """Run one batch forward and prepare the optimizer."""
         model = self.built.model
         if has_custom_train_step(model):
             check_custom_train_step(model, self.config, setup.resolved)
         with self.distribution.strategy.scope():
-            answers = call(
+            first: FirstPass = call(
                 first_pass,
                 self.built,
                 source.load(source.sample),
@@ -135,7 +140,7 @@ class Run:
             if not has_custom_train_step(model):
                 # Checked before an epoch is trained.
                 require_monitored(self.config.monitor, ["val_loss", *results(model, "val_")])
-        return answers
+        return first
 
     def _build_step(self, setup: RunSetup, source: StepSource) -> None:
         self.compiled = build_step(
@@ -345,8 +350,29 @@ class Run:
             self.context.run_time.stepped(done, wall_s, step=at, wait_s=0.0, first=is_new)
             self._handle_bad_call(position.step + done, loss=float(totals.last_loss))
             return True
+        self._report_call(plan, totals, wall_s, placements=placements, is_new=is_new)
+        if signals[0] and not self._callbacks.stop_training:
+            self._end_early()
+        if signals[1] and position.validated:
+            self._save()
+        elif signals[1]:
+            # The call ends an epoch: write the checkpoint after the validation.
+            self._saves_after_epoch = True
+        return self._window() or (steps < planned and self._feed.whole_calls)
+
+    def _report_call(
+        self,
+        plan: CallPlan,
+        totals: StepTotals,
+        wall_s: float,
+        *,
+        placements: Sequence[Any],
+        is_new: bool,
+    ) -> None:
+        """Count the steps of a call, and show them to checks, TensorBoard and callbacks."""
+        position, done = self.position, int(totals.steps)
         # Before anything is visible to others.
-        preemption.has_work = True
+        self.context.preemption.has_work = True
         self._count(totals, done, wall_s, is_new=is_new)
         self.xla_trial.record_call(plan, done, wall_s)
         if self._calls_timed == 1:
@@ -363,14 +389,6 @@ class Run:
         if self._callbacks.stop_training:
             # As in `fit`, the epoch ends here and is validated.
             position.validated, position.over = False, True
-        elif signals[0]:
-            self._end_early()
-        if signals[1] and position.validated:
-            self._save()
-        elif signals[1]:
-            # The call ends an epoch: write the checkpoint after the validation.
-            self._saves_after_epoch = True
-        return self._window() or (steps < planned and self._feed.whole_calls)
 
     def _plan_call(self, step_input: StepInput, planned: int) -> CallPlan:
         steps = self._watch.next_steps(self.position.step, planned)
@@ -701,7 +719,7 @@ class Run:
         model, batch = self.built.model, self._loaded_sample()
         with unscaled_losses():
             outputs = model(self.built.adapt(batch[0]), training=True)
-            return loss_of(model, loss_arguments(batch, outputs), training=True)
+            return compute_loss(model, loss_arguments(batch, outputs), training=True)
 
     def _logs(self) -> dict[str, float]:
         loss = self.position.loss_sum / self.position.rows

@@ -10,10 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
+from stoker.internals.tensorflow_internals import collected_nodes
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.monitor import check_unweighted_monitor
 from stoker.train.context.run_context import RunSetup
+from stoker.train.health.bad_steps import BadStep, NanConfig, Rollbacks, bad_step_error
 from stoker.train.health.degradation import (
     check_host_sync,
     check_idle_devices,
@@ -22,15 +24,11 @@ from stoker.train.health.degradation import (
     check_scope,
     check_xla,
 )
-from stoker.train.health.divergence import Divergence
-from stoker.train.health.explain import BadStep, bad_step_error
+from stoker.train.health.divergence import Divergence, LossScaleWatch
 from stoker.train.health.layers import BadValues, first_bad_values
-from stoker.train.health.loss_scale import LossScaleWatch
-from stoker.train.health.placement import check_placement, collected_placements
-from stoker.train.health.precision import check_outputs
-from stoker.train.health.rollback import NanConfig, Rollbacks
-from stoker.train.health.tensor_cores import check_tensor_cores
-from stoker.train.step.custom_train_step import has_custom_train_step
+from stoker.train.health.precision import check_outputs, check_tensor_cores
+from stoker.train.health.step_operations import check_placement
+from stoker.train.step.custom_train_step import FirstPass, has_custom_train_step
 from stoker.train.step.oom import Reduction, Split, does_not_fit, is_out_of_memory, reduce_batch
 
 _LOG = logging.getLogger(__name__)
@@ -58,11 +56,11 @@ class RunHealth:
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
             self._report(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
 
-    def check_model(self, answers: Any) -> None:
-        """Check, before the first step, the model's placement and the dtype of its outputs.
+    def check_model(self, first: FirstPass) -> None:
+        """Check, before the first step, the model's placement, lookups and the dtype of its outputs.
 
         Args:
-            answers: The model's outputs for some rows.
+            first: The first batch through the model.
 
         Raises:
             CheckFailed: The model was built outside the strategy's scope.
@@ -73,9 +71,11 @@ class RunHealth:
             self._report(check_scope(variables, self._distribution.strategy))
         else:
             self._report(check_idle_devices(variables, gpus))
-        self._report(check_outputs(self._built.model, answers))
+        self._report(check_outputs(self._built.model, first.outputs))
         self._report(check_unweighted_monitor(self._built.model, self._config))
         self._report(check_keras_distribution())
+        for warning in first.warnings:
+            self._report(warning)
 
     def update_settings(self, resolved: ResolvedTraining) -> None:
         """Set the settings with which the step is built from now on.
@@ -89,7 +89,7 @@ class RunHealth:
         """Return a context for the first call of the step that records where its operations run."""
         first, self._placed = not self._placed, True
         if first and tf.config.list_logical_devices("GPU"):
-            return collected_placements()
+            return collected_nodes()
         return nullcontext([])
 
     def check_step(self, step: Any, placements: Sequence[Any]) -> None:
@@ -97,7 +97,7 @@ class RunHealth:
 
         Args:
             step: A traced concrete function.
-            placements: From `collected_placements`.
+            placements: From `collected_nodes`.
         """
         self._report(check_placement(placements))
         self._report(check_host_sync(step))
@@ -207,7 +207,7 @@ class RunHealth:
             return
         if finding.severity == "error":
             raise finding.as_error()
-        if all(finding.line() != said.line() for said in self.findings):
+        if all(finding.line() != earlier.line() for earlier in self.findings):
             self.findings.append(finding)
             _LOG.warning("%s", finding.line())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.load_dataset import AnyDataset
@@ -14,6 +15,30 @@ from stoker.train.context.start_position import RunStart, open_run
 from stoker.train.loop.run import Run
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
+
+Kind = Literal["resident", "called", "real", "input"]
+"""resident: the compiled step on one batch in memory. called: calls of training on such a batch,
+including their Python code. real: training as it is. input: batches are taken and dropped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """The measurements of a period of time."""
+
+    kind: Kind
+    steps: int
+    rows: float
+    wall_s: float
+    wait_s: float
+    """Part of it blocked in `next(iterator)`; all of it in a window of input."""
+    cpu_s: float
+    """CPU time of the process, all threads."""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Samples per second of wall time."""
+        return self.rows / self.wall_s
+
 
 EPOCHS = 1_000_000
 """Epochs that a probe never completes: it ends by time."""

@@ -21,11 +21,15 @@ from stoker.data.feed.stages import StageCost, measure_stages
 from stoker.data.user_dataset.feed import OwnFeed
 from stoker.train.context.start_position import RunStart
 from stoker.train.loop.run import Run
-from stoker.train.measurement.machine_speed import MachineSpeed
-from stoker.train.measurement.prefetch_depth import prefetched_elements
-from stoker.train.measurement.step_costs import checkpoint_s, communication_s, transfer_s
-from stoker.train.measurement.window import Kind, Window
-from stoker.train.step.step_input import StepInput
+from stoker.train.measurement.measured_run import Kind, Window
+from stoker.train.measurement.step_costs import (
+    MachineSpeed,
+    checkpoint_s,
+    communication_s,
+    prefetched_elements,
+    transfer_s,
+)
+from stoker.train.step.program import StepInput
 
 LEAD_SHARE = 0.25
 """Share of a window that runs before it is timed, so that all threads are active."""

@@ -1,16 +1,107 @@
-"""Costs of a step that cannot be seen inside it and are measured separately."""
+"""Measures what cannot be seen inside a step: checkpoints, exchange, copies, prefetch, machine speed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from stoker.train.checkpoints.cadence import LEAST_EVERY_S, MOST_EVERY_S
 from stoker.train.checkpoints.state import TrainingState
 from stoker.train.loop.run import Run
 from stoker.train.setup.strategy import in_packs
+
+CPU_SIZE = 48
+"""Rows and columns of the matrices on a CPU: so few that NumPy uses one thread."""
+
+GPU_SIZE = 2048
+"""The same for a GPU: 17 GFLOP, some ms at most; three matrices take 50 MB."""
+
+PRODUCTS_PER_CHECK = 50
+"""Products between two readings of the clock."""
+
+
+class MachineSpeed:
+    """Multiplies the same matrices whenever it is called.
+
+    On a CPU it uses one thread and its CPU time: other threads that take the cores do not change
+    the result; another clock rate, or a neighbor on the same physical core, does. On a GPU it waits
+    for the device.
+    """
+
+    def __init__(self) -> None:
+        """Create the matrices."""
+        self._has_gpu = bool(tf.config.list_logical_devices("GPU"))
+        size = GPU_SIZE if self._has_gpu else CPU_SIZE
+        # Scaled so that the numbers keep their size, however often they are multiplied.
+        factor = np.random.default_rng(0).normal(scale=size**-0.5, size=(size, size))
+        self._factor = factor.astype(np.float32)
+        self._flops = PRODUCTS_PER_CHECK * 2.0 * size**3
+
+    def measure(self, seconds: float) -> float | None:
+        """Return floating-point operations per second; None if memory is insufficient."""
+        if not self._has_gpu:
+            return _rate(self._on_a_core, self._flops, time.thread_time, seconds)
+        try:
+            with tf.device("GPU:0"):
+                factor = tf.constant(self._factor)
+                return _rate(lambda: _on_a_gpu(factor), self._flops, time.monotonic, seconds)
+        except tf.errors.ResourceExhaustedError:
+            return None
+
+    def _on_a_core(self) -> None:
+        found = self._factor
+        for _ in range(PRODUCTS_PER_CHECK):
+            found = found @ self._factor
+
+
+def _on_a_gpu(factor: tf.Tensor) -> None:
+    found = factor
+    for _ in range(PRODUCTS_PER_CHECK):
+        found = tf.linalg.matmul(found, factor)
+    found[0, 0].numpy()
+
+
+def _rate(
+    work: Callable[[], None], flops: float, clock: Callable[[], float], seconds: float
+) -> float:
+    work()  # finds the kernel, and wakes the device
+    times, begun_s = 0, clock()
+    while (took_s := clock() - begun_s) < seconds or not times:
+        work()
+        times += 1
+    return times * flops / took_s
+
+
+def prefetched_elements(iterator: Any) -> float | None:
+    """Return how many elements are in the buffers of a pipeline, counted in its output elements.
+
+    Args:
+        iterator: Iterator of a dataset. The result is None if TensorFlow keeps no model of it: the
+            autotuner is off, or several replicas share it.
+
+    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
+    """
+    if not isinstance(iterator, tf.data.Iterator):
+        return None
+    try:
+        model = tf.data.experimental.get_model_proto(iterator)
+    except tf.errors.NotFoundError:
+        return None
+    ready, per_element, number = 0.0, 1.0, model.output
+    while number in model.nodes:
+        node = model.nodes[number]
+        ready += node.buffered_elements / per_element
+        # Unknown before a stage that yields more or fewer elements than it takes, e.g. a filter.
+        known = node.ratio > 0
+        if not known or not node.inputs or node.name.startswith("Shuffle"):
+            break
+        per_element, number = per_element * node.ratio, node.inputs[0]
+    return ready
+
 
 EXCHANGES = 10
 """Number of timed exchanges or copies."""

@@ -9,12 +9,18 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import StagingError
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.multi_output import ONLY
 from stoker.core.user_code import call
+from stoker.internals.keras_internals import (
+    compiled_metrics,
+    metric_function,
+    sublayers,
+    user_metrics,
+)
+from stoker.internals.tensorflow_internals import StagingError
 
 METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """Keras's methods that a user's class may override and that `fit` then uses."""
@@ -50,7 +56,7 @@ def has_builtin_metrics_only(model: keras.Model) -> bool:
     """
     own = "compute_metrics" in overrides(model)
     metrics = [part for each in model.metrics for part in (each, *getattr(each, "metrics", ()))]
-    parts = [part for metric in metrics for part in (type(metric), getattr(metric, "_fn", metric))]
+    parts = [part for metric in metrics for part in (type(metric), metric_function(metric))]
     return not own and all(_module(part).partition(".")[0] == "keras" for part in parts)
 
 
@@ -65,9 +71,36 @@ def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         model.compute_metrics(**parts)
         return
     # The same as Keras's `compute_metrics`, without the results.
-    metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
+    metrics = compiled_metrics(model)
     if metrics is not None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
+
+
+def is_weighted_metric(model: keras.Model, monitor: str) -> bool:
+    """Return whether a validation metric counts each row by its weight.
+
+    Known before Keras has built the metrics. A user-defined `test_step` gets no class weights.
+
+    Args:
+        model: Compiled.
+        monitor: Its name with `val_`.
+    """
+    metrics = compiled_metrics(model)
+    if metrics is None or "test_step" in overrides(model):
+        return False
+    name = monitor.removeprefix("val_")
+    plain, weighted = (
+        {_metric_name(metric) for metric in keras.tree.flatten(given or [])}
+        for given in user_metrics(metrics)
+    )
+    # Keras prefixes the name of a weighted metric that is among the others too.
+    if name.removeprefix("weighted_") in plain & weighted:
+        return name.startswith("weighted_")
+    return any(name == each or name.endswith(f"_{each}") for each in weighted)
+
+
+def _metric_name(metric: Any) -> str:
+    return str(getattr(metric, "name", None) or getattr(metric, "__name__", None) or metric)
 
 
 def has_builtin_optimizer(model: keras.Model) -> bool:
@@ -79,17 +112,6 @@ def has_builtin_optimizer(model: keras.Model) -> bool:
 
 def _module(part: Any) -> str:
     return str(getattr(part, "__module__", type(part).__module__))
-
-
-def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> tf.Tensor:
-    """Return the model's loss, even if a user's `compute_loss` does not take `training`.
-
-    Args:
-        model: Compiled.
-        parts: `x`, `y`, `y_pred`, and optionally `sample_weight`.
-        training: Whether it is computed for a gradient.
-    """
-    return model._compute_loss(**parts, training=training)  # noqa: SLF001 - as Keras's steps do it
 
 
 @tf.autograph.experimental.do_not_convert
@@ -250,8 +272,8 @@ def adapt_load(
 ) -> Callable[[Any], tuple[Any, ...]]:
     """Extend a feed's `load` so that labels and weights match the model's loss.
 
-    load: Element -> features, label, and optionally weights.
-        load: Element -> features, label, and weights where there are.
+    Args:
+        load: Element -> features, label, and optionally weights.
         model: Compiled.
         class_weight: Class -> weight.
     """
@@ -340,3 +362,32 @@ def _flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in logs.items():
         flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def layer_types(model: keras.Model) -> dict[str, str]:
+    """Return the path of every layer in a model -> the name of its class."""
+    return {path: type(layer).__name__ for path, layer in walk_layers(model)}
+
+
+def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
+    """Yield every layer below a model with its path, once, outer ones before inner ones.
+
+    Args:
+        model: Functional, Sequential or subclassed; its layers may be models.
+
+    Yields:
+        `block1/attention` and the layer. A layer that is used in two places has its first path.
+    """
+    seen = {id(model)}
+    waiting = [("", model)]
+    while waiting:
+        above, outer = waiting.pop()
+        below = []
+        for layer in sublayers(outer):
+            if id(layer) in seen:
+                continue
+            seen.add(id(layer))
+            path = f"{above}{layer.name}"
+            yield path, layer
+            below.append((f"{path}/", layer))
+        waiting.extend(reversed(below))

@@ -8,23 +8,23 @@ averages twice. Here both runs see the same state, which changes once.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import (
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError
+from stoker.internals.keras_internals import (
     AutocastScope,
+    call_context,
+    called_in,
     get_autocast_scope,
     get_keras_mask,
     set_keras_mask,
 )
-from keras.src.backend.common import global_state
-
-from stoker.core.config import nearest
-from stoker.core.errors import ConfigError
-from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.keras_model import walk_layers
 
 _PLAIN = "computed_once"
 """Name of the attribute of a new `call` that keeps the old one."""
@@ -86,7 +86,7 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
     plain = layer.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        context = layer._get_call_context()  # noqa: SLF001 - a layer may have no `training` itself
+        context = call_context(layer)
         if not context.get_value("training"):
             return plain(*args, **kwargs)
         given = tf.nest.flatten((args, kwargs))
@@ -104,7 +104,8 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
             own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), inputs)
             mapping = [*before, *zip(weights, values[len(places) :], strict=True)]
             with (
-                _called_in(context),
+                # Else Dropout and BatchNorm inside would take the second run for inference.
+                called_in(context),
                 AutocastScope(cast.dtype if cast else None),
                 keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope,
             ):
@@ -123,19 +124,6 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
 
     setattr(call, _PLAIN, plain)
     return call
-
-
-@contextmanager
-def _called_in(context: Any) -> Iterator[None]:
-    # Without Keras's call context, Dropout and BatchNorm inside the second run would take it for
-    # inference.
-    name = "current_call_ctx"
-    kept = global_state.get_global_attribute(name)
-    global_state.set_global_attribute(name, context)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(name, kept)
 
 
 def _has_gradient(value: Any) -> bool:

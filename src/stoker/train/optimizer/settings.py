@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.internals.keras_internals import learning_rate_of
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.loss_scaling import prepare_loss_scale
@@ -85,7 +86,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
 
 def _scale(optimizer: Any, factor: float) -> None:
-    rate = optimizer._learning_rate  # noqa: SLF001 - the schedule itself, not its current value
+    rate = learning_rate_of(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         optimizer.learning_rate = _Scaled(rate, factor)
     elif callable(rate):

@@ -143,9 +143,9 @@ class Pass:
 
         self._inbox.begin(first)
         for _ in self._workers.each(self._send, numbered()):
-            taken = self._inbox.take()
-            is_finite = taken.not_finite < 0
-            yield taken
+            totals = self._inbox.take()
+            is_finite = totals.not_finite < 0
+            yield totals
         last = self._inbox.take()
         if last.not_finite < 0 and last.batches != handed_out:
             raise RuntimeError(f"the server has taken {last.batches} of {handed_out} batches")

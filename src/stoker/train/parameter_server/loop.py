@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
@@ -17,13 +17,14 @@ from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import resolve_monitor_mode
 from stoker.train.context.position import Position
 from stoker.train.context.run_context import RunContext
-from stoker.train.context.start_position import TrainFeed, checkpoint_writer, open_run
+from stoker.train.context.start_position import RunStart, TrainFeed, checkpoint_writer, open_run
 from stoker.train.loop.run import EVAL_BATCHES
 from stoker.train.model.keras_model import adapt_load, overrides
 from stoker.train.parameter_server.cluster import ClusterConnection, server_loss_as_error
 from stoker.train.parameter_server.run import (
     ParameterServerResult,
     ParameterServerRun,
+    ParameterServerSetup,
     WorkerFeed,
     unsupported_error,
 )
@@ -67,50 +68,37 @@ def fit_parameter_server(
     wall = context.run_time.wall
     with wall.within("data"):
         opened = open_run(*data, config=config, resolved=resolved, context=context)
-    feed, held_out, position = opened.feed, opened.held_out, opened.position
-    calls = _calls(feed, position, config=config, resolved=resolved)
-    eval_rows = EVAL_BATCHES * resolved.batch_size
-    with (
-        server_loss_as_error(),
-        feed.shuffled(calls) as batches,
-        held_out.in_order(batch_size=eval_rows) as eval_batches,
-        checkpoint_writer(opened.found, config=config, context=context) as writer,
-    ):
-        # 2. From here on everything that a step changes exists on the servers.
-        run = ParameterServerRun(
-            built,
-            _worker_feed(
-                feed,
-                batches,
-                steps=position.per_epoch,
-                model=built.model,
-                class_weight=config.class_weight,
-            ),
-            _worker_feed(
-                held_out,
-                eval_batches,
-                steps=held_out.steps(eval_rows),
-                model=built.model,
-                class_weight=config.class_weight,
-            ),
-            position,
-            config=config,
-            resolved=resolved,
-            connection=connection,
-            context=context,
-            writer=writer,
-        )
+    setup = ParameterServerSetup(
+        built=built, config=config, resolved=resolved, connection=connection, context=context
+    )
+    with server_loss_as_error(), _opened_run(setup, opened) as run:
         run.begin(opened.found)
         # 3. Epochs of legs: a leg ends when all its steps are applied, so that it can be saved.
-        while not position.over:
+        while not run.position.over:
             run.begin_epoch()
-            if position.validated:
+            if run.position.validated:
                 with wall.within("steps"):
                     run.train_until_save()
-            if not position.validated:
+            if not run.position.validated:
                 with wall.within("validation"):
                     run.end_epoch()
         return run.end()
+
+
+@contextmanager
+def _opened_run(setup: ParameterServerSetup, opened: RunStart) -> Iterator[ParameterServerRun]:
+    config, resolved = setup.config, setup.resolved
+    feed, held_out, position = opened.feed, opened.held_out, opened.position
+    eval_rows = EVAL_BATCHES * resolved.batch_size
+    with (
+        feed.shuffled(_calls(feed, position, config=config, resolved=resolved)) as batches,
+        held_out.in_order(batch_size=eval_rows) as eval_batches,
+        checkpoint_writer(opened.found, config=config, context=setup.context) as writer,
+    ):
+        training = _worker_feed(setup, feed, batches, steps=position.per_epoch)
+        evaluation = _worker_feed(setup, held_out, eval_batches, steps=held_out.steps(eval_rows))
+        # 2. From here on everything that a step changes exists on the servers.
+        yield ParameterServerRun(setup, training, evaluation, position, writer)
 
 
 def refuse_ordered_settings(
@@ -122,7 +110,7 @@ def refuse_ordered_settings(
         ConfigError: There is such a setting.
     """
     own = overrides(built.model) & {"train_step", "test_step"}
-    asked = {
+    settings = {
         "train.deterministic": config.deterministic,
         "train.xla: true": config.xla is True,
         "train.on_nan: rollback": config.on_nan == "rollback",
@@ -137,8 +125,8 @@ def refuse_ordered_settings(
         "train.tensorboard.embeddings": bool(config.tensorboard.embeddings),
         f"a model with a {', '.join(sorted(own))} of its own": bool(own),
     }
-    for what, is_asked in asked.items():
-        if is_asked:
+    for what, is_set in settings.items():
+        if is_set:
             raise unsupported_error(what)
 
 
@@ -163,16 +151,11 @@ def _calls(
 
 
 def _worker_feed(
-    feed: TrainFeed,
-    elements: tf.data.Dataset[Any],
-    *,
-    steps: int,
-    model: keras.Model,
-    class_weight: Mapping[int, float] | None = None,
+    setup: ParameterServerSetup, feed: TrainFeed, elements: tf.data.Dataset[Any], *, steps: int
 ) -> WorkerFeed:
     load = feed.load
     if feed.keeps_features:
         # The features are only in this machine's memory, where their rows are gathered.
         elements, load = elements.map(feed.load).prefetch(tf.data.AUTOTUNE), as_it_is
-    taken = adapt_load(load, model, class_weight=class_weight)
-    return WorkerFeed(elements=elements, load=taken, steps=steps)
+    adapted = adapt_load(load, setup.built.model, class_weight=setup.config.class_weight)
+    return WorkerFeed(elements=elements, load=adapted, steps=steps)

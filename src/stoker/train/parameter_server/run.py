@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -28,11 +29,59 @@ from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.settings import prepare_optimizer
 from stoker.train.parameter_server.calls import Pass, WorkerCalls
 from stoker.train.parameter_server.cluster import ClusterConnection
-from stoker.train.parameter_server.meter import Meter
 from stoker.train.parameter_server.server import PassTotals
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox
 from stoker.train.setup.build_model import BuiltModel
-from stoker.train.step.custom_train_step import first_pass
+from stoker.train.step.custom_train_step import FirstPass, first_pass
+
+_NOTHING = PassTotals(batches=0, repeated=0, rows=0.0, loss_sum=0.0, not_finite=-1)
+
+
+class Meter:
+    """The clock of a period of steps, on the chief."""
+
+    def __init__(self) -> None:
+        """Start."""
+        self._begun_s = self._reported_s = time.monotonic()
+        self._reported, self._reported_wait_s = _NOTHING, 0.0
+        self.wait_s = 0.0
+        """Time blocked in next(iterator), seconds."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._begun_s
+
+    def next_of(self, iterator: Iterator[Any]) -> Any:
+        """Return the next element; the wait for it is counted."""
+        asked_s = time.monotonic()
+        element = next(iterator)
+        self.wait_s += time.monotonic() - asked_s
+        return element
+
+    def scalars(self, totals: PassTotals, *, every_s: float) -> dict[str, float]:
+        """Return loss and rates since the last report; empty if it is too recent.
+
+        Args:
+            totals: Totals since the start.
+            every_s: Shortest interval between two reports, seconds.
+        """
+        now_s = time.monotonic()
+        wall_s, steps = now_s - self._reported_s, totals.batches - self._reported.batches
+        if not steps or wall_s < every_s:
+            return {}
+        rows = totals.rows - self._reported.rows
+        found = {
+            "loss": (totals.loss_sum - self._reported.loss_sum) / rows,
+            catalogue.STEP_TIME_S.name: wall_s / steps,
+            catalogue.SAMPLES_PER_S.name: rows / wall_s,
+            catalogue.INPUT_WAIT.name: min(1.0, (self.wait_s - self._reported_wait_s) / wall_s),
+        }
+        self._reported, self._reported_s, self._reported_wait_s = totals, now_s, self.wait_s
+        return found
+
+
+_LOG = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 """Interval of the metrics, seconds: steps have no fixed order here."""
@@ -81,30 +130,55 @@ class WorkerFeed:
         return next(iter(self.elements))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterServerSetup:
+    """What a run with parameter servers is made of, apart from its data."""
+
+    built: BuiltModel
+    """The user's compiled model, built in the strategy's scope."""
+
+    config: TrainConfig
+    """The user's `train` section."""
+
+    resolved: ResolvedTraining
+    """The values that replaced each `auto`."""
+
+    connection: ClusterConnection
+    """The workers and the servers."""
+
+    context: RunContext
+    """Everything else."""
+
+
 class ParameterServerRun:
     """A training run in progress: its workers, its variables and its position."""
 
     def __init__(
         self,
-        built: BuiltModel,
+        setup: ParameterServerSetup,
         training: WorkerFeed,
         evaluation: WorkerFeed,
         position: Position,
-        *,
-        config: TrainConfig,
-        resolved: ResolvedTraining,
-        connection: ClusterConnection,
-        context: RunContext,
         writer: CheckpointWriter,
     ) -> None:
+        """Build everything that a step changes, on the servers.
+
+        Args:
+            setup: The run.
+            training: The training split, from the position on.
+            evaluation: The eval split.
+            position: The position at which the run starts or resumes.
+            writer: Writes the checkpoints.
+        """
+        built, config, connection = setup.built, setup.config, setup.connection
         self.built, self.position = built, position
-        self._config, self._context, self._writer = config, context, writer
+        self._config, self._context, self._writer = config, setup.context, writer
         self._elements = iter(training.elements)
         self._eval_elements, self._evaluated = evaluation.elements, 0
         self._repeated = 0
         self._in_epoch = position.in_epoch > 0 or not position.validated
         with connection.strategy.scope():
-            self._average = _prepare(built, training, config=config, resolved=resolved)
+            self._average = _prepare(setup, training)
             seeds = keras_seeds(connection.strategy)
             worker = WorkerModel(built, seeds=[seeds.state])
             workers = WorkerCalls(connection, silent_s=config.watchdog_s)
@@ -133,7 +207,7 @@ class ParameterServerRun:
         self._testing.trace()
         averaged = {} if self._average is None else {AVERAGE: self._average.variables}
         self._state = TrainingState(built.model, extras=averaged)
-        self._callbacks = _callbacks(built, position, config=config, context=context)
+        self._callbacks = _callbacks(setup, position)
 
     def begin(self, found: VerifiedCheckpoint | None) -> None:
         """Restore the state of the checkpoint, or write the first one."""
@@ -162,20 +236,20 @@ class ParameterServerRun:
         """Train until the epoch ends, a checkpoint is due, or this process must stop."""
         position, meter = self.position, Meter()
         first = position.step
-        for taken in self._training.run(first, self._next_elements(meter)):
-            if taken.not_finite < 0:
-                self._note(first, taken, meter, every_s=REPORT_EVERY_S)
-        if taken.not_finite >= 0:
-            raise _not_finite(taken.not_finite + 1)
-        self._note(first, taken, meter, every_s=0.0)
-        position.step += taken.batches
-        position.loss_sum += taken.loss_sum
-        position.rows += taken.rows
+        for totals in self._training.run(first, self._next_elements(meter)):
+            if totals.not_finite < 0:
+                self._note(first, totals, meter, every_s=REPORT_EVERY_S)
+        if totals.not_finite >= 0:
+            raise _not_finite(totals.not_finite + 1)
+        self._note(first, totals, meter, every_s=0.0)
+        position.step += totals.batches
+        position.loss_sum += totals.loss_sum
+        position.rows += totals.rows
         position.validated = position.step % position.per_epoch != 0
         position.timing.add(
-            steps=taken.batches, rows=taken.rows, wall_s=meter.wall_s, wait_s=meter.wait_s
+            steps=totals.batches, rows=totals.rows, wall_s=meter.wall_s, wait_s=meter.wait_s
         )
-        self._repeated += taken.repeated
+        self._repeated += totals.repeated
         if position.validated:
             self._save()
             self._end_if_asked()
@@ -231,15 +305,15 @@ class ParameterServerRun:
     def _validate(self) -> dict[str, float]:
         model = self.built.model
         model.reset_metrics()
-        *_, taken = self._testing.run(self._evaluated, self._eval_elements)
-        self._evaluated += taken.batches
-        return {"val_loss": taken.loss_sum / taken.rows} | results(model, "val_")
+        *_, totals = self._testing.run(self._evaluated, self._eval_elements)
+        self._evaluated += totals.batches
+        return {"val_loss": totals.loss_sum / totals.rows} | results(model, "val_")
 
-    def _note(self, first: int, taken: PassTotals, meter: Meter, *, every_s: float) -> None:
-        step = first + taken.batches
+    def _note(self, first: int, totals: PassTotals, meter: Meter, *, every_s: float) -> None:
+        step = first + totals.batches
         self._context.heartbeat.beat(step)
         self._context.preemption.has_work = True
-        scalars = meter.scalars(taken, every_s=every_s)
+        scalars = meter.scalars(totals, every_s=every_s)
         if scalars:
             self._context.writer.write(step, scalars)
             self._report_progress(step, scalars)
@@ -273,22 +347,24 @@ class ParameterServerRun:
         )
 
 
-def _prepare(
-    built: BuiltModel, training: WorkerFeed, *, config: TrainConfig, resolved: ResolvedTraining
-) -> WeightAverage | None:
+def _prepare(setup: ParameterServerSetup, training: WorkerFeed) -> WeightAverage | None:
     """Build metrics and optimizer on the servers; return the average of the weights, if any."""
-    first = training.load(training.sample)
-    call(first_pass, built, first, what="a first batch through the model and its loss")
-    average = prepare_optimizer(built.model, config, resolved)
+    built, first = setup.built, training.load(training.sample)
+    what = "a first batch through the model and its loss"
+    passed: FirstPass = call(first_pass, built, first, what=what)
+    for warning in passed.warnings:
+        _LOG.warning("%s", warning.line())
+    average = prepare_optimizer(built.model, setup.config, setup.resolved)
     built.model.optimizer.build(built.model.trainable_variables)
     return average
 
 
-def _callbacks(
-    built: BuiltModel, position: Position, *, config: TrainConfig, context: RunContext
-) -> Callbacks:
+def _callbacks(setup: ParameterServerSetup, position: Position) -> Callbacks:
     callbacks = Callbacks(
-        built.model, context.callbacks, steps=position.per_epoch, epochs=config.epochs
+        setup.built.model,
+        setup.context.callbacks,
+        steps=position.per_epoch,
+        epochs=setup.config.epochs,
     )
     if callbacks.has_batch_hooks:
         raise unsupported_error("a callback with a hook for batches")

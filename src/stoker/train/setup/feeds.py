@@ -19,7 +19,7 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.images.images import decode_images, decode_whole
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.agreement import TIE, AnswerAgreement, agrees, compare_answers
-from stoker.data.feed.config import AS_IT_IS, FeedConfig
+from stoker.data.feed.config import FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig
 from stoker.data.feed.images.decode import Engine
 from stoker.data.feed.images.decode_engines import choose_engine
@@ -34,6 +34,7 @@ from stoker.data.sources.config import ServiceConfig
 from stoker.data.user_dataset.features import AnyTransform, OwnFeatures
 from stoker.data.user_dataset.feed import AnyFeed, OwnFeed
 from stoker.data.user_dataset.load_dataset import AnyDataset, OwnDataset
+from stoker.train.config import TrainConfig
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,24 +49,20 @@ def open_feeds(
     dataset: AnyDataset,
     transform: AnyTransform,
     *,
-    augment: AugmentConfig | None,
-    seed: int,
+    config: TrainConfig,
     memory_bytes: int,
     service: ServiceConfig | None = None,
     work_dir: Path | None = None,
-    config: FeedConfig = AS_IT_IS,
 ) -> Feeds:
     """Open the feeds of the training and the eval split.
 
     Args:
         dataset: The shards, or the user's own dataset.
         transform: Converts raw columns to features and label.
-        augment: Augmentation of training images.
-        seed: Seed of the augmentation.
+        config: The section `train`: augmentation and its seed, and how batches are prepared.
         memory_bytes: Memory of this machine; a part of it may hold transformed features.
         service: tf.data service whose workers prepare the training batches.
         work_dir: Folder for the copy of the training split that these workers read.
-        config: How batches are prepared.
 
     Raises:
         ConfigError: A setting does not apply to this data; there is augmentation but the model sees
@@ -73,40 +70,18 @@ def open_feeds(
             a setting.
         DataError: A shard is missing, cut or damaged.
     """
-    _check_feed(config, dataset, transform)
+    _check_feed(config.feed, dataset, transform)
     if isinstance(dataset, OwnDataset):
-        return OwnFeed(dataset, "train", config=config), OwnFeed(dataset, "eval", config=config)
+        train, held_out = (
+            OwnFeed(dataset, split, config=config.feed) for split in ("train", "eval")
+        )
+        return train, held_out
     if isinstance(transform, OwnFeatures):
         raise RuntimeError("shards come with a transform")
-    images = [column for column in transform.serving_columns if column.dtype == "image"]
-    _check(transform, images, augment)
-    if images:
-        prepare, finish = _of_images(transform, [column.name for column in images])
-        feeds = {
-            c.name: _image_feeds(dataset, c, augment=augment, seed=seed, config=config)
-            for c in images
-        }
-    else:
-        prepare, finish, feeds = _of_table(transform), as_it_is, {}
-
-    def local(split: str) -> Feed:
-        rows: RawRows = (
-            _image_rows(dataset, split, transform, feeds, config=config)
-            if feeds
-            else TableRows(dataset, split, columns=transform.columns, threads=config.threads)
-        )
-        return Feed(
-            rows,
-            prepare=prepare,
-            finish=finish,
-            memory_bytes=int(memory_bytes * KEPT_SHARE),
-            reference=_reference_rows(dataset, transform, feeds) if split == "eval" else None,
-            config=config,
-        )
-
+    local = _local_feeds(dataset, transform, config, int(memory_bytes * KEPT_SHARE))
     if service is None or work_dir is None:
         return local("train"), local("eval")
-    if augment is not None:
+    if config.augment is not None:
         raise ConfigError(
             "train.augment needs the local feed: data.service runs TensorFlow's own operations",
             got=Plain("both train.augment and data.service"),
@@ -114,6 +89,36 @@ def open_feeds(
         )
     copy = copied(dataset, "train", work_dir / "records", columns=transform.columns)
     return ServiceFeed(copy, _of_table(transform), service=service), local("eval")
+
+
+def _local_feeds(
+    dataset: Dataset, transform: Transform, config: TrainConfig, kept_bytes: int
+) -> Callable[[str], Feed]:
+    """Return a function that opens the feed of a split in this process."""
+    images = [column for column in transform.serving_columns if column.dtype == "image"]
+    _check(transform, images, config.augment)
+    if images:
+        prepare, finish = _of_images(transform, [column.name for column in images])
+    else:
+        prepare, finish = _of_table(transform), as_it_is
+    feeds = {column.name: _image_feeds(dataset, column, config) for column in images}
+
+    def local(split: str) -> Feed:
+        rows: RawRows = (
+            _image_rows(dataset, split, transform, feeds, config=config.feed)
+            if feeds
+            else TableRows(dataset, split, columns=transform.columns, threads=config.feed.threads)
+        )
+        return Feed(
+            rows,
+            prepare=prepare,
+            finish=finish,
+            memory_bytes=kept_bytes,
+            reference=_reference_rows(dataset, transform, feeds) if split == "eval" else None,
+            config=config.feed,
+        )
+
+    return local
 
 
 def _check(transform: Transform, images: list[Column], augment: AugmentConfig | None) -> None:
@@ -142,10 +147,10 @@ def _check_feed(config: FeedConfig, dataset: AnyDataset, transform: AnyTransform
         ("images that Stoker reads", images, of_images),
         ("a dataset of your own (data.dataset)", own, of_own),
     ):
-        asked = [f"train.feed.{name}" for name, is_asked in settings.items() if is_asked]
-        if asked and not there:
+        given = [f"train.feed.{name}" for name, is_set in settings.items() if is_set]
+        if given and not there:
             raise ConfigError(
-                f"{asked[0]} needs {needed}",
+                f"{given[0]} needs {needed}",
                 got=Plain("an experiment without"),
                 fix="Remove it.",
             )
@@ -219,16 +224,9 @@ SplitFeeds = dict[str, _ImageFeeds]
 """Split -> feeds of an image column."""
 
 
-def _image_feeds(
-    dataset: Dataset,
-    column: Column,
-    *,
-    augment: AugmentConfig | None,
-    seed: int,
-    config: FeedConfig,
-) -> SplitFeeds:
+def _image_feeds(dataset: Dataset, column: Column, config: TrainConfig) -> SplitFeeds:
     """Return split -> feeds of an image column."""
-    engine = _engine(config)
+    engine = _engine(config.feed)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
     exact = None if agrees(splits["eval"], reference) else reference
@@ -241,7 +239,7 @@ def _image_feeds(
     def feeds(images: ImageSplit) -> _ImageFeeds:
         by_graph = ImageFeed(images, reference=reference)
         return _ImageFeeds(
-            training=ImageFeed(images, augment=augment, seed=seed, reference=exact),
+            training=ImageFeed(images, augment=config.augment, seed=config.seed, reference=exact),
             evaluation=ImageFeed(images) if exact is None else by_graph,
             reference=by_graph,
         )

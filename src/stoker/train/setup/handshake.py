@@ -59,17 +59,17 @@ def _keep_to_this_machine(distribution: Distribution) -> None:
 
 
 def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identity]:
-    said = json.dumps({"rank": distribution.worker, "identity": identity}, sort_keys=True)
+    message = json.dumps({"rank": distribution.worker, "identity": identity}, sort_keys=True)
     # Every kind of collective can send float32, which represents a byte exactly.
-    letters = tf.constant(list(said.encode() + b"\n"), tf.float32)
+    letters = tf.constant(list(message.encode() + b"\n"), tf.float32)
 
     @tf.function
-    def tell() -> tf.Tensor:
+    def exchange() -> tf.Tensor:
         return tf.distribute.get_replica_context().all_gather(letters, axis=0)
 
     strategy = distribution.strategy
-    heard = strategy.experimental_local_results(strategy.run(tell))[0]
-    lines = bytes(heard.numpy().astype("uint8")).decode().splitlines()
+    received = strategy.experimental_local_results(strategy.run(exchange))[0]
+    lines = bytes(received.numpy().astype("uint8")).decode().splitlines()
     parsed = [json.loads(line) for line in lines]
     # All replicas of a worker send the same.
     return {one["rank"]: one["identity"] for one in parsed}

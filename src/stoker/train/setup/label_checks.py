@@ -13,11 +13,11 @@ from typing import Any
 
 import keras
 
-from stoker.core.errors import ConfigError
-from stoker.core.finding import Finding
+from stoker.core.errors import ConfigError, Finding
 from stoker.core.multi_output import ONLY
 from stoker.data.features.analysis.label_summary import LabelSummary
-from stoker.train.model.keras_model import output_names, overrides
+from stoker.internals.keras_internals import is_kerass_loss, layer_of
+from stoker.train.model.keras_model import is_weighted_metric, output_names, overrides
 from stoker.train.setup.build_model import BuiltModel
 
 Summaries = Mapping[str, Mapping[str, LabelSummary]]
@@ -40,6 +40,12 @@ class _Selection:
 
     texts: Collection[str]
     """Outputs of which the label is the ids of texts."""
+
+    is_weighted: bool
+    """Whether the monitored metric counts each row by its weight."""
+
+    has_sample_weight: bool
+    """Whether rows have weights of their own, which the summaries do not know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +104,7 @@ def require_labels_that_fit(
     *,
     monitor: str,
     class_weight: Mapping[int, float] | None = None,
+    has_sample_weight: bool = False,
     texts: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Raise an error for labels that the compiled loss cannot learn.
@@ -110,6 +117,7 @@ def require_labels_that_fit(
         labels: Summaries of the labels of each split.
         monitor: The metric that selects the best epoch.
         class_weight: Class -> weight.
+        has_sample_weight: Whether rows have weights of their own.
         texts: Outputs of which the label is the ids of texts.
 
     Returns:
@@ -118,7 +126,16 @@ def require_labels_that_fit(
     Raises:
         ConfigError: the first error found.
     """
-    found = list(findings(built, labels, monitor=monitor, class_weight=class_weight, texts=texts))
+    found = list(
+        findings(
+            built,
+            labels,
+            monitor=monitor,
+            class_weight=class_weight,
+            has_sample_weight=has_sample_weight,
+            texts=texts,
+        )
+    )
     for finding in found:
         if finding.severity == "error":
             raise ConfigError(finding.message, fix=finding.fix)
@@ -131,10 +148,17 @@ def findings(
     *,
     monitor: str,
     class_weight: Mapping[int, float] | None = None,
+    has_sample_weight: bool = False,
     texts: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Yield every problem with the labels once, errors and warnings."""
-    selection = _Selection(monitor=monitor, class_weight=class_weight or {}, texts=texts)
+    selection = _Selection(
+        monitor=monitor,
+        class_weight=class_weight or {},
+        texts=texts,
+        is_weighted=is_weighted_metric(built.model, monitor),
+        has_sample_weight=has_sample_weight,
+    )
     if overrides(built.model) & {"train_step", "compute_loss"}:
         return
     seen: set[tuple[str, str]] = set()
@@ -232,8 +256,8 @@ def _balance(case: _Case) -> Iterator[Finding]:
         return
     if label.multi_hot and label.rows >= MIN_ROWS_JUDGED:
         yield from _never_set(case)
-    counts = label.counts or _zeros_and_ones(label)
-    value, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    counts = _weighted(label.counts or _zeros_and_ones(label), case.selection)
+    value, most = max(counts.items(), key=lambda item: item[1], default=("", 0.0))
     share = most / max(sum(counts.values()), 1)
     watched = case.output == ONLY or f"val_{case.output}_" in monitor
     if monitor.endswith("accuracy") and watched and share >= MAJORITY:
@@ -243,6 +267,16 @@ def _balance(case: _Case) -> Iterator[Finding]:
             f"answering {value} has that accuracy",
             "Choose the best epoch by val_loss or by the AUC.",
         )
+
+
+def _weighted(counts: Mapping[str, int], selection: _Selection) -> dict[str, float]:
+    """Return what each value counts in the monitored metric; empty if that is unknown."""
+    if not selection.is_weighted:
+        return {value: float(count) for value, count in counts.items()}
+    if selection.has_sample_weight:
+        return {}
+    weights = {str(key): weight for key, weight in selection.class_weight.items()}
+    return {value: count * weights.get(value, 1.0) for value, count in counts.items()}
 
 
 def _one_label(case: _Case, so: str) -> Iterator[Finding]:
@@ -546,7 +580,7 @@ def _builtin_name(loss: Any) -> str | None:
     """The loss's name in snake case; None if it is not Keras's own."""
     found = _keras_loss(loss)
     kind = found if callable(found) and hasattr(found, "__name__") else type(found)
-    if not kind.__module__.startswith("keras.src.losses"):
+    if not is_kerass_loss(kind):
         return None
     return _WORDS.sub("_", kind.__name__).lower()
 
@@ -572,7 +606,7 @@ def _units(tensor: Any) -> int | None:
 
 def _activation(tensor: Any) -> str | None:
     """The activation of the layer that made an output, if it is one of Keras's."""
-    layer = tensor._keras_history.operation  # noqa: SLF001 - no public way to the last layer
+    layer = layer_of(tensor)
     if isinstance(layer, keras.layers.Softmax):
         return "softmax" if layer.axis in (-1, len(tensor.shape) - 1) else None
     activation = getattr(layer, "activation", None)

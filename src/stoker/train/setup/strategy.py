@@ -13,8 +13,7 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.user_code import first_line
 from stoker.train.config import StrategyName, TrainConfig
-from stoker.train.setup.memory import apply_memory, logical_gpus
-from stoker.train.setup.threads import apply_threads
+from stoker.train.setup.device_settings import apply_memory, apply_threads, logical_gpus
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,9 +133,10 @@ def _make(
 def claim_devices(config: TrainConfig) -> None:
     """Configure TensorFlow's devices before a stage uses them.
 
-    config: The section `train`, of which memory, threads and the number of replicas are used. If it
-    is too late for a setting, training itself reports an error.
-            comes too late here is an error of the training itself, where there is any.
+    If it is too late for a setting, training itself reports an error.
+
+    Args:
+        config: The section `train`: memory, threads and the number of replicas.
     """
     with suppress(ConfigError):
         apply_memory(config.memory)

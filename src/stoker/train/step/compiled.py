@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,8 +23,8 @@ from stoker.train.context.run_context import RunSetup
 from stoker.train.context.start_position import TrainFeed
 from stoker.train.context.utilization import FIXED_STEPS, Ceiling, RunResident, measure_ceiling
 from stoker.train.model.keras_model import adapt_load
-from stoker.train.optimizer.deferred_finite_check import all_finite
 from stoker.train.optimizer.ema import WeightAverage
+from stoker.train.optimizer.loss_scaling import all_finite
 from stoker.train.setup.whole_batches import WholeFeed, first_share
 from stoker.train.step.custom_train_step import has_custom_train_step, make_step
 from stoker.train.step.multi_step import make_multi_step, make_run_resident, step_of
@@ -31,16 +33,15 @@ from stoker.train.step.one_program import (
     max_steps_per_program,
     multi_step_program,
 )
-from stoker.train.step.program import Program
-from stoker.train.step.step import StepSettings, suit_kernels
-from stoker.train.step.step_input import (
+from stoker.train.step.program import (
+    Program,
     StepInput,
     group_batches,
     placeholder_input,
     takes_batches_inline,
 )
+from stoker.train.step.step import StepSettings, suit_kernels
 from stoker.train.step.step_totals import StepTotals
-from stoker.train.xla.compile_notice import shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +256,7 @@ class CompiledStep:
         if program.xla and missing:
             rows = " and ".join(map(str, missing))
             what = f"the training step of {self.setup.built.model.name} for {rows} samples, by XLA"
-        with shown(report, what):
+        with show_compilation(report, what):
             yield
         program.compiled_rows.update(missing)
         if what:
@@ -379,3 +380,43 @@ def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, first: int) -> bool:
         isinstance(spec, tf.TensorSpec) and spec.shape[first:].is_fully_defined()
         for spec in tf.nest.flatten(elements.element_spec)
     )
+
+
+SILENT_S = 2.0
+"""Shorter compilations are not shown."""
+
+EVERY_S = 1.0
+"""Interval between two updates of the line."""
+
+
+@contextmanager
+def show_compilation(report: Callable[[str], None], what: str) -> Iterator[None]:
+    """Show what is being compiled, and for how long.
+
+    Args:
+        report: Receives the line, called from another thread: this one is inside TensorFlow.
+        what: What is being compiled; empty if nothing is.
+
+    Yields:
+        Nothing; the line is updated until the end, e.g. `compiling, 0:35: ...`.
+    """
+    if not what:
+        yield
+        return
+    begun_s = time.monotonic()
+    ended = threading.Event()
+
+    def repeat() -> None:
+        wait_s = SILENT_S
+        while not ended.wait(wait_s):
+            passed = round(time.monotonic() - begun_s)
+            report(f"compiling, {passed // 60}:{passed % 60:02}: {what}")
+            wait_s = EVERY_S
+
+    reporter = threading.Thread(target=repeat, name="stoker-compiling", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reporter.join()

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from stoker.core.errors import ConfigError, Plain
+from stoker.core.errors import ConfigError, Finding, Plain
+from stoker.internals.keras_internals import build_for_own_step, compute_loss
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.model.keras_model import (
     extra_optimizers,
-    loss_of,
     overrides,
     require_labels,
     run_custom_step,
 )
-from stoker.train.optimizer.deferred_finite_check import all_finite
-from stoker.train.optimizer.loss_scaling import build_once
+from stoker.train.optimizer.loss_scaling import all_finite, build_once
 from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.id_checks import checked_ids
 from stoker.train.setup.strategy import Distribution
 from stoker.train.step.step import (
     Batch,
@@ -49,18 +50,30 @@ def _trained_by(model: keras.Model, optimizer: str) -> str:
     return f"{(alike or parts)[0]}." if parts else ""
 
 
-def first_pass(built: BuiltModel, batch: Batch) -> Any:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstPass:
+    """What the first batch through a model gives."""
+
+    outputs: Any
+    """The model's outputs."""
+
+    warnings: Sequence[Finding]
+    """What the model's lookup layers make of the data."""
+
+
+def first_pass(built: BuiltModel, batch: Batch) -> FirstPass:
     """Create, in the strategy's scope, all variables that a step changes: a trace must not.
 
     Args:
         built: The compiled model.
         batch: As the model takes it.
 
-    Returns:
-        The model's outputs.
+    Raises:
+        ConfigError: An Embedding receives an id that it has no row for, or a label has no output.
     """
     model, features = built.model, built.adapt(batch[0])
-    outputs = model(features, training=False)
+    with checked_ids(batch[0]) as warnings:
+        outputs = model(features, training=False)
     if isinstance(batch[1], Mapping) and isinstance(outputs, Mapping):
         require_labels(batch[1], outputs)
     elif isinstance(batch[1], Mapping) and not overrides(model) & {"train_step", "compute_loss"}:
@@ -68,12 +81,12 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
     if has_custom_train_step(model):
         # Same as `fit` before a user-defined step: nothing else knows what it needs.
         batch_of_fit = (features, *batch[1:])
-        model._symbolic_build(data_batch=batch_of_fit)  # noqa: SLF001 - Keras has no public one
+        build_for_own_step(model, batch_of_fit)
     else:
-        loss_of(model, loss_arguments(batch, outputs), training=False)
+        compute_loss(model, loss_arguments(batch, outputs), training=False)
         model.compute_metrics(**loss_arguments(batch, outputs))
     model.reset_metrics()
-    return outputs
+    return FirstPass(outputs=outputs, warnings=warnings)
 
 
 def _require_names(labels: Mapping[str, Any], outputs: Any) -> None:

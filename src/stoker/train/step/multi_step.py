@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.train.step.one_program import OneProgram, multi_step_program
-from stoker.train.step.step_input import flat, next_in_place, unflat
+from stoker.train.step.program import flat, next_in_place, unflat
 from stoker.train.step.step_totals import StepResult, StepTotals, totals_of_step
 
 Step = Callable[[Any], StepResult]
@@ -56,9 +56,9 @@ def make_multi_step(
         totals = some_of(iterator, steps, left)
         if check_finite is None:
             return totals
-        asked = tf.logical_or(check, tf.reduce_any(totals.signals > 0))
+        is_due = tf.logical_or(check, tf.reduce_any(totals.signals > 0))
         with tf.control_dependencies([totals.loss_sum]):
-            seen = tf.cond(asked, check_finite, lambda: tf.constant(True))
+            seen = tf.cond(is_due, check_finite, lambda: tf.constant(True))
         return totals._replace(finite=tf.logical_and(totals.finite, seen))
 
     return multi_step

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from stoker.train.step.jit import jit
 from stoker.train.step.step_totals import StepResult, StepTotals
-from stoker.train.xla.jit import jit
 
 MAX_STEPS_PER_PROGRAM = 256
 """Most steps of one program: it cannot be stopped while it runs."""

@@ -1,13 +1,117 @@
-"""One compiled form of a run's step."""
+"""The compiled form of a run's step, and the input of its calls."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from stoker.train.step.step_input import StepInput
+from stoker.internals.tensorflow_internals import call_flat, is_op_determinism_enabled
 from stoker.train.step.step_totals import StepTotals
+
+GROUPS_AHEAD = 2
+"""Groups that are prefetched, so that taking one does not delay the step."""
+
+
+@dataclass(kw_only=True, slots=True)
+class StepInput:
+    """An iterator, and the elements that a call took for the next one."""
+
+    iterator: Any
+    group: int = 1
+    """Steps per element; 1 if an element holds the rows of a call."""
+
+    ahead: bool = False
+    """Whether a call starts with a batch that is taken already and takes one for the next call;
+    False if each step takes its own batch."""
+
+    endless: bool = False
+    """Whether the next pass starts immediately after each pass."""
+
+    left: Any = ()
+    """The tensors of the prefetched batch; empty if there is none yet. With groups: the tensors of
+    the last group, and how many of its batches are used, int64."""
+
+    @property
+    def left_spec(self) -> Any:
+        """The specification of `left` in every call."""
+        if self.ahead:
+            return tuple(tf.nest.flatten(self.iterator.element_spec, expand_composites=True))
+        return tuple(tf.TensorSpec(each.shape, each.dtype) for each in self.left)
+
+    def take_first(self) -> float:
+        """Take the first batch if none is taken yet; return the time in seconds, else 0."""
+        if self.left:
+            return 0.0
+        begun_s = time.monotonic()
+        self.left = flat(self.iterator.get_next())
+        return time.monotonic() - begun_s
+
+
+def flat(element: Any) -> tuple[tf.Tensor, ...]:
+    """Return the tensors of an element."""
+    return tuple(tf.nest.flatten(element, expand_composites=True))
+
+
+def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
+    """Return the element with these tensors, by its specification."""
+    return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
+
+
+def takes_batches_inline(spec: Any) -> bool:
+    """Return whether each step takes its own batch: one operation at a time, plain tensors.
+
+    Not if operations must be deterministic: TensorFlow then removes the prefetch from a pipeline
+    that calls Python or draws random numbers, and the step would wait for all its work.
+    """
+    plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
+    must_be_exact = is_op_determinism_enabled()
+    one_at_a_time = tf.config.threading.get_inter_op_parallelism_threads() == 1
+    return plain and one_at_a_time and not must_be_exact
+
+
+def next_in_place(iterator: Any) -> Any:
+    """`next(iterator)` in a graph, by the current thread; TensorFlow would use another one.
+
+    Args:
+        iterator: An iterator of plain tensors.
+    """
+    specs = tf.nest.flatten(iterator.element_spec)
+    (resource,) = tf.nest.flatten(iterator, expand_composites=True)
+    tensors = tf.raw_ops.IteratorGetNextSync(
+        iterator=resource,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return tf.nest.pack_sequence_as(iterator.element_spec, tensors)
+
+
+def placeholder_input(element: Any) -> Any:
+    """Return an iterator that repeats this element without delay."""
+    # TensorFlow's autotuner has nothing to tune here, and delays the end of an iterator if a clock
+    # was set back.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return iter(tf.data.Dataset.from_tensors(element).repeat().with_options(options))
+
+
+def group_batches(batches: tf.data.Dataset[Any], size: int) -> StepInput:
+    """Group batches of fixed shapes into elements of [size, *batch]; none is taken yet.
+
+    Taking an element in the graph costs about 30 us of a core, however small it is.
+
+    Args:
+        batches: An endless dataset.
+        size: Batches per element.
+    """
+    groups = batches.batch(size, drop_remainder=True).prefetch(GROUPS_AHEAD)
+    nothing = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(groups.element_spec)]
+    return StepInput(
+        iterator=iter(groups), group=size, left=(*nothing, tf.constant(size, tf.int64))
+    )
 
 
 class Program:
@@ -49,9 +153,7 @@ class Program:
         traced = self.trace(step_input)
         arguments = iterator, *_call_arguments(steps, check=check)
         tensors = [*tf.nest.flatten(arguments, expand_composites=True), *step_input.left]
-        # Selecting the function by structure, the public way, takes TensorFlow a quarter of a
-        # millisecond.
-        totals: StepTotals = traced._call_flat(tensors, traced.captured_inputs)  # noqa: SLF001 - as above
+        totals: StepTotals = call_flat(traced, tensors, traced.captured_inputs)
         step_input.left = totals.left
         return totals
 

@@ -13,28 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.threads import Replaced
+from stoker.internals.keras_internals import compute_loss, disable_gradient_reduction, losses_module
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
-from stoker.train.model.fused_norm import fuse_batch_norms
 from stoker.train.model.keras_model import (
     has_builtin_metrics_only,
     has_builtin_optimizer,
-    loss_of,
     update_metrics,
 )
 from stoker.train.optimizer.ema import WeightAverage
-from stoker.train.optimizer.fused_adam import fuse
+from stoker.train.optimizer.fused_kernels import fuse, fuse_batch_norms
 from stoker.train.optimizer.gradients import Gradients, are_finite, dense, reduced, scaled, unique
 from stoker.train.optimizer.loss_scaling import DeviceLossScale, build_once, scales_on_device
 from stoker.train.optimizer.masked_assign import masked_assign
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, in_packs
+from stoker.train.step.jit import jit
 from stoker.train.step.one_program import OneProgram
 from stoker.train.step.step_totals import StepResult
-from stoker.train.xla.jit import jit
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
@@ -133,22 +131,34 @@ def make_train_step(
     Raises:
         ConfigError: The loss or the model cannot be divided.
     """
-    strategy = distribution.strategy
-    with strategy.scope():
+    with distribution.strategy.scope():
         optimizer = built.model.optimizer
         build_once(built.model)
         if distribution.shares_batches:
-            _leave_reduction_to_us(optimizer)
+            # Keras's `apply` would clip each replica's own gradients before it sums them: Stoker sums
+            # before, so that the gradient of the global batch is clipped.
+            disable_gradient_reduction(getattr(optimizer, "inner_optimizer", optimizer))
     suit_kernels(built, distribution, xla=settings.xla)
     if settings.xla and _is_plain(distribution, settings) and has_builtin_optimizer(built.model):
         return _make_one_program(built, load, settings)
+    return _make_replicated_step(built, load, distribution, settings)
+
+
+def _make_replicated_step(
+    built: BuiltModel,
+    load: Callable[[Any], Batch],
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], StepResult]:
+    """Return a step that each replica runs on its rows, with or without a check before the update."""
+    strategy = distribution.strategy
     gradients = _make_gradients(built, load, distribution, settings)
     apply = _make_apply(built, distribution, settings)
 
     def of_one(result: tuple[Any, ...]) -> StepResult:
         return StepResult(*(strategy.experimental_local_results(part)[0] for part in result))
 
-    def look_and_update(element: Any, signals: tf.Tensor) -> StepResult:
+    def check_and_update(element: Any, signals: tf.Tensor) -> StepResult:
         replicated, parts = strategy.run(gradients, args=(element, signals))
         result = of_one(parts)
 
@@ -168,7 +178,7 @@ def make_train_step(
 
         return of_one(strategy.run(replica, args=(element, signals)))
 
-    whole_step = look_and_update if settings.checks_before_update else update_at_once
+    whole_step = check_and_update if settings.checks_before_update else update_at_once
 
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> StepResult:
@@ -226,8 +236,8 @@ def _make_gradients(
         )
         with distinct_replica_seeds(distribution.replicas):
             gradients, loss_sum = passes(element, first, rows)
-        asked = tf.unstack(tf.cast(signals, tf.float32))
-        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *asked])
+        requests = tf.unstack(tf.cast(signals, tf.float32))
+        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *requests])
         if distribution.shares_batches:
             gradients, facts = reduced(
                 gradients,
@@ -315,7 +325,7 @@ def _make_forward_backward(
     def forward_backward(batch: Batch) -> tuple[tf.Tensor, Any, Gradients]:
         with tf.GradientTape() as tape, unscaled_losses():
             outputs = model(built.adapt(batch[0]), training=True)
-            loss = loss_of(model, loss_arguments(batch, outputs), training=True)
+            loss = compute_loss(model, loss_arguments(batch, outputs), training=True)
             scaled = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
         return loss, outputs, gradients
@@ -337,19 +347,10 @@ def _as_it_is(value: Any) -> Any:
 
 
 _LOSSES_ARE_MEANS = Replaced(
-    keras_loss,
+    losses_module,
     scale_loss_for_distribution=_as_it_is,
     unscale_loss_for_distribution=_as_it_is,
 )
-
-
-def _leave_reduction_to_us(optimizer: Any) -> None:
-    """Disable the reduction in Keras's `apply`, which clips each replica's own gradients first.
-
-    Stoker reduces before, so that the gradient of the global batch is clipped.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
 
 
 def _make_passes(

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
@@ -22,17 +22,16 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.cluster.compile_flags import give_way, publish
-from stoker.core.native_threads import outlives_python
+from stoker.core.threads import outlives_python
 from stoker.core.user_code import first_line
+from stoker.internals.tensorflow_internals import call_flat
 from stoker.train.config import TEST_SWITCH
 from stoker.train.context.position import Position
 from stoker.train.health.degradation import check_xla
 from stoker.train.step.compiled import CompiledStep
 from stoker.train.step.oom import is_out_of_memory
-from stoker.train.step.program import Program
-from stoker.train.step.step_input import StepInput, flat
+from stoker.train.step.program import Program, StepInput, flat
 from stoker.train.step.step_totals import StepTotals
-from stoker.train.xla.tensorflow_internals import call_on_copies, copies_of_captures
 
 _LOG = logging.getLogger(__name__)
 
@@ -307,3 +306,51 @@ class _Compiling:
         arguments = iterator, tf.constant(1, tf.int64), tf.constant(True)
         totals = call_on_copies(traced, (*arguments, *left), copies)
         np.asarray(totals.loss_sum)
+
+
+def copies_of_captures(function: Any) -> list[tf.Variable]:
+    """Copies of all variables that a concrete function uses: same devices, same values.
+
+    Args:
+        function: A concrete function.
+
+    Returns:
+        One variable per captured one, in the order of `function.captured_inputs`.
+    """
+    copies = []
+    for variable in _captured(function):
+        if variable is not None:
+            with tf.device(variable.device):
+                copies.append(tf.Variable(_copied(variable), trainable=False))
+    return copies
+
+
+def call_on_copies(function: Any, args: Any, copies: Sequence[tf.Variable]) -> Any:
+    """Call a concrete function so that it reads and writes only copies of its variables.
+
+    Args:
+        function: A concrete function.
+        args: Its arguments, nested; flattened in TensorFlow's order.
+        copies: From `copies_of_captures`.
+    """
+    left = iter(copies)
+    captures = [
+        tensor if variable is None else next(left).handle
+        for tensor, variable in zip(function.captured_inputs, _captured(function), strict=True)
+    ]
+    flat = tf.nest.flatten(args, expand_composites=True)
+    return call_flat(function, flat, captures)
+
+
+def _copied(variable: tf.Variable) -> tf.Tensor:
+    """Its value in separate memory: a step may write a variable's memory in place."""
+    value = variable.read_value()
+    if value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex:
+        return value + tf.zeros([], value.dtype)
+    return tf.zeros(value.shape, value.dtype)
+
+
+def _captured(function: Any) -> list[tf.Variable | None]:
+    """The variable of each captured input; None for a tensor or another resource."""
+    variables = {id(variable.handle): variable for variable in function.graph.variables}
+    return [variables.get(id(tensor)) for tensor in function.captured_inputs]

@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 
-from stoker.core.native_threads import outlives_python
+from stoker.core.threads import outlives_python
 from stoker.measure.device_events import TraceError
 from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime
@@ -27,7 +27,7 @@ from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
 from stoker.measure.mfu import ModelRate, PeakFile, model_rate
 from stoker.telemetry import catalogue
 from stoker.telemetry.wall_time import WallTime
-from stoker.train.model.layer_paths import layer_types
+from stoker.train.model.keras_model import layer_types
 
 _LOG = logging.getLogger(__name__)
 

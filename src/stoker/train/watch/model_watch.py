@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import keras
@@ -13,7 +14,7 @@ import tensorflow as tf
 from stoker.core.user_code import first_line
 from stoker.telemetry.writers.summaries import Histogram
 from stoker.telemetry.writers.tensorboard import TensorBoard
-from stoker.train.watch.config import TensorBoardConfig
+from stoker.train.config import TensorBoardConfig
 from stoker.train.watch.summaries import (
     embeddings_of,
     gradient_histograms,
@@ -35,6 +36,16 @@ SMALL_WEIGHTS = 1_000_000
 pass for them would delay that step."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchSchedule:
+    """What of a model is shown, and how often."""
+
+    config: TensorBoardConfig
+    """The user's section."""
+
+    steps_per_epoch: int
+
+
 class ModelWatch:
     """Writes histograms and embeddings between calls of the step, when they are due."""
 
@@ -43,8 +54,7 @@ class ModelWatch:
         model: keras.Model,
         writer: TensorBoard,
         *,
-        config: TensorBoardConfig,
-        steps_per_epoch: int,
+        schedule: WatchSchedule,
         loss_of: Callable[[], tf.Tensor],
         terms: Mapping[str, Sequence[str] | None],
         now_s: Callable[[], float] = time.monotonic,
@@ -54,8 +64,7 @@ class ModelWatch:
         Args:
             model: The compiled model, built.
             writer: Receives everything.
-            config: The user's section.
-            steps_per_epoch: Steps of an epoch.
+            schedule: What is shown, and how often.
             loss_of: See `gradient_histograms`; always of the same batch, so that differences come
                 from the model.
             terms: See `embeddings_of`.
@@ -66,13 +75,13 @@ class ModelWatch:
         """
         self._model = model
         self._writer = writer
-        self._per_epoch = steps_per_epoch
-        every = config.histograms_every_steps
-        self._every = steps_per_epoch if every is None else every
+        self._per_epoch = schedule.steps_per_epoch
+        every = schedule.config.histograms_every_steps
+        self._every = self._per_epoch if every is None else every
         self._looks: dict[str, Callable[[], dict[str, Histogram]]] = {
             "weights": lambda: weight_histograms(model)
         }
-        if config.gradients:
+        if schedule.config.gradients:
             self._looks["gradients"] = lambda: gradient_histograms(model, loss_of)
         self._terms = dict(terms)
         embeddings_of(model, self._terms)

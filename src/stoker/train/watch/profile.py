@@ -17,7 +17,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from stoker.core.user_code import first_line
-from stoker.train.watch.config import profiled_steps
+from stoker.train.config import profiled_steps
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""TensorBoard data of a model: histograms of weights and gradients, graph, embeddings.
+"""TensorBoard data of a model: histograms of weights and gradients, graph, labeled embeddings.
 
 The model does not change: no weight, seed or moving average.
 """
@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError
+from stoker.data.features.preprocessing.transform import Transform
+from stoker.data.user_dataset.features import AnyTransform
 from stoker.telemetry.writers.projector import Embedding
 from stoker.telemetry.writers.summaries import Histogram
-from stoker.train.model.layer_paths import walk_layers
+from stoker.train.model.keras_model import walk_layers
 
 BUCKETS = 30
 """Buckets of a histogram; TensorBoard's default."""
@@ -165,3 +167,23 @@ def _labels(terms: Sequence[str], points: int) -> list[str]:
 
 def _dense(gradient: Any) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def vocabulary_terms(transform: AnyTransform, name: str) -> list[str]:
+    """Return the terms of a vocabulary in the order of their ids.
+
+    Args:
+        transform: The transform that learned it.
+        name: An output made with it, or its `vocab_filename`.
+
+    Raises:
+        ConfigError: There is no such vocabulary; the error suggests the nearest one.
+    """
+    # Raises an error that says what is wrong with the name.
+    transform.output.vocabulary_size(name)
+    if not isinstance(transform, Transform):
+        raise RuntimeError("only a transform of Stoker has vocabularies")
+    spec = transform.spec
+    ids = spec.ids.get(name)
+    vocabulary = spec.vocabularies[ids.vocabulary if ids and ids.vocabulary else name]
+    return [term.decode(errors="replace") for term in vocabulary.read(transform.root)]

@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from stoker.telemetry.writers.tensorboard import TensorBoard
+from stoker.train.config import TensorBoardConfig
 from stoker.train.model.keras_model import overrides
-from stoker.train.watch.config import TensorBoardConfig
 from stoker.train.watch.device_watch import DeviceWatch
-from stoker.train.watch.model_watch import ModelWatch
+from stoker.train.watch.model_watch import ModelWatch, WatchSchedule
 from stoker.train.watch.profile import StepProfiler
 
 
@@ -149,8 +149,7 @@ class RunWatch:
         self._model = ModelWatch(
             model,
             self._board,
-            config=config,
-            steps_per_epoch=per_epoch,
+            schedule=WatchSchedule(config=config, steps_per_epoch=per_epoch),
             loss_of=loss_of,
             terms=self._terms,
         )

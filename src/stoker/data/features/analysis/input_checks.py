@@ -11,7 +11,7 @@ import ibis
 import pyarrow as pa
 
 from stoker.cluster.limits import usable_cores
-from stoker.core.finding import Finding
+from stoker.core.errors import Finding
 from stoker.core.multi_output import ONLY
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from stoker.cluster.ports import why_taken
-from stoker.cluster.processes import Child, Lines
+from stoker.cluster.processes import Child, Lines, ProcessOptions
+from stoker.cluster.resolver import why_taken
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import read_json, remove
 from stoker.data.feed.service.server import ServerConfig
@@ -161,11 +161,13 @@ class Member:
             self.name,
             [sys.executable, "-m", "stoker.data.feed.service.server"],
             # A worker decodes on the CPU, and must not take the GPU's memory.
-            environ={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-            stdin=subprocess.PIPE,
-            output=subprocess.PIPE,
-            parent_death=None,
-            ready_file=self._ready_file,
+            ProcessOptions(
+                environ={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+                stdin=subprocess.PIPE,
+                output=subprocess.PIPE,
+                parent_death=None,
+                ready_file=self._ready_file,
+            ),
         )
         self._lines = Lines(self._child.output, self._pass_on)
         self._lines.follow()

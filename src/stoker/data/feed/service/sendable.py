@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.ops import script_ops  # type: ignore[attr-defined]
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.internals.tensorflow_internals import python_function
 
 PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 """What `tf.numpy_function`, `tf.py_function` and `Dataset.from_generator` become in a graph."""
@@ -67,8 +67,7 @@ def _nodes(dataset: tf.data.Dataset[Any]) -> list[Any]:
 
 
 def _function_name(token: str) -> str:
-    # TensorFlow keeps no public way from the token in the graph to the function.
-    function = script_ops._py_funcs._funcs.get(token)  # noqa: SLF001
+    function = python_function(token)
     name = getattr(getattr(function, "_func", function), "__qualname__", None)
     if name is None:
         return "its function is not known"

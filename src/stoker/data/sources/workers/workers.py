@@ -24,7 +24,7 @@ from stoker.cluster.limits import (
     usable_cores,
     usable_memory,
 )
-from stoker.cluster.processes import Child, how_it_ended
+from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
 from stoker.core.errors import Plain, UserError
 from stoker.data.sources.workers.messages import Failure, receive, send
 
@@ -189,9 +189,11 @@ class _Worker:
                 self._child = Child(
                     "a worker process",
                     [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    # One thread per core would compete with the other workers.
-                    environ={**os.environ, "OMP_NUM_THREADS": "1"},
+                    ProcessOptions(
+                        pass_fds=[theirs.fileno()],
+                        # One thread per core would compete with the other workers.
+                        environ={**os.environ, "OMP_NUM_THREADS": "1"},
+                    ),
                 )
         except BaseException:
             self._link.close()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.core.thread_safe_patch import Replaced
+from stoker.core.threads import Replaced
 
 
 def test_threads_that_go_crosswise_leave_what_they_found() -> None:

@@ -1,32 +1,14 @@
-"""TensorFlow's private API for compiling with XLA exists, and does what Stoker uses it for."""
+"""Functions that XLA compiles: their names, their random numbers, and calls on copies of variables."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
-from stoker.core.errors import CheckFailed
-from stoker.train.xla.jit import jit
-from stoker.train.xla.tensorflow_internals import (
-    SteadyNames,
-    call_on_copies,
-    copies_of_captures,
-    require_internals,
-    steady_names,
-)
-
-
-def test_everything_that_is_used_is_there() -> None:
-    require_internals()
-
-
-def test_what_an_upgrade_has_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ops, "uid")
-
-    with pytest.raises(CheckFailed, match=r"without tensorflow\.python\.framework\.ops\.uid"):
-        require_internals()
+from stoker.internals.tensorflow_internals import ops
+from stoker.train.step.jit import SteadyNames, jit, steady_names
+from stoker.train.step.xla_trial import call_on_copies, copies_of_captures
 
 
 def test_a_call_on_copies_leaves_every_variable_as_it_is() -> None:

@@ -1,0 +1,168 @@
+"""The only module that uses private names of TensorFlow, with a list of them.
+
+A test fails with the names that an upgrade of TensorFlow has removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.impl.api import StagingError
+from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import config, kernels, ops
+from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow has no types here
+    gen_stateless_random_ops_v2,
+    random_ops_util,
+    script_ops,
+)
+
+__all__ = [
+    "StagingError",
+    "call_flat",
+    "called_function",
+    "collected_nodes",
+    "config_of_session",
+    "gen_stateless_random_ops_v2",
+    "has_autotuned_buffer",
+    "is_op_determinism_enabled",
+    "is_prefetch",
+    "missing_names",
+    "ops",
+    "python_function",
+    "random_ops_util",
+    "registered_devices",
+    "session_callable",
+    "source_of",
+    "without_options",
+]
+
+USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "ConcreteFunction": ("_call_flat", "captured_inputs"),
+        "FuncGraph": ("_get_function",),
+        "Session": ("_config", "_make_callable_from_options"),
+        "_PrefetchDataset": ("_buffer_size", "_input_dataset"),
+        "_OptionsDataset": ("_input_dataset",),
+        "Context": ("enable_graph_collection", "disable_graph_collection", "export_run_metadata"),
+        "FuncRegistry": ("_funcs",),
+        "ops": ("uid",),
+        "concrete_function": ("_inference_name",),
+        "config": ("is_op_determinism_enabled",),
+        "kernels": ("get_registered_kernels_for_op",),
+        "script_ops": ("_py_funcs",),
+        "random_ops_util": ("get_key_counter_alg", "convert_alg_to_int", "Algorithm"),
+        "gen_stateless_random_ops_v2": (
+            "stateless_random_uniform_v2",
+            "stateless_random_uniform_full_int_v2",
+        ),
+    }
+)
+"""TensorFlow's class or module -> its attributes that Stoker reads, replaces or calls."""
+
+MODULES = (
+    *(ops, concrete_function, config, kernels, script_ops, random_ops_util),
+    gen_stateless_random_ops_v2,
+)
+"""The modules among `USED_NAMES`."""
+
+
+def missing_names(objects: Iterable[tuple[str, object]]) -> list[str]:
+    """Return, as `Class.name`, the used names that objects of TensorFlow do not have.
+
+    Args:
+        objects: Class or module of `USED_NAMES`, and one object of it.
+    """
+    return [
+        f"{owner}.{name}"
+        for owner, found in objects
+        for name in USED_NAMES[owner]
+        if not hasattr(found, name)
+    ]
+
+
+def call_flat(function: Any, tensors: Sequence[Any], captures: Sequence[Any]) -> Any:
+    """Call a concrete function with flat tensors and these captured inputs.
+
+    No public call replaces captured inputs, and finding the function by the structure of its
+    arguments takes a quarter of a millisecond.
+    """
+    return function._call_flat(tensors, captures)
+
+
+def called_function(graph: Any, name: str) -> Any:
+    """Return a function that a graph's operation calls; None if the graph does not hold it."""
+    return graph._get_function(name)
+
+
+@contextmanager
+def collected_nodes() -> Iterator[list[Any]]:
+    """Collect the nodes of functions that are first called inside, as the runtime places them.
+
+    Yields:
+        A list that is filled at the end; nodes have `op`, `name`, `device` and `attr`.
+    """
+    # The only way in TensorFlow 2 to see a function after placement.
+    eager = context.context()
+    nodes: list[Any] = []
+    eager.enable_graph_collection()
+    try:
+        yield nodes
+        for function in eager.export_run_metadata().function_graphs:
+            for part in function.partition_graphs:
+                nodes.extend(part.node)
+    finally:
+        eager.disable_graph_collection()
+
+
+def is_op_determinism_enabled() -> bool:
+    """Return whether operations must be deterministic."""
+    return bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]  # TensorFlow has no types here
+
+
+def registered_devices(operation: str) -> frozenset[str]:
+    """Return the device types that have a kernel for an operation."""
+    registered = kernels.get_registered_kernels_for_op(operation)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
+    return frozenset(kernel.device_type for kernel in registered.kernel)
+
+
+def python_function(token: str) -> Any:
+    """Return the Python function of a `PyFunc` operation; None if this process has none."""
+    return script_ops._py_funcs._funcs.get(token)
+
+
+def config_of_session(session: tf.compat.v1.Session) -> Any:
+    """Return the configuration that a session was created with."""
+    return session._config
+
+
+def session_callable(session: tf.compat.v1.Session, options: Any) -> Callable[..., Any]:
+    """Return a function that feeds and fetches by `CallableOptions`."""
+    made: Callable[..., Any] = session._make_callable_from_options(options)
+    return made
+
+
+def is_prefetch(dataset: Any) -> bool:
+    """Return whether the last stage of a dataset is a prefetch."""
+    return type(dataset).__name__ == "_PrefetchDataset"
+
+
+def has_autotuned_buffer(dataset: Any) -> bool:
+    """Return whether TensorFlow sizes the buffer of a prefetch."""
+    return bool(dataset._buffer_size == tf.data.AUTOTUNE)
+
+
+def source_of(dataset: Any) -> Any:
+    """Return the dataset that a prefetch or options stage reads."""
+    return dataset._input_dataset
+
+
+def without_options(dataset: Any) -> Any:
+    """Return a dataset without the options at its end."""
+    while type(dataset).__name__ == "_OptionsDataset":
+        dataset = source_of(dataset)
+    return dataset

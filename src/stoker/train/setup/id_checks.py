@@ -1,0 +1,256 @@
+"""Checks ids and texts against the model's Embedding and lookup layers, before the first step.
+
+An id below 0 is an error on a CPU, a vector of zeros on a GPU and the first row with XLA. A lookup
+layer whose vocabulary has none of the values trains in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from stoker.core.errors import ConfigError, Finding, Plain
+from stoker.core.threads import Replaced
+from stoker.data.columns import PADDING, to_numpy
+from stoker.data.dataset import Dataset
+from stoker.data.features.preprocessing.transform import Transform
+from stoker.train.setup.build_model import BuiltModel
+
+UNKNOWN_SHARE = 0.5
+"""Share of a batch's values above which a lookup layer's vocabulary does not fit the data."""
+
+FEWEST_VALUES = 32
+"""Values of a batch below which that share may be chance, unless none of them is known."""
+
+FEWEST_UNKNOWN = 8
+"""Values below which a batch without a known value may be chance."""
+
+_MOST_ROWS, _MOST_IMAGE_ROWS = 65_536, 256
+"""Most rows of a split in which a value out of vocabulary is searched, without and with images: a row
+of images takes some 100 KB."""
+
+_ROWS_PER_READ = 1024
+"""Rows of one read: large against the cost of a call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lookup:
+    """The values that a lookup layer received in the first batch."""
+
+    layer: str
+    column: str | None
+    """The feature that holds these values; None if the model changed them before."""
+
+    values: int
+    unknown: int
+
+    @property
+    def is_misfit(self) -> bool:
+        """Whether the vocabulary has too few of the values for it to be chance."""
+        if self.values < FEWEST_VALUES:
+            return self.unknown == self.values >= FEWEST_UNKNOWN
+        return self.unknown > UNKNOWN_SHARE * self.values
+
+    def warning(self) -> Finding:
+        """Return what is wrong and how to fix it."""
+        of = f"values of {self.column!r}" if self.column else "values"
+        share = self.unknown / self.values
+        return Finding(
+            kind="unknown_values",
+            severity="warning",
+            message=f"{share:.0%} of the {of} in the first batch are not in the vocabulary of layer "
+            f"{self.layer!r}, which makes them all one value",
+            fix="Call the layer's adapt on this column of the training data, or give it the values "
+            "as the data has them: case, white space and type (1 is not '1') count.",
+        )
+
+
+@contextmanager
+def checked_ids(features: Mapping[str, Any]) -> Iterator[list[Finding]]:
+    """Watch the Embedding and lookup layers that are called eagerly inside the context.
+
+    Args:
+        features: The features of the batch, to name the one that a layer receives.
+
+    Yields:
+        A list that holds the warnings when the context ends, one for each lookup layer.
+
+    Raises:
+        ConfigError: An Embedding received an id that it has no row for.
+    """
+    warnings: list[Finding] = []
+    lookups: dict[str, _Lookup] = {}
+    embed, vectorize = keras.layers.Embedding.call, keras.layers.TextVectorization.call
+    vectorizing: list[tuple[str, Any]] = []
+
+    def checked_embedding(layer: Any, inputs: Any) -> Any:
+        _require_rows(layer, inputs, features)
+        return embed(layer, inputs)
+
+    def watched_vectorization(layer: Any, inputs: Any) -> Any:
+        # It calls a StringLookup with the words.
+        vectorizing.append((layer.name, inputs))
+        try:
+            return vectorize(layer, inputs)
+        finally:
+            vectorizing.pop()
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched_lookup(layer: Any, inputs: Any) -> Any:
+            name, whole = vectorizing[-1] if vectorizing else (layer.name, inputs)
+            found = _looked_up(layer, inputs, name=name, column=_column_of(whole, features))
+            if found is not None:
+                lookups.setdefault(name, found)
+            return call(layer, inputs)
+
+        return watched_lookup
+
+    with ExitStack() as patches:
+        patches.enter_context(Replaced(keras.layers.Embedding, call=checked_embedding))
+        patches.enter_context(Replaced(keras.layers.TextVectorization, call=watched_vectorization))
+        for kind in (keras.layers.StringLookup, keras.layers.IntegerLookup):
+            patches.enter_context(Replaced(kind, call=watched(kind.call)))
+        yield warnings
+    warnings.extend(found.warning() for found in lookups.values() if found.is_misfit)
+
+
+def _require_rows(layer: Any, inputs: Any, features: Mapping[str, Any]) -> None:
+    ids = _flat(inputs)
+    if ids is None or not ids.size:
+        return
+    wrong = (ids <= -1) | (ids >= layer.input_dim)
+    if not wrong.any():
+        return
+    column = _column_of(inputs, features)
+    least, most = int(ids.min()), int(ids.max())
+    raise ConfigError(
+        f"layer {layer.name!r}, an Embedding, has rows for the ids from 0 to {layer.input_dim - 1}",
+        got=Plain(
+            f"{least if least < 0 else most} in the first batch"
+            f"{f' of {column!r}' if column else ''}, and {int(wrong.sum())} of {ids.size} ids like it"
+        ),
+        fix=_FOR_UNKNOWN
+        if least < 0
+        else f"Set input_dim={most + 1} or more, or cut the ids in preprocessing_fn.",
+    )
+
+
+_FOR_UNKNOWN = (
+    "-1 is the id of a value out of vocabulary: set num_oov_buckets=1 in preprocessing_fn and add a row "
+    "to the Embedding, or add 1 to the ids."
+)
+
+
+def _looked_up(layer: Any, inputs: Any, *, name: str, column: str | None) -> _Lookup | None:
+    """Count the values that are not in a layer's vocabulary, without masked and empty ones."""
+    values = _flat(inputs)
+    if values is None or layer.invert:
+        return None
+    if values.dtype == object:
+        values = values[(values != b"") & (values != str(layer.mask_token).encode())]
+    elif layer.mask_token is not None:
+        values = values[values != layer.mask_token]
+    if not values.size:
+        return None
+    table = layer.lookup_table
+    ids = table.lookup(tf.cast(tf.constant(values), table.key_dtype))
+    unknown = int(np.sum(ids.numpy() == np.asarray(table.default_value)))
+    return _Lookup(layer=name, column=column, values=values.size, unknown=unknown)
+
+
+def _column_of(tensor: Any, features: Mapping[str, Any]) -> str | None:
+    """Return the feature with the values of a tensor."""
+    values = _flat(tensor)
+    for name, feature in features.items():
+        found = _flat(feature)
+        if values is not None and found is not None and np.array_equal(found, values):
+            return name
+    return None
+
+
+def _flat(tensor: Any) -> NDArray[Any] | None:
+    """Return the values of a tensor, without axes; None while a graph is traced."""
+    if isinstance(tensor, tf.RaggedTensor):
+        tensor = tensor.flat_values
+    elif isinstance(tensor, tf.SparseTensor):
+        tensor = tensor.values
+    if not tf.executing_eagerly() or not tf.is_tensor(tensor) or tf.is_symbolic_tensor(tensor):
+        return None
+    return np.asarray(tensor).reshape(-1)
+
+
+def require_embedded_vocabularies(
+    built: BuiltModel,
+    dataset: Dataset,
+    transform: Transform,
+    losses: Sequence[Mapping[str, Any]],
+) -> None:
+    """Check that no value out of vocabulary reaches an Embedding as a negative id.
+
+    The first batch may have no such value although the data has.
+
+    Args:
+        built: The compiled model, in the strategy's scope.
+        dataset: The shards.
+        transform: Converts raw columns to features.
+        losses: `VocabularyLoss` as JSON values: what was counted over whole splits.
+
+    Raises:
+        ConfigError: It does; names the column and its share.
+    """
+    served = {column.name for column in transform.serving_columns}
+    for loss in losses:
+        if not loss["lost"] or loss["column"] not in served:
+            continue
+        features = _features_out_of_vocabulary(dataset, transform, loss)
+        if features is None or not any(map(_has_negative, features.values())):
+            continue
+        try:
+            with checked_ids(features):
+                built.model(built.adapt(features), training=False)
+        except ConfigError as error:
+            share = loss["lost"] / loss["values"]
+            raise ConfigError(
+                f"{share:.1%} of the values of {loss['column']!r} in {loss['split']} are not in its "
+                f"vocabulary, and {error.rule}",
+                fix=_FOR_UNKNOWN,
+            ) from error
+
+
+def _has_negative(feature: Any) -> bool:
+    values = _flat(feature)
+    return values is not None and values.dtype.kind == "i" and bool((values < 0).any())
+
+
+def _features_out_of_vocabulary(
+    dataset: Dataset, transform: Transform, loss: Mapping[str, Any]
+) -> dict[str, tf.Tensor] | None:
+    """Return the features of a row that has such a value; None if there is none near the start."""
+    columns = transform.serving_columns
+    own = next(column for column in columns if column.name == loss["column"])
+    terms = transform.spec.vocabularies[loss["vocabulary"]].read(transform.root)
+    known = {*terms, _as_term(PADDING.get(own.dtype, b""))}
+    most = _MOST_IMAGE_ROWS if any(c.dtype == "image" for c in columns) else _MOST_ROWS
+    names, rows, read = [column.name for column in columns], min(most, _ROWS_PER_READ), 0
+    for batch in dataset.batches(loss["split"], columns=names, rows=rows, whole=False):
+        values = to_numpy(own, batch.column(own.name)).reshape(batch.num_rows, -1)
+        for row, of_row in enumerate(values):
+            if any(_as_term(value) not in known for value in of_row):
+                one = batch.slice(row, 1)
+                raw = {c.name: tf.constant(to_numpy(c, one.column(c.name))) for c in columns}
+                return transform.apply_features(raw)
+        read += batch.num_rows
+        if read >= most:
+            return None
+    return None
+
+
+def _as_term(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

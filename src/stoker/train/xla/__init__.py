@@ -1,1 +1,0 @@
-"""Compiling with XLA so that the numbers stay the same."""
