@@ -14,7 +14,7 @@ from stoker.data.columns import Column, to_numpy
 from stoker.data.ingest import ImagesConfig, IngestConfig
 from stoker.data.sources.files.file_kind import open_text
 from stoker.data.sources.files.listing import SourceFile
-from stoker.data.sources.images.check import BadImage, ImageHeader, read_header
+from stoker.data.sources.images.headers import BadImage, ImageHeader, read_header
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import list_source, open_source
 

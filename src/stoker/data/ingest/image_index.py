@@ -27,8 +27,7 @@ from stoker.core.files import write_atomic
 from stoker.data.columns import Column
 from stoker.data.dataset import Shard, verify_index
 from stoker.data.ingest.stored_images import is_raw, raw_size
-from stoker.data.sources.images.check import BadImage, read_header
-from stoker.data.sources.images.exif import orientation
+from stoker.data.sources.images.headers import BadImage, orientation, read_header
 
 INDEX_ROW = np.dtype(
     [

@@ -19,7 +19,7 @@ import pyarrow as pa
 from stoker.core.errors import ConfigError
 from stoker.data.columns import Column
 from stoker.data.sources.config import ImagesConfig, ImageStore
-from stoker.data.sources.images.check import read_header
+from stoker.data.sources.images.headers import read_header
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from stoker.data.columns import Column
 from stoker.data.ingest.image_store import ChosenStore
-from stoker.data.sources.images import formats, jpeg
-from stoker.data.sources.images.check import BadImage, read_header
-from stoker.data.sources.images.exif import TRANSPOSED, orientation
+from stoker.data.sources.images import headers
+from stoker.data.sources.images.headers import TRANSPOSED, BadImage, orientation, read_header
+
+# OpenCV prints what it finds wrong with a damaged image.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 _RAW = b"RAW"
 _RAW_SIZE = struct.Struct("<II")
@@ -106,7 +108,7 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
     """
     header = read_header(data)
     small_already = min(header.height, header.width) <= chosen.short_side
-    is_gif = data.startswith(formats.GIF)
+    is_gif = data.startswith(headers.GIF)
     if header.channels == 4 or is_gif or (small_already and chosen.store == "resized"):
         return data
     pixels = _decoded(data, chosen.short_side, channels)
@@ -128,7 +130,7 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
 
 def _decoded(data: bytes, short_side: int, channels: int) -> NDArray[np.uint8]:
     """Upright pixels, a JPEG's at the smallest scale that is not below `short_side`."""
-    if data.startswith(jpeg.MAGIC):
+    if data.startswith(headers.JPEG):
         pixels = simplejpeg.decode_jpeg(
             data,
             colorspace="RGB" if channels == 3 else "GRAY",

@@ -15,8 +15,7 @@ from stoker.data.sources.columns.text import Tally, clean, gapped, narrowed, rea
 from stoker.data.sources.columns.vectors import assumed_of_lists, common_length, lengths_of
 from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.files.listing import SourceFile
-from stoker.data.sources.images.batches import ImageTally
-from stoker.data.sources.images.check import begins_as_image
+from stoker.data.sources.images.headers import begins_as_image
 from stoker.data.sources.records import Assumption, Cells, Reading, joined
 from stoker.data.sources.written_numbers import NumberText
 
@@ -33,8 +32,6 @@ class ColumnTyping:
     """What its values are -> the first file that says so."""
     tally: Tally = field(default_factory=Tally)
     """Its values, counted by what they are."""
-    images: ImageTally = field(default_factory=ImageTally)
-    """Sizes and channels, of images."""
     holds_images: bool = False
     """True where some bytes begin as an image does, even one of a format that is not read."""
     forms: dict[str, str] = field(default_factory=dict)

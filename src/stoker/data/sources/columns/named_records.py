@@ -17,8 +17,12 @@ from stoker.data.sources.columns.table import (
 )
 from stoker.data.sources.columns.text import missing_texts
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.images.batches import ImageTally, needs_headers
-from stoker.data.sources.images.cells import checked_images, tally_images
+from stoker.data.sources.images.batches import (
+    ImageTally,
+    checked_images,
+    needs_headers,
+    tally_images,
+)
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,

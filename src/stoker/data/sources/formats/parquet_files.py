@@ -24,8 +24,12 @@ from stoker.data.sources.columns.vectors import list_cells
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.file_kind import reading
 from stoker.data.sources.files.listing import Listing, SourceFile, no_record
-from stoker.data.sources.images.batches import ImageTally, needs_headers
-from stoker.data.sources.images.cells import checked_images, tally_images
+from stoker.data.sources.images.batches import (
+    ImageTally,
+    checked_images,
+    needs_headers,
+    tally_images,
+)
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,
@@ -74,17 +78,17 @@ class ParquetFiles:
         learned, rows = self._schema()
         if not rows:
             raise no_record(self.config.source)
-        self._look(learned, progress)
+        images = ImageTally()
+        self._look(learned, images, progress)
         readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
         columns = tuple(
             each.column(how, most_bad=self.config.max_bad_rows)
             for each, how in zip(learned, readings, strict=True)
         )
-        images = [each for each, how in zip(learned, readings, strict=True) if how == "image"]
         if needs_headers(self.config.images):
-            for each in images:
-                each.require_some_image()
-        with_image = [each.images for each in images]
+            for each, how in zip(learned, readings, strict=True):
+                if how == "image":
+                    each.require_some_image()
         return Scan(
             columns=columns,
             readings=readings,
@@ -92,7 +96,7 @@ class ParquetFiles:
             assumptions=tuple(
                 filter(None, (e.assumed(c) for e, c in zip(learned, columns, strict=True)))
             ),
-            image=_merged(with_image).shape(self.config.images) if with_image else None,
+            image=images.shape(self.config.images) if "image" in readings else None,
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
@@ -156,11 +160,13 @@ class ParquetFiles:
             rows += added
         return learned, rows
 
-    def _look(self, learned: list[ColumnTyping], progress: Progress) -> None:
+    def _look(
+        self, learned: Sequence[ColumnTyping], images: ImageTally, progress: Progress
+    ) -> None:
         """Read the columns whose type the schema does not settle."""
-        images = needs_headers(self.config.images)
+        by_headers = needs_headers(self.config.images)
         open_ones = [
-            each for each in learned if each.is_open or (each.family == "image" and images)
+            each for each in learned if each.is_open or (each.family == "image" and by_headers)
         ]
         missing, rows = missing_texts(self.config.missing_values), 0
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -175,11 +181,7 @@ class ParquetFiles:
                             encoded = plain(values).values
                             each.look_at_images(encoded)
                             tally_images(
-                                each.images,
-                                encoded,
-                                self.config.images,
-                                name=each.name,
-                                pool=pool,
+                                images, encoded, self.config.images, name=each.name, pool=pool
                             )
                     rows += batch.num_rows
                     progress(rows, None)
@@ -230,10 +232,3 @@ def _batch_rows(opened: pq.ParquetFile) -> int:
     groups = [file.row_group(index) for index in range(file.num_row_groups)]
     values = sum(g.column(index).num_values for g in groups for index in range(file.num_columns))
     return max(1, min(BATCH_ROWS, BATCH_VALUES * file.num_rows // max(values, 1)))
-
-
-def _merged(tallies: Sequence[ImageTally]) -> ImageTally:
-    first, *others = tallies
-    for other in others:
-        first.merge(other)
-    return first

@@ -14,8 +14,9 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column
 from stoker.data.sources.config import ColumnsConfig, IngestConfig
 from stoker.data.sources.files.listing import Listing, SourceFile
-from stoker.data.sources.images.batches import ImageTally, batched_by_bytes, needs_headers
-from stoker.data.sources.images.check import BadImage, ImageHeader, check_image, read_header
+from stoker.data.sources.images.batches import ImageTally, needs_headers
+from stoker.data.sources.images.check import check_image
+from stoker.data.sources.images.headers import BadImage, ImageHeader, read_header
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     Block,
@@ -106,11 +107,7 @@ class ImageFolder:
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every image with its class, or named with what is wrong with it."""
         files = self.listing.files
-        runs = list(
-            batched_by_bytes(
-                [file.size_bytes for file in files], most=BLOCK_FILES, most_bytes=BLOCK_BYTES
-            )
-        )
+        runs = list(_block_slices([file.size_bytes for file in files]))
         read = partial(
             _read_part,
             max_pixels=self.config.images.max_pixels,
@@ -153,6 +150,18 @@ class _Part:
 
 def _file_bytes(files: Sequence[SourceFile]) -> int:
     return sum(file.size_bytes for file in files)
+
+
+def _block_slices(sizes: Sequence[int]) -> Iterator[slice]:
+    """Yield runs of consecutive files within both limits of a block; a larger file is alone."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if index > start and (index - start == BLOCK_FILES or total + size > BLOCK_BYTES):
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
 
 
 def _parts(run: slice) -> list[slice]:
