@@ -89,7 +89,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """A number; what YAML 1.1 takes for one to the base 60 is a text."""
-        if ":" in node.value:
+        if ":" in self.construct_scalar(node):  # refuses `!!int {a: 1}`
             return node.value
         if _OCTAL.fullmatch(node.value):
             problem = (
@@ -276,7 +276,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} must be YAML (line {line})", got=Plain(problem)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        place = " (line {}, column {})".format(*_line_and_column(mark)) if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where} must be YAML{place}", got=Plain(problem)) from None
 
@@ -319,9 +319,9 @@ def located(error: ConfigError, path: Path) -> ConfigError:
         path: The file, which was read before.
     """
     node = _composed(path.read_text(encoding="utf-8"))
-    lines = {} if node is None else _key_lines(node, "")
-    named = [key for key in lines if names_key(error.rule, key)]
-    line = f", line {lines[max(named, key=len)]}" if named else ""
+    marks = {} if node is None else _key_marks(node, "")
+    named = [key for key in marks if names_key(error.rule, key)]
+    line = f", line {_line_and_column(marks[max(named, key=len)])[0]}" if named else ""
     return ConfigError(f"{path}{line}: {error.rule}", got=error.got, fix=error.fix)
 
 
@@ -331,14 +331,23 @@ def names_key(rule: str, key: str) -> bool:
     return found is not None and (found.start() == 0 or "." in key)
 
 
-def _key_lines(node: yaml.Node, where: str) -> dict[str, int]:
-    """Dotted key -> its line, counted from 1."""
-    found: dict[str, int] = {}
+def _line_and_column(mark: yaml.Mark) -> tuple[int, int]:
+    """Return line and column, from 1, as editors count them.
+
+    PyYAML also ends a line after U+0085, U+2028 and U+2029, as YAML 1.1 does and YAML 1.2 does not.
+    """
+    *lines, last = re.split(r"\r\n?|\n", (mark.buffer or "")[: mark.pointer])
+    return len(lines) + 1, len(last) + 1
+
+
+def _key_marks(node: yaml.Node, where: str) -> dict[str, yaml.Mark]:
+    """Return the place of each dotted key."""
+    found: dict[str, yaml.Mark] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(key, yaml.ScalarNode):
             name = _dotted(where, key.value)
-            found[name] = key.start_mark.line + 1
-            found |= _key_lines(value, name)
+            found[name] = key.start_mark
+            found |= _key_marks(value, name)
     return found
 
 
