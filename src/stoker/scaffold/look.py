@@ -12,8 +12,8 @@ import numpy as np
 from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column, to_numpy
 from stoker.data.ingest import ImagesConfig, IngestConfig
-from stoker.data.sources.files.file_kind import open_text
 from stoker.data.sources.files.listing import SourceFile
+from stoker.data.sources.files.text import text_chunks
 from stoker.data.sources.images.headers import BadImage, ImageHeader, read_header
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import list_source, open_source
@@ -97,8 +97,9 @@ def measure(config: IngestConfig, column: Column, *, most: int) -> Spread:
 
 
 def _delimiter(file: SourceFile) -> str:
-    with file.opened() as path, open_text(path, location=file.location) as stream:
-        header = bytes(stream.read(_HEADER_BYTES)).decode("utf-8", "replace").partition("\n")[0]
+    with file.opened() as path:
+        head = next(text_chunks(path, location=file.location), b"")
+    header = head.decode("utf-8", "replace").partition("\n")[0]
     return max(_DELIMITERS, key=lambda mark: (mark == "," and mark in header, header.count(mark)))
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from stoker.core.errors import DataError
 from stoker.data.ingest import IngestConfig, ingest
-from stoker.data.sources.formats.examples import Example
-from stoker.data.sources.formats.framing_checks import masked_crc
+from stoker.data.sources.formats.framing import masked_crc
+from stoker.data.sources.formats.tfrecord_files import Example
 
 RECORDS = 60
 HEADER, FOOTER = 12, 4

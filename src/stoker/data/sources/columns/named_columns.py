@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import Plain
 from stoker.data.columns import VARYING, Column
-from stoker.data.sources.columns.arrow_types import Family
-from stoker.data.sources.columns.column_typing import ColumnTyping
+from stoker.data.sources.columns.column_typing import ColumnTyping, Family
 from stoker.data.sources.columns.gathered import Gathered, Values
 from stoker.data.sources.columns.table import UnusableColumn, no_lists
 from stoker.data.sources.columns.text import assumed_of, clean, read_text

@@ -28,8 +28,9 @@ from stoker.data.sources.columns.table import (
 )
 from stoker.data.sources.columns.text import Tally, assumed_of, clean, missing_texts, read_text
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.files.file_kind import EndMarked, open_text, reading, unescaped
+from stoker.data.sources.files.file_kind import reading
 from stoker.data.sources.files.listing import Listing, SourceFile
+from stoker.data.sources.files.text import EndMarked, text_chunks, unescaped
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,
@@ -289,12 +290,12 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
     Raises:
         DataError: there is no header, or a name is empty, stands twice or is no UTF-8.
     """
-    with (
-        file.opened() as path,
-        reading(file.location, "CSV"),
-        open_text(path, location=file.location) as stream,
-    ):
-        head = bytes(stream.read(HEADER_BYTES))
+    with file.opened() as path, reading(file.location, "CSV"):
+        head = b""
+        for chunk in text_chunks(path, location=file.location):
+            head += chunk
+            if len(head) >= HEADER_BYTES:
+                break
     try:
         # The end may be in the middle of a character; the header is not there.
         text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
@@ -336,7 +337,7 @@ def _batches(
     with (
         file.opened() as path,
         reading(file.location, "CSV"),
-        EndMarked(open_text(path, location=file.location), last_line=last_line) as stream,
+        EndMarked(text_chunks(path, location=file.location), last_line=last_line) as stream,
     ):
         try:
             for batch in pa.csv.open_csv(

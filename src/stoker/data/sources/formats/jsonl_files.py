@@ -29,9 +29,9 @@ from stoker.data.sources.columns.named_columns import (
 )
 from stoker.data.sources.columns.named_records import NamedReader, scan_named
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.files.file_kind import UTF16, kind_of, open_text, reading
+from stoker.data.sources.files.file_kind import UTF16, Unpacked, kind_of, plain_chunks, reading
 from stoker.data.sources.files.listing import Listing, SourceFile
-from stoker.data.sources.files.unpacking import Unpacked, plain_chunks
+from stoker.data.sources.files.text import utf16_chunks
 from stoker.data.sources.records import Block, Content, Progress, Scan
 from stoker.data.sources.workers.workers import InThreads, Workers
 
@@ -126,8 +126,8 @@ def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
     if kind not in ("", "gzip", UTF16):
         raise _no_json_lines(file, kind)
     unpacked = Unpacked(path, location=file.location) if kind == "gzip" else None
+    chunks = utf16_chunks(path, location=file.location) if kind == UTF16 else plain_chunks(path)
     first, text, is_start = 1, b"", True
-    chunks = _recoded(path, file) if kind == UTF16 else plain_chunks(path)
     for text, count in _runs(unpacked or chunks, file):
         is_cut = not count and unpacked is not None and unpacked.is_cut
         yield _Lines(file=file, first=first, text=text, is_start=is_start, is_cut=is_cut)
@@ -135,12 +135,6 @@ def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
         first += count
     if is_start:
         raise _no_json_lines(file, "an empty file")
-
-
-def _recoded(path: Path, file: SourceFile) -> Iterator[bytes]:
-    with open_text(path, location=file.location) as stream:
-        while chunk := stream.read(BLOCK_BYTES):
-            yield chunk
 
 
 def _runs(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:

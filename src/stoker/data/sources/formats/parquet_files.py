@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.data.sources.columns.arrow_types import item_type, plain
-from stoker.data.sources.columns.column_typing import ColumnTyping
+from stoker.data.sources.columns.column_typing import ColumnTyping, item_type, plain
 from stoker.data.sources.columns.table import (
     check_names,
     check_same_columns,
