@@ -27,13 +27,13 @@ import pytest
 from stoker.cluster.limits import cpu_limit, usable_cores
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.data.ingest import IngestConfig
+from stoker.data.sources import workers
 from stoker.data.sources.formats import csv_files, jsonl_files, parquet_files
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import open_source
 from stoker.data.sources.uri import parse_uri
-from stoker.data.sources.workers import workers
-from stoker.data.sources.workers.messages import receive, send, share
-from stoker.data.sources.workers.workers import (
+from stoker.data.sources.worker_process import receive, send, share
+from stoker.data.sources.workers import (
     LEAST_BYTES,
     MOST_BYTES,
     InProcesses,

@@ -9,7 +9,7 @@ from stoker.core.fingerprint import fingerprint
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.listing import Listing
 from stoker.data.sources.source import list_source
-from stoker.data.sources.workers.workers import InThreads
+from stoker.data.sources.workers import InThreads
 
 
 def source_files(config: IngestConfig) -> list[str]:

@@ -47,7 +47,7 @@ from stoker.data.sources.files.listing import Listing, no_record
 from stoker.data.sources.images.folder import PATH
 from stoker.data.sources.records import WORKERS, Block, Progress, Scan, Source, silent
 from stoker.data.sources.source import list_source, open_source, workers_for
-from stoker.data.sources.workers.workers import Workers
+from stoker.data.sources.workers import Workers
 
 _LOG = logging.getLogger(__name__)
 

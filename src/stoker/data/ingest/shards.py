@@ -23,7 +23,7 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.ingest.column_hash import ColumnHash
 from stoker.data.ingest.image_index import write_image_index
 from stoker.data.sources.records import WORKERS, shard_schema
-from stoker.data.sources.workers.workers import InThreads, Workers
+from stoker.data.sources.workers import InThreads, Workers
 
 GROUP_ROWS = 32_768
 """Most records in one row group. A window of the feed is made of whole ones: 65,536 are read no

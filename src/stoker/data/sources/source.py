@@ -16,7 +16,7 @@ from stoker.data.sources.records import Source
 from stoker.data.sources.stores.local import list_local
 from stoker.data.sources.stores.remote import list_remote
 from stoker.data.sources.uri import is_uri
-from stoker.data.sources.workers.workers import InThreads, Workers, started
+from stoker.data.sources.workers import InThreads, Workers, started
 
 _TABLES: dict[str, Callable[..., Source]] = {
     "csv": CsvFiles,

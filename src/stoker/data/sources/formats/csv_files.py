@@ -46,7 +46,7 @@ from stoker.data.sources.records import (
     demand_label,
     with_content,
 )
-from stoker.data.sources.workers.workers import InThreads, Made
+from stoker.data.sources.workers import InThreads, Made
 
 BLOCK_BYTES = 16 << 20
 """Text that is parsed at a time, and so the longest record: a few times this is the memory."""

@@ -186,7 +186,6 @@ class _Reader:
         self._size = path.stat().st_size
         self._buffer = _Buffer(iter(self._unpacked or plain_chunks(path)))
         self._row = 1
-        self._ends_inside = False
 
     def blocks(self) -> Iterator[Frames]:
         """Everything, in order."""
@@ -276,7 +275,6 @@ class _Reader:
                     return f"; {skipped:,} bytes are left out, up to the next whole record"
             buffer.at += len(window) - HEADER.size + 1
         buffer.at = len(buffer.data)
-        self._ends_inside = True
         return f"; {buffer.offset - offset:,} bytes are left out, up to the end"
 
     def _stands(self, ahead: int) -> bool:
@@ -321,14 +319,6 @@ def _header_fault(head: bytes, *, left: int | None) -> str:
 def _beyond(length: int, *, left: int) -> str:
     size = length + _LEAST_BYTES
     return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
-
-
-def _damaged(path: Path, damage: Damage) -> DataError:
-    return DataError(
-        f"{path} must be whole TFRecord data",
-        got=Plain(f"record {damage.row} {damage}"),
-        fix="Fetch or write the file again.",
-    )
 
 
 def _no_tfrecord(path: Path, location: str) -> DataError:

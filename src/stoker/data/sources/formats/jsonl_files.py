@@ -33,7 +33,7 @@ from stoker.data.sources.files.file_kind import UTF16, Unpacked, kind_of, plain_
 from stoker.data.sources.files.listing import Listing, SourceFile
 from stoker.data.sources.files.text import utf16_chunks
 from stoker.data.sources.records import Block, Content, Progress, Scan
-from stoker.data.sources.workers.workers import InThreads, Workers
+from stoker.data.sources.workers import InThreads, Workers
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line: a few times this is the memory."""

@@ -41,7 +41,7 @@ from stoker.data.sources.records import (
     demand_label,
     with_content,
 )
-from stoker.data.sources.workers.workers import InThreads
+from stoker.data.sources.workers import InThreads
 
 BATCH_ROWS = 65_536
 """Records of a table that are read at a time."""

@@ -30,7 +30,7 @@ from stoker.data.sources.files.file_kind import reading
 from stoker.data.sources.files.listing import Listing, SourceFile
 from stoker.data.sources.formats.framing import Frames, read_frames
 from stoker.data.sources.records import WORKERS, Block, Content, Progress, Scan
-from stoker.data.sources.workers.workers import InThreads
+from stoker.data.sources.workers import InThreads
 
 INT_LIST, FLOAT_LIST, BYTES = "an int64_list", "a float_list", "bytes that are no text"
 

@@ -26,8 +26,8 @@ from stoker.data.sources.records import (
     Scan,
     shard_schema,
 )
-from stoker.data.sources.workers.messages import share
-from stoker.data.sources.workers.workers import InThreads, Workers
+from stoker.data.sources.worker_process import share
+from stoker.data.sources.workers import InThreads, Workers
 
 PATH = "path"
 """The column that names the file."""

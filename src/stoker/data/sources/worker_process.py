@@ -1,4 +1,6 @@
-"""Messages between this process and its workers, with large values in shared memory.
+"""A worker process that reads parts of a source, and the messages between it and its parent.
+
+Large values of a message are in shared memory.
 
 A message is pickled. Its buffers (Arrow's, NumPy's) are not part of the pickle: they are in
 in-memory files, whose descriptors are sent with the message and which the receiver maps. Both ends
@@ -8,6 +10,7 @@ reach.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -15,7 +18,8 @@ import pickle
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,3 +173,45 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
             raise EOFError("the other end is closed")
         rest = rest[count:]
     return found
+
+
+def main(descriptor: int) -> None:
+    """Execute tasks until the other end of the socket closes; without importing TensorFlow.
+
+    A task is a function and its argument; the answer is the function's result or a `Failure`.
+
+    Args:
+        descriptor: This process's end of the socket pair.
+    """
+    # If the other end is closed, there is no one to report an error to.
+    with (
+        socket.socket(fileno=descriptor) as link,
+        contextlib.suppress(EOFError, ConnectionError),
+    ):
+        while True:
+            function, argument = receive(link)
+            answer = _answer(function, argument)
+            try:
+                send(link, answer)
+            except ConnectionError:
+                raise
+            except OSError as error:  # no memory for its buffers: of the message nothing was sent
+                send(link, _failure(error))
+
+
+def _answer(function: Callable[[Any], Any], argument: Any) -> Any:
+    try:
+        return function(argument)
+    except Exception as error:  # noqa: BLE001  # the process that asked raises it again
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Failure:
+    """The error, or its text where it cannot be sent to another process."""
+    text = f"In a worker process:\n{''.join(traceback.format_exception(error)).rstrip()}"
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # what was dumped here
+    except Exception:  # noqa: BLE001  # an exception's own code may raise anything
+        return Failure(error=RuntimeError(text))
+    error.add_note(text)
+    return Failure(error=error)

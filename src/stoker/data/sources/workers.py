@@ -26,7 +26,7 @@ from stoker.cluster.limits import (
 )
 from stoker.cluster.processes import Child, how_it_ended
 from stoker.core.errors import Plain, UserError
-from stoker.data.sources.workers.messages import Failure, receive, send
+from stoker.data.sources.worker_process import Failure, receive, send
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")
@@ -185,10 +185,12 @@ class _Worker:
         self._link, theirs = socket.socketpair()
         try:
             with theirs:
-                module = "stoker.data.sources.workers.worker_process"
+                command = (
+                    f"from stoker.data.sources.worker_process import main; main({theirs.fileno()})"
+                )
                 self._child = Child(
                     "a worker process",
-                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", command],
                     pass_fds=[theirs.fileno()],
                     # One thread per core would compete with the other workers.
                     environ={**os.environ, "OMP_NUM_THREADS": "1"},
