@@ -31,6 +31,9 @@ MOST_LEVELS = 100
 """Most values inside each other, with what aliases repeat. PyYAML takes time that grows with the square."""
 
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
+_HIDDEN_BREAK = re.compile("[\x85\u2028\u2029]")
+"""What PyYAML ends a line after, as YAML 1.1 does, and neither YAML 1.2 nor an editor does."""
+
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
@@ -264,6 +267,13 @@ def parse_yaml(text: str, where: str) -> Any:
     Raises:
         ConfigError: it is not YAML, with line and column; or it is too large or too deep.
     """
+    if hidden := _HIDDEN_BREAK.search(text):
+        line = text.count("\n", 0, hidden.start()) + 1
+        raise ConfigError(
+            f"{where} must be YAML (line {line}) without the line breaks that editors do not show",
+            got=Plain(f"U+{ord(hidden[0]):04X}"),
+            fix="Remove it, or write it in double quotes as \\N (U+0085), \\L (U+2028) or \\P (U+2029).",
+        )
     try:
         node = _composed(text)
         if node is None:
@@ -276,7 +286,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} must be YAML (line {line})", got=Plain(problem)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = " (line {}, column {})".format(*_line_and_column(mark)) if mark else ""
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{where} must be YAML{place}", got=Plain(problem)) from None
 
@@ -319,9 +329,9 @@ def located(error: ConfigError, path: Path) -> ConfigError:
         path: The file, which was read before.
     """
     node = _composed(path.read_text(encoding="utf-8"))
-    marks = {} if node is None else _key_marks(node, "")
-    named = [key for key in marks if names_key(error.rule, key)]
-    line = f", line {_line_and_column(marks[max(named, key=len)])[0]}" if named else ""
+    lines = {} if node is None else _key_lines(node, "")
+    named = [key for key in lines if names_key(error.rule, key)]
+    line = f", line {lines[max(named, key=len)]}" if named else ""
     return ConfigError(f"{path}{line}: {error.rule}", got=error.got, fix=error.fix)
 
 
@@ -331,23 +341,14 @@ def names_key(rule: str, key: str) -> bool:
     return found is not None and (found.start() == 0 or "." in key)
 
 
-def _line_and_column(mark: yaml.Mark) -> tuple[int, int]:
-    """Return line and column, from 1, as editors count them.
-
-    PyYAML also ends a line after U+0085, U+2028 and U+2029, as YAML 1.1 does and YAML 1.2 does not.
-    """
-    *lines, last = re.split(r"\r\n?|\n", (mark.buffer or "")[: mark.pointer])
-    return len(lines) + 1, len(last) + 1
-
-
-def _key_marks(node: yaml.Node, where: str) -> dict[str, yaml.Mark]:
-    """Return the place of each dotted key."""
-    found: dict[str, yaml.Mark] = {}
+def _key_lines(node: yaml.Node, where: str) -> dict[str, int]:
+    """Dotted key -> its line, counted from 1."""
+    found: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(key, yaml.ScalarNode):
             name = _dotted(where, key.value)
-            found[name] = key.start_mark
-            found |= _key_marks(value, name)
+            found[name] = key.start_mark.line + 1
+            found |= _key_lines(value, name)
     return found
 
 

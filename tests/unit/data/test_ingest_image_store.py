@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.data.ingest.image_store import ChosenStore, ImageFacts, Room, choose_store
-from stoker.data.ingest.stored_images import stored_image
+from stoker.data.ingest.image_store import ChosenStore, ImageFacts, Room, choose_store, stored_image
 from stoker.data.sources.config import ImagesConfig, ImageStore
 
 LARGE = ImageFacts(images=1_000_000, mean_bytes=700e3, mean_height=1200, mean_width=1600)

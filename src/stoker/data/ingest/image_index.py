@@ -26,7 +26,7 @@ from stoker.core.errors import DataError, Plain
 from stoker.core.files import write_atomic
 from stoker.data.columns import Column
 from stoker.data.dataset import Shard, verify_index
-from stoker.data.ingest.stored_images import is_raw, raw_size
+from stoker.data.ingest.image_store import is_raw, raw_size
 from stoker.data.sources.images.headers import BadImage, orientation, read_header
 
 INDEX_ROW = np.dtype(

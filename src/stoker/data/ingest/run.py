@@ -30,7 +30,6 @@ from stoker.data.dataset import (
     write_manifest,
 )
 from stoker.data.ingest.assign import SplitRule
-from stoker.data.ingest.content import listing_warnings
 from stoker.data.ingest.duplicates import Dealer
 from stoker.data.ingest.faults import Faults
 from stoker.data.ingest.image_store import (
@@ -38,15 +37,15 @@ from stoker.data.ingest.image_store import (
     choose_store,
     image_facts,
     room_at,
+    stored_table,
 )
 from stoker.data.ingest.journal import JOURNAL, Journal, Kept, Mark, identity_of
 from stoker.data.ingest.shards import SplitWriter, write_table
-from stoker.data.ingest.stored_images import stored_table
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.listing import Listing, no_record
 from stoker.data.sources.images.folder import PATH
 from stoker.data.sources.records import WORKERS, Block, Progress, Scan, Source, silent
-from stoker.data.sources.source import list_source, open_source, workers_for
+from stoker.data.sources.source import list_source, listing_warnings, open_source, workers_for
 from stoker.data.sources.workers import Workers
 
 _LOG = logging.getLogger(__name__)

@@ -1,12 +1,12 @@
-"""One split's records -> Parquet shards, each page with a checksum, and each column's hash.
+"""One split's records -> Parquet shards, each page with a checksum, and the hash of each column.
 
-Shards are written in threads, several at a time, while the source is read on: a shard's number and
-its rows are settled before its writing begins, so what stands where does not depend on which thread
-was first.
+Several shards are written in threads while the source is still read. A shard's number and rows are
+fixed before its writing begins, so no byte depends on which thread is first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,16 +14,65 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.ingest.column_hash import ColumnHash
 from stoker.data.ingest.image_index import write_image_index
 from stoker.data.sources.records import WORKERS, shard_schema
 from stoker.data.sources.workers import InThreads, Workers
+
+
+class ColumnHash:
+    """The SHA-256 of a column's type and values, however they are cut into pieces."""
+
+    def __init__(self, column: Column) -> None:
+        """Start with no value."""
+        length = "" if column.length is None else f" {column.length}"
+        self._values = hashlib.sha256(f"{column.dtype} {column.whole}{length}".encode())
+        self._lengths = hashlib.sha256()
+        self._lists = hashlib.sha256()
+        self._is_ragged = column.is_ragged
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """Take more values, of the type that a shard stores."""
+        for chunk in values.chunks:
+            if pa.types.is_list(chunk.type):
+                lengths = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
+                self._lists.update(lengths.astype("<i8").tobytes())
+            is_single = not pa.types.is_nested(chunk.type)
+            self._add(chunk if is_single else chunk.flatten())
+
+    def hexdigest(self) -> str:
+        """The hash of all values so far."""
+        lists = self._lists.digest() if self._is_ragged else b""
+        return hashlib.sha256(self._values.digest() + self._lengths.digest() + lists).hexdigest()
+
+    def _add(self, values: pa.Array) -> None:
+        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+            # Without the lengths "ab", "c" and "a", "bc" would be the same.
+            lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
+            self._lengths.update(lengths.astype("<i8").tobytes())
+            self._values.update(_content(values))
+            return
+        if pa.types.is_floating(values.type):
+            values = pc.fill_null(values, pa.scalar(np.nan, values.type))
+        numbers = values.to_numpy(zero_copy_only=False)
+        self._values.update(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def _content(values: pa.Array) -> memoryview:
+    """The bytes of all values, one after another."""
+    _, offsets, content = values.buffers()
+    if content is None or not len(values):
+        return memoryview(b"")
+    ends = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]]
+    return memoryview(content)[ends[0] : ends[1]]
+
 
 GROUP_ROWS = 32_768
 """Most records in one row group. A window of the feed is made of whole ones: 65,536 are read no

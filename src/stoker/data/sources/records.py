@@ -52,6 +52,23 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowNumbers:
+    """Which records of a file were read together."""
+
+    file: str
+    """Relative to the source."""
+
+    rows: NDArray[np.int64]
+    """[rows] the record numbers of those that could be split into columns."""
+
+    broken: Sequence[Fault] = ()
+    """The others; `broken_count` may be larger."""
+
+    broken_count: int = 0
+    """Number of the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     """Some records of one file, in order."""
 
@@ -159,8 +176,8 @@ def silent(done: int, total: int | None) -> None:
     """The `Progress` that shows nothing."""
 
 
-def cells(values: pa.Array, raw: pa.Array) -> Cells:
-    """A column without fault."""
+def good_cells(values: pa.Array, raw: pa.Array) -> Cells:
+    """Return a column without faults."""
     return Cells(values=values, bad=np.zeros(len(raw), np.int16), reasons=(), raw=raw)
 
 
@@ -194,54 +211,47 @@ def demand_label(column: Cells) -> Cells:
     return with_fault(column, missing.to_numpy(zero_copy_only=False), LABEL_MISSING)
 
 
-def with_content(block: Block, content: Content | None, columns: Sequence[Column]) -> Block:
-    """The block, with what `content` computes of its rows, if that is requested."""
-    return block if content is None else replace(block, content=content(block.table, columns))
-
-
 def block_of(
     columns: Sequence[Column],
-    read: Sequence[Cells],
+    cells: Sequence[Cells],
+    numbers: RowNumbers,
     *,
-    file: str,
-    rows: NDArray[np.int64],
-    broken: Sequence[Fault] = (),
-    broken_count: int = 0,
-    limit: int,
+    max_bad_rows: int,
+    content: Content | None,
 ) -> Block:
-    """Keep the records that are good in every column, and name the others.
+    """Return the records that are good in every column, and list the others.
 
     Args:
-        columns: What each column is.
-        read: Each column's cells, in the same order.
-        file: Where they stand, relative to the source.
-        rows: [rows] their record numbers in that file.
-        broken: Records that could not even be split into columns, as far as they are listed.
-        broken_count: How many they are.
-        limit: Most faults that are listed.
+        columns: The type of each column.
+        cells: Each column's cells, in the same order.
+        numbers: Where the records are.
+        max_bad_rows: `data.max_bad_rows`; a few more faults are listed.
+        content: What to compute of the good records in addition.
     """
-    first = np.full(len(rows), -1)
-    for index in range(len(read) - 1, -1, -1):
-        first[read[index].bad != 0] = index
-    at_fault = np.flatnonzero(first >= 0)
+    first_bad = np.full(len(numbers.rows), -1)
+    for index in range(len(cells) - 1, -1, -1):
+        first_bad[cells[index].bad != 0] = index
+    bad = np.flatnonzero(first_bad >= 0)
+    limit = max_bad_rows + SHOWN_FAULTS
     found = [
-        _fault(columns[first[at]], read[first[at]], int(at), file=file, row=int(rows[at]))
-        for at in at_fault[:limit]
+        _fault(columns[first_bad[at]], cells[first_bad[at]], int(at), numbers) for at in bad[:limit]
     ]
-    listed = sorted([*broken, *found], key=lambda fault: fault.row)[:limit]
+    listed = sorted([*numbers.broken, *found], key=lambda fault: fault.row)[:limit]
+    table = _stored(columns, cells, first_bad < 0 if len(bad) else None)
     return Block(
-        table=_stored(columns, read, None if not len(at_fault) else first < 0),
+        table=table,
         faults=tuple(listed),
-        bad=broken_count + len(at_fault),
+        bad=numbers.broken_count + len(bad),
+        content=None if content is None else content(table, columns),
     )
 
 
 def _stored(
-    columns: Sequence[Column], read: Sequence[Cells], keep: NDArray[np.bool_] | None
+    columns: Sequence[Column], cells: Sequence[Cells], good: NDArray[np.bool_] | None
 ) -> pa.Table:
-    mask = None if keep is None else pa.array(keep)
+    mask = None if good is None else pa.array(good)
     arrays = []
-    for column, each in zip(columns, read, strict=True):
+    for column, each in zip(columns, cells, strict=True):
         values = each.values if mask is None else each.values.filter(mask)
         if column.dtype == "string" and column.length is None:
             values = pc.fill_null(values, "")
@@ -254,14 +264,14 @@ def shard_schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([pa.field(c.name, c.arrow_type) for c in columns])
 
 
-def _fault(column: Column, read: Cells, at: int, *, file: str, row: int) -> Fault:
-    reason = read.reasons[read.bad[at] - 1]
+def _fault(column: Column, cells: Cells, at: int, numbers: RowNumbers) -> Fault:
+    reason = cells.reasons[cells.bad[at] - 1]
     return Fault(
-        file=file,
-        row=row,
+        file=numbers.file,
+        row=int(numbers.rows[at]),
         column=column.name,
-        reason=reason.replace("{}", shown(_value(read.raw, at))),
-        retype=read.retype and reason != LABEL_MISSING,
+        reason=reason.replace("{}", shown(_value(cells.raw, at))),
+        retype=cells.retype and reason != LABEL_MISSING,
     )
 
 

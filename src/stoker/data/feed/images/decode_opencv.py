@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.data.feed.images.decode import DecodeWhole, Status, Target, empty_batch, read_job
-from stoker.data.ingest.stored_images import is_raw, raw_pixels, turned
+from stoker.data.ingest.image_store import is_raw, raw_pixels, turned
 from stoker.data.sources.images import headers
 from stoker.data.sources.images.headers import TRANSPOSED
 

@@ -18,7 +18,7 @@ from stoker.data.sources.columns.vectors import assumed_of_lists, common_length,
 from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.images.headers import begins_as_image
-from stoker.data.sources.records import Assumption, Cells, Reading, cells, joined, with_fault
+from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, joined, with_fault
 from stoker.data.sources.written_numbers import NumberText
 
 Family = Literal["int", "float", "string", "image", "null"]
@@ -79,22 +79,22 @@ def plain(values: pa.Array) -> Cells:
         return _whole(values)
     if family == "float":
         numbers = values.cast(pa.float64())
-        return cells(pc.if_else(pc.is_nan(numbers), None, numbers), values)
+        return good_cells(pc.if_else(pc.is_nan(numbers), None, numbers), values)
     if family == "null":
-        return cells(values.cast(pa.string()), values)
+        return good_cells(values.cast(pa.string()), values)
     # Text is checked before it is called text: Parquet does not promise UTF-8.
     content = values.cast(pa.large_binary()).cast(pa.binary())
-    return cells(content, content)
+    return good_cells(content, content)
 
 
 def _whole(values: pa.Array) -> Cells:
     if _is_time(values.type):
-        return cells(_seconds(values), values)
+        return good_cells(_seconds(values), values)
     if not pa.types.is_uint64(values.type):
-        return cells(values.cast(pa.int64()), values)
+        return good_cells(values.cast(pa.int64()), values)
     beyond = pc.fill_null(pc.greater(values, pa.scalar(2**63 - 1, pa.uint64())), False)
     kept = pc.if_else(beyond, None, values).cast(pa.int64())
-    column = replace(cells(kept, values), retype=True)
+    column = replace(good_cells(kept, values), retype=True)
     return with_fault(column, beyond.to_numpy(zero_copy_only=False), TOO_WIDE)
 
 

@@ -80,9 +80,6 @@ class Gathered:
     broken: list[Fault]
     """Those that could not."""
 
-    broken_count: int
-    """How many they are."""
-
     @property
     def size_bytes(self) -> int:
         """What the values take in memory."""
@@ -131,7 +128,6 @@ class Gathering:
             rows=np.array(self.rows, np.int64),
             columns=columns,
             broken=self._broken,
-            broken_count=len(self._broken),
         )
 
 

@@ -24,16 +24,15 @@ from stoker.data.sources.images.batches import (
     tally_images,
 )
 from stoker.data.sources.records import (
-    SHOWN_FAULTS,
     WORKERS,
     Block,
     Cells,
     Content,
     Progress,
+    RowNumbers,
     Scan,
     block_of,
     demand_label,
-    with_content,
 )
 
 
@@ -108,17 +107,18 @@ class NamedReader:
             block: The records.
             pool: Threads that check images.
         """
-        columns = self.scan.columns
-        found = block_of(
-            columns,
+        return block_of(
+            self.scan.columns,
             [self._read(each, block, pool) for each in self._columns],
-            file=block.file.name,
-            rows=block.rows,
-            broken=block.broken,
-            broken_count=block.broken_count,
-            limit=self.config.max_bad_rows + SHOWN_FAULTS,
+            RowNumbers(
+                file=block.file.name,
+                rows=block.rows,
+                broken=block.broken,
+                broken_count=len(block.broken),
+            ),
+            max_bad_rows=self.config.max_bad_rows,
+            content=self.content,
         )
-        return with_content(found, self.content, columns)
 
     @functools.cached_property
     def _columns(self) -> list[NamedColumn]:

@@ -41,10 +41,10 @@ from stoker.data.sources.records import (
     Fault,
     Progress,
     Reading,
+    RowNumbers,
     Scan,
     block_of,
     demand_label,
-    with_content,
 )
 from stoker.data.sources.workers import InThreads, Made
 
@@ -65,11 +65,8 @@ _LAST = b"\x00end\x00"
 class _Chunk:
     """Some records of one file as they stand there."""
 
-    file: str
+    numbers: RowNumbers
     columns: list[pa.Array]
-    rows: NDArray[np.int64]
-    broken: list[Fault]
-    broken_count: int
 
     @property
     def size_bytes(self) -> int:
@@ -158,7 +155,7 @@ class CsvFiles:
         with ThreadPoolExecutor(WORKERS) as pool:
 
             def counted_chunk(chunk: _Chunk) -> tuple[int, list[Tally]]:
-                return len(chunk.rows), list(pool.map(counted, names, chunk.columns))
+                return len(chunk.numbers.rows), list(pool.map(counted, names, chunk.columns))
 
             for file in self.listing.files:
                 of_file = [Tally() for _ in names]
@@ -219,16 +216,13 @@ class CsvFiles:
         with ThreadPoolExecutor(WORKERS) as pool:
 
             def block(chunk: _Chunk) -> Block:
-                found = block_of(
+                return block_of(
                     scan.columns,
                     list(pool.map(typed, scan.columns, scan.readings, chunk.columns)),
-                    file=chunk.file,
-                    rows=chunk.rows,
-                    broken=chunk.broken,
-                    broken_count=chunk.broken_count,
-                    limit=self.config.max_bad_rows + SHOWN_FAULTS,
+                    chunk.numbers,
+                    max_bad_rows=self.config.max_bad_rows,
+                    content=content,
                 )
-                return with_content(found, content, scan.columns)
 
             names = [column.name for column in scan.columns]
             yield from self._worked_on(block, self._all_chunks(names))
@@ -273,13 +267,10 @@ class CsvFiles:
             columns = [batch.column(index)[first:stop] for index in order]
             if numbering.is_escaped:
                 columns = [unescaped(column) for column in columns]
-            yield _Chunk(
-                file=file.name,
-                columns=columns,
-                rows=rows[first:stop],
-                broken=broken,
-                broken_count=count,
+            numbers = RowNumbers(
+                file=file.name, rows=rows[first:stop], broken=broken, broken_count=count
             )
+            yield _Chunk(numbers=numbers, columns=columns)
         if not ended:
             raise _endless_record(file, numbering.last_row)
 

@@ -30,16 +30,15 @@ from stoker.data.sources.images.batches import (
     tally_images,
 )
 from stoker.data.sources.records import (
-    SHOWN_FAULTS,
     WORKERS,
     Block,
     Cells,
     Content,
     Progress,
+    RowNumbers,
     Scan,
     block_of,
     demand_label,
-    with_content,
 )
 from stoker.data.sources.workers import InThreads
 
@@ -106,14 +105,13 @@ class ParquetFiles:
 
             def block(part: tuple[SourceFile, int, pa.RecordBatch]) -> Block:
                 file, row, batch = part
-                found = block_of(
+                return block_of(
                     scan.columns,
                     self._typed(batch, scan, learned, pool),
-                    file=file.name,
-                    rows=np.arange(row, row + batch.num_rows),
-                    limit=self.config.max_bad_rows + SHOWN_FAULTS,
+                    RowNumbers(file=file.name, rows=np.arange(row, row + batch.num_rows)),
+                    max_bad_rows=self.config.max_bad_rows,
+                    content=content,
                 )
-                return with_content(found, content, scan.columns)
 
             names = [each.name for each in learned] if self.config.columns.exclude else None
             parts = self._numbered(names, images=has_image)
