@@ -1,7 +1,7 @@
 """Records -> shards and their manifest."""
 
 from stoker.data.ingest.describe import ColumnDescription, SourceDescription, describe_source
-from stoker.data.ingest.run import ingest
+from stoker.data.ingest.run import Consumer, ingest
 from stoker.data.sources.config import REACH_KEYS, ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.sources.records import Progress, silent
 from stoker.data.sources.source import fingerprint_of, list_source, source_files, source_fingerprint
@@ -9,6 +9,7 @@ from stoker.data.sources.source import fingerprint_of, list_source, source_files
 __all__ = [
     "REACH_KEYS",
     "ColumnDescription",
+    "Consumer",
     "ImagesConfig",
     "IngestConfig",
     "Progress",

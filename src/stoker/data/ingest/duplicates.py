@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.data.columns import Column
-from stoker.data.ingest.assign import SplitRule, hash_rows
+from stoker.data.ingest.assign import Hashes, SplitRule, hash_rows
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.records import Block
 
@@ -79,8 +79,6 @@ class Dealer:
         if self._counter is not None:
             self._counter.close()
 
-
-Hashes = NDArray[np.uint64]
 
 MEMORY_BYTES = 256 << 20
 """Most bytes of runs that stay in memory."""

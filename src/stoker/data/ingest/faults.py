@@ -27,7 +27,7 @@ class Faults:
         room = self._config.max_bad_rows + SHOWN_FAULTS - len(self.listed)
         self.listed += block.faults[:room]
 
-    def go_on(self, faults: Sequence[Fault], *, bad: int) -> None:
+    def resume(self, faults: Sequence[Fault], *, bad: int) -> None:
         """Go on with those that an earlier ingest had found."""
         self.listed, self.count = list(faults), bad
 

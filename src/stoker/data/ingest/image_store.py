@@ -47,8 +47,8 @@ class ImageFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
-    """Where a store must fit."""
+class Space:
+    """The memory and disk that a store must fit into."""
 
     memory_bytes: int
     """What this machine has."""
@@ -97,7 +97,7 @@ DISK_SHARE = 0.8
 
 
 def choose_store(
-    config: ImagesConfig, facts: ImageFacts, *, shorter: int, epochs: int, room: Room
+    config: ImagesConfig, facts: ImageFacts, *, shorter: int, epochs: int, space: Space
 ) -> ChosenStore:
     """Settle `data.images.store`, by what each store costs once and saves in every epoch.
 
@@ -106,14 +106,14 @@ def choose_store(
         facts: About the images.
         shorter: Shorter side of what the model sees, pixels.
         epochs: How often each image is read.
-        room: What there is.
+        space: Available memory and disk.
 
     Raises:
         ConfigError: `data.images.store_size` is smaller than what the model sees.
     """
     short_side = _short_side(config, shorter)
     offers = {name: _offer(name, facts, short_side=short_side) for name in _LOSSY}
-    fitting = [offer for offer in offers.values() if offer.pays(epochs) and offer.fits(room)]
+    fitting = [offer for offer in offers.values() if offer.pays(epochs) and offer.fits(space)]
     best = max(fitting, key=lambda offer: offer.saved_s(epochs), default=None)
     store: ImageStore = "original"
     if config.store == "original":
@@ -172,10 +172,10 @@ class _Offer:
     def pays(self, epochs: int) -> bool:
         return self.payback_epochs < epochs
 
-    def fits(self, room: Room) -> bool:
-        on_disk = self.size_bytes <= room.free_disk_bytes * DISK_SHARE
+    def fits(self, space: Space) -> bool:
+        on_disk = self.size_bytes <= space.free_disk_bytes * DISK_SHARE
         return on_disk and (
-            self.store != "raw" or self.size_bytes <= room.memory_bytes * MEMORY_SHARE
+            self.store != "raw" or self.size_bytes <= space.memory_bytes * MEMORY_SHARE
         )
 
     @property
@@ -246,10 +246,10 @@ def image_facts(table: pa.Table, columns: Sequence[Column], *, images: int) -> I
     )
 
 
-def room_at(folder: Path) -> Room:
-    """What this machine has, and the disk that holds `folder`."""
+def free_space(folder: Path) -> Space:
+    """Return the memory of this machine, and the free space on the disk that holds `folder`."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Room(memory_bytes=memory, free_disk_bytes=shutil.disk_usage(folder).free)
+    return Space(memory_bytes=memory, free_disk_bytes=shutil.disk_usage(folder).free)
 
 
 # OpenCV prints what it finds wrong with a damaged image.

@@ -48,7 +48,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Checkpoint:
     """What an earlier ingest left: shards, not yet verified, and where to go on."""
 
     scan: Scan
@@ -83,18 +83,18 @@ class Journal:
         self._store: ChosenStore | None = None
         self._marks: list[Mark] = []
 
-    def begin(self, scan: Scan, store: ChosenStore | None) -> Kept:
+    def start(self, scan: Scan, store: ChosenStore | None) -> Checkpoint:
         """Note what the first look over the source told; nothing is done yet."""
         rows = dict.fromkeys(self._splits, 0)
-        kept = Kept(
+        state = Checkpoint(
             scan=scan,
             mark=Mark(blocks=0, done=0, rows=rows, bad=0, faults=()),
             shards=dict.fromkeys(self._splits, ()),
             store=store,
         )
-        self.go_on(kept)
+        self.resume(state)
         self._write()
-        return kept
+        return state
 
     @property
     def size_bytes(self) -> int:
@@ -113,13 +113,13 @@ class Journal:
         self._marks = self._marks[len(within) - 1 :]
         self._write()
 
-    def go_on(self, kept: Kept) -> None:
+    def resume(self, state: Checkpoint) -> None:
         """Go on where an earlier ingest was."""
-        self._scan, self._store = kept.scan, kept.store
-        self._marks = [kept.mark]
-        self._shards = {name: list(shards) for name, shards in kept.shards.items()}
+        self._scan, self._store = state.scan, state.store
+        self._marks = [state.mark]
+        self._shards = {name: list(shards) for name, shards in state.shards.items()}
 
-    def kept(self) -> Kept | None:
+    def load(self) -> Checkpoint | None:
         """What an ingest of the same identity has left, None where that is nothing of use."""
         if not self._path.is_file():
             return None
@@ -129,7 +129,7 @@ class Journal:
                 return None
             shards = {name: tuple(Shard(**s) for s in raw["shards"][name]) for name in self._splits}
             store = None if raw["store"] is None else ChosenStore(**raw["store"])
-            return Kept(
+            return Checkpoint(
                 scan=_scan(raw["scan"]), mark=_mark(raw["mark"]), shards=shards, store=store
             )
         except (DataError, KeyError, TypeError):

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -85,63 +85,55 @@ SHARD_BYTES = 64 << 20
 """Bytes at which a shard ends. It waits in memory until it is full, one a split, and as many more
 as threads write: with three splits and two threads 320 MiB."""
 
-Finished = Callable[[str, Shard], None]
-"""Told of each split's shards in their order, when they are on the disk."""
 
+@dataclass(frozen=True, kw_only=True)
+class ShardOutput:
+    """Where the shards of all splits are written, and how."""
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A shard on its way to the disk, and the lane that hashes its columns."""
+    root: Path
+    """The dataset's folder."""
 
-    shard: Future[Shard]
-    hashed: Future[None]
+    columns: Sequence[Column]
+    """What the records consist of."""
+
+    shard_rows: int
+    """Most records in one shard."""
+
+    pool: ThreadPoolExecutor
+    """Threads that write the shards."""
+
+    finished: Callable[[str, Shard], None]
+    """Called with the split and the shard when a shard is on disk, in the order of a split's shards."""
+
+    workers: Workers = field(default_factory=InThreads)
+    """Create the indexes of images."""
 
 
 class SplitWriter:
     """Writes one split in the order in which its records come."""
 
-    def __init__(
-        self,
-        root: Path,
-        split: str,
-        columns: Sequence[Column],
-        *,
-        shard_rows: int,
-        pool: ThreadPoolExecutor,
-        finished: Finished,
-        workers: Workers | None = None,
-    ) -> None:
-        """Make the split's folder.
+    def __init__(self, split: str, output: ShardOutput) -> None:
+        """Create the split's folder.
 
         Args:
-            root: The dataset's folder.
             split: Its name, and that of its folder.
-            columns: What the records consist of.
-            shard_rows: Most records in one shard.
-            pool: Its threads write the shards.
-            finished: Told of each shard that is on the disk.
-            workers: Create the indexes of images; by default the pool's threads.
+            output: Where and how its shards are written.
         """
         self.split = split
         self.rows = 0
         self.shards: list[Shard] = []
-        self._root = root
-        self._columns = columns
-        self._shard_rows = shard_rows
-        self._hashes = {column.name: ColumnHash(column) for column in columns}
+        self._output = output
+        self._hashes = {column.name: ColumnHash(column) for column in output.columns}
         self._waiting: list[pa.Table] = []
         self._waiting_rows = self._waiting_bytes = 0
-        self._begun = 0
+        self._started = 0
         self._to_skip = 0
-        self._pool = pool
-        # One thread, for a hash takes the values in their order.
-        self._lane = ThreadPoolExecutor(1)
-        self._writing: deque[_Written] = deque()
-        self._finished = finished
-        self._workers = workers or InThreads()
-        (root / split).mkdir(parents=True, exist_ok=True)
+        # One thread, because a hash needs the values in their order.
+        self._hasher = ThreadPoolExecutor(1)
+        self._writing: deque[tuple[Future[Shard], Future[None]]] = deque()
+        (output.root / split).mkdir(parents=True, exist_ok=True)
 
-    def go_on(self, shards: Sequence[Shard], *, rows: int) -> None:
+    def resume(self, shards: Sequence[Shard], *, rows: int) -> None:
         """Take what a killed ingest has left.
 
         Args:
@@ -152,15 +144,15 @@ class SplitWriter:
             DataError: a shard is missing, cut or damaged.
         """
         kept = Dataset(
-            root=self._root,
-            columns=tuple(self._columns),
+            root=self._output.root,
+            columns=tuple(self._output.columns),
             splits={self.split: tuple(shards)},
             column_hashes={},
         )
         for batch in kept.batches(self.split):
             self._hash(pa.Table.from_batches([batch]))
         self.shards = list(shards)
-        self._begun = len(shards)
+        self._started = len(shards)
         self.rows = rows
         self._to_skip = sum(shard.rows for shard in shards) - rows
 
@@ -171,12 +163,12 @@ class SplitWriter:
         self._to_skip -= skipped
         table = table.slice(skipped)
         while table.num_rows:
-            room = self._shard_rows - self._waiting_rows
+            room = self._output.shard_rows - self._waiting_rows
             part, table = table.slice(0, room), table.slice(room)
             self._waiting.append(part)
             self._waiting_rows += part.num_rows
             self._waiting_bytes += part.nbytes
-            if self._waiting_rows >= self._shard_rows or self._waiting_bytes >= SHARD_BYTES:
+            if self._waiting_rows >= self._output.shard_rows or self._waiting_bytes >= SHARD_BYTES:
                 self._begin_shard()
 
     def close(self) -> tuple[Shard, ...]:
@@ -185,7 +177,7 @@ class SplitWriter:
             self._begin_shard()
         while self._writing:
             self._take_oldest()
-        self._lane.shutdown()
+        self._hasher.shutdown()
         return tuple(self.shards)
 
     def hashes(self) -> dict[str, str]:
@@ -194,40 +186,36 @@ class SplitWriter:
 
     def abandon(self) -> None:
         """Wait until no thread writes any more; what they wrote is looked at by no one."""
-        for written in self._writing:
-            written.shard.cancel()
-        self._lane.shutdown(cancel_futures=True)
+        for shard, _ in self._writing:
+            shard.cancel()
+        self._hasher.shutdown(cancel_futures=True)
 
     def _begin_shard(self) -> None:
         table = pa.concat_tables(self._waiting)
-        name = f"{self.split}/shard-{self._begun:05d}.parquet"
+        name = f"{self.split}/shard-{self._started:05d}.parquet"
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        self._begun += 1
-        self._writing.append(
-            _Written(
-                self._pool.submit(
-                    write_shard,
-                    self._root,
-                    name,
-                    table,
-                    columns=self._columns,
-                    workers=self._workers,
-                ),
-                self._lane.submit(self._hash, table),
-            )
+        self._started += 1
+        shard = self._output.pool.submit(
+            write_shard,
+            self._output.root,
+            name,
+            table,
+            columns=self._output.columns,
+            workers=self._output.workers,
         )
+        self._writing.append((shard, self._hasher.submit(self._hash, table)))
         if len(self._writing) > WORKERS:
             self._take_oldest()
 
     def _take_oldest(self) -> None:
-        oldest = self._writing.popleft()
-        shard = oldest.shard.result()
-        oldest.hashed.result()
+        written, hashed = self._writing.popleft()
+        shard = written.result()
+        hashed.result()
         self.shards.append(shard)
-        self._finished(self.split, shard)
+        self._output.finished(self.split, shard)
 
     def _hash(self, table: pa.Table) -> None:
-        for column in self._columns:
+        for column in self._output.columns:
             self._hashes[column.name].add(table.column(column.name))
 
 

@@ -293,7 +293,7 @@ def _in_order(
                 part = next(drawn)
             except StopIteration:
                 break
-            except Exception as error:  # noqa: BLE001  # raised below, in its turn
+            except Exception as error:  # raised below, in its turn
                 failed = error
                 break
             size = bytes_of(part)
