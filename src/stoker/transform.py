@@ -15,9 +15,9 @@ from stoker.data.features.preprocessing.buckets import (
     quantiles,
 )
 from stoker.data.features.preprocessing.scalers import (
-    max,
+    max,  # noqa: A004
     mean,
-    min,
+    min,  # noqa: A004
     scale_by_min_max,
     scale_to_0_1,
     scale_to_z_score,

@@ -86,7 +86,7 @@ def invoke(arguments: list[str], *, debug: bool) -> int:
             traceback.print_exc()
         typer.echo(f"stoker: {error.line()}", err=True)
         return error.exit_code
-    except Exception:
+    except Exception:  # noqa: BLE001 - the edge: what is not the user's is our bug
         traceback.print_exc()
         typer.echo("stoker: this is a bug of Stoker's; please report the lines above", err=True)
         return EXIT_BUG

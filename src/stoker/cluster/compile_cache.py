@@ -46,7 +46,7 @@ MOST_BYTES = 2 << 30
 LEAST_FREE_BYTES = 256 << 20
 """With less free space no cache is used: TensorFlow fails a step whose program it cannot write."""
 
-_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 """A file system in memory, on Linux."""
 
 LOCK_S = 10.0

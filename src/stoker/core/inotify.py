@@ -100,7 +100,7 @@ class FolderWatch:
             try:
                 self._drain()
                 self._on_pause()
-            except Exception:
+            except Exception:  # noqa: BLE001 - after any error the missed files must count as read
                 _LOG.exception("reads were not observed for a moment: every file counts as read")
                 self._on_overflow()
             if not ends:

@@ -58,11 +58,11 @@ def end_process(code: int) -> NoReturn:
     atexit.unregister(_wait)
     try:
         # As Python does: it joins threads that are not daemons, and ends executors.
-        threading._shutdown()  # type: ignore[attr-defined]
-    except BaseException:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public does
+    except BaseException:  # noqa: BLE001 - Ctrl-C too: the exit code stays
         traceback.print_exc()
     # The user's callbacks may have registered something, such as the end of a tracker's upload.
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001 - nothing public runs them
     _flush_files()
     os._exit(code)
 

@@ -80,7 +80,7 @@ def _is_within(path: str, folders: tuple[str, ...]) -> bool:
 def _is_of_the_system(path: str) -> bool:
     """Whether a file outside the user's folder never counts: system files, devices, hidden files at home."""
     if path.startswith("/dev/"):
-        return not path.startswith("/dev/shm/")
+        return not path.startswith("/dev/shm/")  # noqa: S108 - data of users lies there
     return _is_within(path, _NOT_THE_USERS) or path.startswith(f"{Path.home()}{os.sep}.")
 
 
@@ -613,7 +613,7 @@ def observing(observer: Observer) -> Iterator[None]:
     finally:
         if watch is not None:
             watch.close()
-        os._Environ.__getitem__ = getitem  # type: ignore[method-assign]
+        os._Environ.__getitem__ = getitem  # type: ignore[method-assign]  # noqa: SLF001 - as below
         _ACTIVE = before
         observer.look_at_maps(now=True)
         observer.flush()
@@ -688,9 +688,9 @@ _EVENTS = frozenset(("open", "os.listdir", "os.scandir", *_CREATING))
 def _makes(observer: Observer, path: Any, folder: int) -> None:
     text = os.fsdecode(path)
     if folder >= 0:
-        text = os.path.join(f"/proc/self/fd/{folder}", text)
-    parent, name = os.path.split(os.path.abspath(text))
-    full = os.path.join(os.path.realpath(parent), name)
+        text = os.path.join(f"/proc/self/fd/{folder}", text)  # noqa: PTH118 - may be absolute
+    parent, name = os.path.split(os.path.abspath(text))  # noqa: PTH100 - links stay
+    full = os.path.join(os.path.realpath(parent), name)  # noqa: PTH118 - the same
     if _is_within(full, (str(observer.folder),)):
         observer.made(Path(full))
 
@@ -698,7 +698,7 @@ def _makes(observer: Observer, path: Any, folder: int) -> None:
 def _listed(observer: Observer, full: str) -> None:
     if not _is_within(full, (str(observer.folder),)):
         return
-    if _IMPORTLIB in sys._getframe(2).f_code.co_filename:
+    if _IMPORTLIB in sys._getframe(2).f_code.co_filename:  # noqa: SLF001 - documented, and quick
         observer.imports_from(Path(full))
     elif _called_by_the_user(observer, ends=_IMPORTLIB):
         observer.listed(Path(full), by_user=True)
@@ -723,7 +723,7 @@ def _called_by_the_user(observer: Observer, *, ends: str = "") -> bool:
         observer: Knows the user's folder.
         ends: Part of a file name. Calls that come through such a file are not the user's.
     """
-    frame = sys._getframe(3)
+    frame = sys._getframe(3)  # noqa: SLF001 - documented, and the only quick way
     while frame is not None and not (ends and ends in frame.f_code.co_filename):
         if observer.is_of_the_user(frame.f_code.co_filename):
             return True
@@ -740,19 +740,19 @@ _BETWEEN = frozenset((os.__file__, "<frozen os>", "<frozen _collections_abc>"))
 
 def _observe_environment() -> Any:
     """Observe reads through `os.environ`; return the method that was replaced."""
-    before = os._Environ.__getitem__
+    before = os._Environ.__getitem__  # noqa: SLF001 - no other place sees a read
 
     def getitem(self: Any, key: str) -> str:
         observer = _ACTIVE
         if observer is not None and self is os.environ and isinstance(key, str):
-            frame = sys._getframe(1)
+            frame = sys._getframe(1)  # noqa: SLF001 - as above
             while frame.f_back is not None and _is_between(frame.f_code.co_filename):
                 frame = frame.f_back
             if observer.is_of_the_user(frame.f_code.co_filename):
                 observer.variable(key, (frame.f_code.co_filename, frame.f_lineno))
         return before(self, key)
 
-    os._Environ.__getitem__ = getitem  # type: ignore[assignment,method-assign]
+    os._Environ.__getitem__ = getitem  # type: ignore[assignment,method-assign]  # noqa: SLF001
     return before
 
 

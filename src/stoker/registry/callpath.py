@@ -361,7 +361,7 @@ def _callable(
     options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
     options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
     options.run_options.inter_op_thread_pool = inter_op_pool(session)
-    run: Callable[..., list[np.ndarray]] = session._make_callable_from_options(options)
+    run: Callable[..., list[np.ndarray]] = session._make_callable_from_options(options)  # noqa: SLF001
     return run
 
 

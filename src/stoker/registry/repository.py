@@ -305,7 +305,7 @@ def _publish(
             )
         write_json(scratch / MANIFEST, _manifest(source, lineage))
         while True:
-            taken = [int(name) for name in os.listdir(base) if _is_version(name)]
+            taken = [int(name) for name in os.listdir(base) if _is_version(name)]  # noqa: PTH208
             version = max(taken, default=0) + 1
             try:
                 publish_folder(scratch, base / str(version))

@@ -62,7 +62,7 @@ def session_config(
 
 def inter_op_pool(session: tf.compat.v1.Session) -> int:
     """The pool for calls of a session: `INLINE` if it runs them in the caller's thread."""
-    inline = session._config.inter_op_parallelism_threads == INLINE
+    inline = session._config.inter_op_parallelism_threads == INLINE  # noqa: SLF001 - public nowhere
     return INLINE if inline else 0
 
 

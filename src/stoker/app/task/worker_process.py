@@ -79,7 +79,7 @@ def main(spec_path: Path) -> int:
         answer = {"line": error.line(), "exit_code": error.exit_code}
         write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
         return error.exit_code
-    except Exception:
+    except Exception:  # noqa: BLE001 - the process boundary: all but a UserError is a bug
         traceback.print_exc()
         return EXIT_BUG
     if heartbeat.rank == 0:

@@ -53,7 +53,7 @@ class _Losses:
     def __init__(self) -> None:
         self.found: list[float] = []
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:  # noqa: ARG002 - a writer's
         if "loss" in scalars:
             self.found.append(float(scalars["loss"]))
 

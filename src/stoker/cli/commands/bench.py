@@ -40,7 +40,7 @@ def bench(
     image: Annotated[
         list[Path],
         typer.Option(help="Image file instead of rows; may be given several times."),
-    ] = [],
+    ] = [],  # noqa: B006 - typer copies it
     rate: Annotated[
         float | None, typer.Option(help="Requests per second, independent of the response times.")
     ] = None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker.client.rows import Request
     from stoker.client.signature import ModelAt
 
-TOKEN_VARIABLE = "STOKER_TOKEN"
+TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
 """Where a token is looked for: on the command line every process of the machine could read it."""
 
 
@@ -36,7 +36,7 @@ def call(
     image: Annotated[
         list[Path],
         typer.Option(help="Image file, sent unchanged; may be given several times."),
-    ] = [],
+    ] = [],  # noqa: B006 - typer copies it
     url: Annotated[
         str | None,
         typer.Option(help="The server: http://127.0.0.1:8501 by default, 127.0.0.1:8500 for gRPC."),

@@ -62,7 +62,7 @@ def convert(
             help="Python interpreter with the TensorFlow.js converter (default: Stoker's).",
         ),
     ] = None,
-    overrides: Overrides = [],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
     """Convert a SavedModel, and compare its answers on real rows before anything is written.

@@ -65,7 +65,7 @@ def _facts(machine: Machine, groups: tuple[tuple[int, ...], ...]) -> Iterator[st
     limit = "" if host.limit_bytes is None else f", limited to {_gib(host.limit_bytes)}"
     yield _row("memory", f"{_gib(host.memory_bytes)}, {_gib(host.available_bytes)} free{limit}")
     if host.shm_bytes is not None:
-        yield _row("/dev/shm", f"{_gib(host.shm_bytes)}")
+        yield _row("/dev/shm", f"{_gib(host.shm_bytes)}")  # noqa: S108 - its size
     most = "no limit" if host.open_files < 0 else str(host.open_files)
     yield _row("open files", most)
     if host.infiniband:

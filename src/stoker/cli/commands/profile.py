@@ -39,7 +39,7 @@ class BeforeCommand(TyperCommand):
 def profile(
     context: typer.Context,
     experiment: ExperimentFolder = Path(),
-    overrides: Overrides = [],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
     budget: Budget = "5m",
     seconds: Annotated[
         float,

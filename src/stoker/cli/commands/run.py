@@ -23,7 +23,7 @@ from stoker.cli.stdout import print_result, tolerant
 
 def run(
     experiment: ExperimentFolder = Path(),
-    overrides: Overrides = [],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
     resume: ResumeRun = None,
     accept_change: AcceptChange = False,
     gpus: Gpus = None,

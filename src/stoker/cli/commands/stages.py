@@ -22,7 +22,7 @@ _HELP = {
 def _command(stage: str) -> Callable[..., None]:
     def command(
         experiment: ExperimentFolder = Path(),
-        overrides: Overrides = [],
+        overrides: Overrides = [],  # noqa: B006 - typer copies it
         again: Again = False,
         gpus: Gpus = None,
         as_json: AsJson = False,

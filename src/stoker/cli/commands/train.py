@@ -60,7 +60,7 @@ Pin = Annotated[
 
 def train(
     experiment: ExperimentFolder = Path(),
-    overrides: Overrides = [],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
     again: Again = False,
     dry_run: DryRun = False,
     workers: Workers = None,

@@ -30,7 +30,7 @@ Budget = Annotated[
 
 def tune(
     experiment: ExperimentFolder = Path(),
-    overrides: Overrides = [],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
     budget: Budget = "20m",
     parity_steps: Annotated[
         int,

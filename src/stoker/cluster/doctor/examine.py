@@ -304,7 +304,7 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
     if shm is not None and free is not None and free < LEAST_SHM_BYTES:
         yield _warning(
             "shm",
-            f"/dev/shm has {_gib(shm)}, {_gib(free)} free: exchange between processes fails or is slow",
+            f"/dev/shm has {_gib(shm)}, {_gib(free)} free: exchange between processes fails or is slow",  # noqa: S108 - its size
             {
                 "kubernetes": "Mount a volume there: emptyDir: {medium: Memory, sizeLimit: 8Gi}",
                 None: "Make it larger: sudo mount -o remount,size=8G /dev/shm",

@@ -162,7 +162,7 @@ def _container(root: Path) -> str | None:
         return "docker"
     if (root / "run/.containerenv").exists():
         return "podman"
-    return os.environ.get("container")
+    return os.environ.get("container")  # noqa: SIM112 - systemd's name
 
 
 def _nvidia_on_bus(devices: Path) -> int:

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     if cores != "-":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606 - an argument vector, no shell
     except OSError as error:
         sys.stderr.write(f"{command[0]!r} cannot be started: {error.strerror}\n")
         sys.exit(EXIT_NOT_FOUND)

@@ -122,12 +122,8 @@ class Scan:
     """What a person would want to know of how the columns are read."""
 
 
-class Content(Protocol):
-    """Computes a number for each record, in the worker that reads it."""
-
-    def __call__(self, table: pa.Table, columns: Sequence[Column], /) -> NDArray[np.uint64]:
-        """[rows] a number for each row of the table."""
-        ...
+Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]
+"""Computes [rows] a number for each row of a table, in the worker that reads it."""
 
 
 class Source(Protocol):

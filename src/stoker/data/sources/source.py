@@ -22,10 +22,10 @@ from stoker.data.sources.workers import InThreads, Workers, started
 
 _TABLES: dict[str, Callable[..., Source]] = {
     "csv": CsvFiles,
+    "jsonl": JsonlFiles,
     "parquet": ParquetFiles,
     "tfrecord": TfrecordFiles,
 }
-
 
 _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),
@@ -89,9 +89,8 @@ def open_source(
     workers = workers or InThreads(config.workers)
     if listing.format == "images":
         return ImageFolder(listing=listing, config=config, workers=workers)
-    if listing.format == "jsonl":
-        return JsonlFiles(listing=listing, config=config, labels=labels, workers=workers)
-    return _TABLES[listing.format](listing=listing, config=config, labels=labels)
+    read = _TABLES[listing.format]
+    return read(listing=listing, config=config, labels=tuple(labels), workers=workers)
 
 
 def source_files(config: IngestConfig) -> list[str]:

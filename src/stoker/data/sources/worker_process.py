@@ -134,7 +134,7 @@ def receive(link: socket.socket) -> Any:
         places = np.frombuffer(_exactly(link, count * _PLACE.itemsize), _PLACE)
         body = _exactly(link, length)
         buffers = _mapped(files, places.tolist())
-        return pickle.loads(body, buffers=buffers)  # sent by a process of our own
+        return pickle.loads(body, buffers=buffers)  # noqa: S301  # sent by a process of our own
     finally:
         for file in files:
             os.close(file)
@@ -202,7 +202,7 @@ def main(descriptor: int) -> None:
 def _answer(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return function(argument)
-    except Exception as error:  # the process that asked raises it again
+    except Exception as error:  # noqa: BLE001  # the process that asked raises it again
         return _failure(error)
 
 
@@ -210,8 +210,8 @@ def _failure(error: Exception) -> Failure:
     """The error, or its text where it cannot be sent to another process."""
     text = f"In a worker process:\n{''.join(traceback.format_exception(error)).rstrip()}"
     try:
-        pickle.loads(pickle.dumps(error))  # what was dumped here
-    except Exception:  # an exception's own code may raise anything
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # what was dumped here
+    except Exception:  # noqa: BLE001  # an exception's own code may raise anything
         return Failure(error=RuntimeError(text))
     error.add_note(text)
     return Failure(error=error)

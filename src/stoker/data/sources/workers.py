@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from stoker.cluster.limits import (
     kernel_refusals,
@@ -52,48 +52,11 @@ def _no_bytes(_: object) -> int:
     return 0
 
 
-class Workers(Protocol):
-    """Workers that process the parts of a source."""
-
-    @property
-    def count(self) -> int:
-        """Number of parts that are processed at the same time."""
-        ...
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether results come from another process, see `messages.share`."""
-        ...
-
-    def map(
-        self,
-        function: Callable[[Part], Made],
-        parts: Iterable[Part],
-        *,
-        bytes_of: Callable[[Part], int] = _no_bytes,
-    ) -> Iterator[Made]:
-        """The results, in the order of the parts, which are drawn as they are needed.
-
-        Args:
-            function: Of a module, so that another process can import it.
-            parts: What can be pickled.
-            bytes_of: Memory that a part takes until its result is given. Where the parts are large, fewer
-                are worked on at a time.
-
-        Raises:
-            UserError: a worker was killed; or whatever the function raises.
-        """
-        ...
-
-    def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """Wait for one result; callable from any thread. Raises as `map`."""
-        ...
-
-
 class InThreads:
     """Threads of this process."""
 
     shares_memory = False
+    """Whether results come from another process, see `worker_process.share`."""
 
     def __init__(self, count: int | None = None) -> None:
         """Create the pool; threads start when they are needed.
@@ -110,14 +73,24 @@ class InThreads:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """See `Workers`; any function will do."""
+        """Yield the results in the order of the parts, which are drawn as they are needed.
+
+        Args:
+            function: Any function.
+            parts: Its arguments.
+            bytes_of: Memory that a part takes until its result is given. Fewer parts are processed at a
+                time if they are large.
+
+        Raises:
+            Whatever the function raises.
+        """
         with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
             yield from _in_order(
                 lambda part: pool.submit(function, part), parts, most=self.count, bytes_of=bytes_of
             )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """See `Workers`; runs in the calling thread."""
+        """Return one result, computed in the calling thread."""
         return function(part)
 
 
@@ -148,7 +121,11 @@ class InProcesses:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """See `Workers`."""
+        """As `InThreads.map`, with a function of a module, and parts that can be pickled.
+
+        Raises:
+            UserError: a worker was killed; or whatever the function raises.
+        """
         yield from _in_order(
             lambda part: self._pool.submit(self.call, function, part),
             parts,
@@ -157,7 +134,7 @@ class InProcesses:
         )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """See `Workers`."""
+        """Wait for one result; callable from any thread. Raises as `map`."""
         worker = self._free.get()
         try:
             found = worker.ask(function, part)
@@ -242,6 +219,10 @@ class _Worker:
         )
 
 
+Workers = InThreads | InProcesses
+"""Workers that process the parts of a source."""
+
+
 @contextlib.contextmanager
 def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
     """Workers while the context is open.
@@ -293,7 +274,7 @@ def _in_order(
                 part = next(drawn)
             except StopIteration:
                 break
-            except Exception as error:  # raised below, in its turn
+            except Exception as error:  # noqa: BLE001  # raised below, in its turn
                 failed = error
                 break
             size = bytes_of(part)

@@ -70,16 +70,16 @@ class OwnFeed:
 
     def rows_at(
         self,
-        epoch: int,
+        epoch: int,  # noqa: ARG002 - as Feed has it
         first: int,
         last: int,
         *,
-        seed: int,
+        seed: int,  # noqa: ARG002 - as Feed has it
     ) -> Sequence[int]:
         """Rows by their place in an epoch: what stands there is the user's to say."""
         return range(first, last)
 
-    def steps(self, batch_size: int) -> int:
+    def steps(self, batch_size: int) -> int:  # noqa: ARG002 - as Feed has it
         """Steps of an epoch: the user's batches, whatever `batch_size` says."""
         return self._count.batches
 
@@ -107,7 +107,7 @@ class OwnFeed:
         return self._faster(self._passes(autotune=True), autotune=True)
 
     @contextmanager
-    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
+    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
         """One pass; batches are the user's."""
         yield self._faster(self._kept if self.in_memory else self._dataset)
 

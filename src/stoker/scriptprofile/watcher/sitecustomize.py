@@ -9,12 +9,12 @@ import importlib.util
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs a start
 
 
 def _run_the_one_we_hide() -> None:
     """Python takes the first sitecustomize of its path: the next one has to run all the same."""
-    others = [place for place in sys.path if os.path.abspath(place) != _HERE]
+    others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
@@ -31,13 +31,13 @@ def _attach() -> None:
         from stoker_watch import hook  # type: ignore[import-not-found] # found by our own place
 
         hook.wait_for_tensorflow(folder)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the script must run
         from contextlib import suppress
 
-        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as told:
+        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as told:  # noqa: PTH118, PTH123
             told.write(f"{type(error).__name__}: {error}\n")
     # The script sees the path that it would have had.
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
 
 
 _attach()

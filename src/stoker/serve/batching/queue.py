@@ -380,7 +380,7 @@ class Queue:
         try:
             inputs = join([request.inputs for request in batch], size=size)
             answers = cut(self._run_model(inputs), [request.rows for request in batch], size=size)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, each is run alone and meets its own
             if isinstance(error, NotByRowsError):
                 self._distrust(_NOT_BY_ROWS)
             for request in batch:
@@ -411,7 +411,7 @@ class Queue:
     def _single(self, request: Request) -> Outputs | Exception:
         try:
             return self._run_model(request.inputs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
             return error
 
     def _refilled(self, request: Request) -> Outputs | Exception:
@@ -425,7 +425,7 @@ class Queue:
         try:
             filled = [np.repeat(array, times, axis=0) for array in request.inputs]
             return cut(self._run_model(filled), [request.rows], size=size)[0]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
             return error
 
     def _queued(self) -> AbstractContextManager[None]:

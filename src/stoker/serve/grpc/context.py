@@ -79,7 +79,7 @@ class Context:
         for callback in callbacks:
             try:
                 callback()
-            except Exception:
+            except Exception:  # noqa: BLE001 - the others are told, and the loop goes on
                 _log.exception("what was told of a call's end met a bug")
 
     def cancel(self) -> None:

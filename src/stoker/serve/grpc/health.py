@@ -89,13 +89,17 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         with self._lock:
             return sum(map(len, self._sends.values()))
 
-    def Check(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Check(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
         status = self._statuses.get(request.service)
         if status is None or status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return health_pb2.HealthCheckResponse(status=status)
 
-    def List(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def List(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext
+    ) -> Any:
         del request
         unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         with self._lock:
@@ -110,7 +114,9 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
             found.statuses[name].status = status
         return found
 
-    def Watch(self, request: Any, context: grpc.ServicerContext, send: Send) -> None:
+    def Watch(  # noqa: N802 - the protocol's name
+        self, request: Any, context: grpc.ServicerContext, send: Send
+    ) -> None:
         service = request.service
         if len(service) > _MAX_NAME:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no service has so long a name")

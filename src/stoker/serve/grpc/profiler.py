@@ -81,20 +81,20 @@ class ProfilerService:
             (grpc.method_handlers_generic_handler(DESCRIPTION.service, handlers),)
         )
 
-    def Profile(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Profile(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
         """Trace what TensorFlow does for some time."""
         with self._calls.call(context, "Profile", request) as call:
             call.response = self._profile(request, context)
         return call.response
 
-    def Terminate(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Terminate(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
         """End the trace of a session now; its caller gets what there is."""
         with self._calls.call(context, "Terminate", request):
             if request.session_id == self._session:
                 self._terminated.set()
         return DESCRIPTION.messages["TerminateResponse"]()
 
-    def Monitor(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Monitor(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
         """As in TensorFlow Serving: only TPUs have it."""
         with self._calls.call(context, "Monitor", request):
             raise ServeError(Code.UNIMPLEMENTED, "unimplemented.")

@@ -71,10 +71,10 @@ class _Pools:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._default, name)  # the others have no extensions
 
-    def FindFileByName(self, name: str) -> Any:
+    def FindFileByName(self, name: str) -> Any:  # noqa: N802 - as the pool's
         return self._found("FindFileByName", name)
 
-    def FindFileContainingSymbol(self, symbol: str) -> Any:
+    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - as the pool's
         return self._found("FindFileContainingSymbol", symbol)
 
     def _found(self, method: str, name: str) -> Any:
@@ -93,7 +93,7 @@ class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc] # the pa
         super().__init__(names, pools)
         self._free = threading.BoundedSemaphore(_STREAMS)
 
-    def ServerReflectionInfo(
+    def ServerReflectionInfo(  # noqa: N802 - the protocol's name
         self, request_iterator: Iterator[Any], context: grpc.ServicerContext
     ) -> Iterator[Any]:
         if not self._free.acquire(blocking=False):

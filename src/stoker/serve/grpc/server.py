@@ -221,14 +221,14 @@ class GrpcServer:
                 call.leave()
             connection.exchange.flush()
         # A look now and then, at the end only, costs less than an event a call
-        while any(one.calls for one in self._connections) and time.monotonic() < end_s:
+        while any(one.calls for one in self._connections) and time.monotonic() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_S)
         for connection in list(self._connections):
             for call in connection.calls:
                 call.cut()
             connection.exchange.flush()
             connection.exchange.transport.close()
-        while self._connections and time.monotonic() < end_s + SETTLE_S:
+        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_S)
         for connection in list(self._connections):
             connection.exchange.transport.abort()
@@ -304,7 +304,7 @@ class GrpcServer:
     def _answers(self, method: str, calls: Sequence[tuple[Any, Context]]) -> Sequence[bytes | None]:
         try:
             return self._at_once[method](calls)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, a thread answers, or says it
             _log.exception("%s met a bug when it was to answer at once", method)
             return [None] * len(calls)
 
@@ -331,7 +331,7 @@ class GrpcServer:
             pass
         except ServeError as error:
             context.code, context.said = _STATUS[error.code], error.message
-        except Exception:
+        except Exception:  # noqa: BLE001 - the client is told, and no thread is lost
             _log.exception("a handler of gRPC met a bug")
             context.code, context.said = (
                 grpc.StatusCode.INTERNAL,

@@ -63,7 +63,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
         self._plane = plane
         self._calls = calls
 
-    def Predict(
+    def Predict(  # noqa: N802 - the protocol's name
         self, request: predict_pb2.PredictRequest, context: grpc.ServicerContext
     ) -> predict_pb2.PredictResponse:
         """Ask a model."""
@@ -86,7 +86,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
             )
         return call.response
 
-    def Classify(
+    def Classify(  # noqa: N802 - the protocol's name
         self, request: classification_pb2.ClassificationRequest, context: grpc.ServicerContext
     ) -> classification_pb2.ClassificationResponse:
         """Classify Examples."""
@@ -94,7 +94,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
             call.response = inference.classify(self._plane, request, call.deadline)
         return call.response
 
-    def Regress(
+    def Regress(  # noqa: N802 - the protocol's name
         self, request: regression_pb2.RegressionRequest, context: grpc.ServicerContext
     ) -> regression_pb2.RegressionResponse:
         """Regress Examples."""
@@ -102,7 +102,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
             call.response = inference.regress(self._plane, request, call.deadline)
         return call.response
 
-    def MultiInference(
+    def MultiInference(  # noqa: N802 - the protocol's name
         self, request: inference_pb2.MultiInferenceRequest, context: grpc.ServicerContext
     ) -> inference_pb2.MultiInferenceResponse:
         """Run several signatures on the same Examples."""
@@ -110,7 +110,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer): 
             call.response = inference.multi_inference(self._plane, request, call.deadline)
         return call.response
 
-    def GetModelMetadata(
+    def GetModelMetadata(  # noqa: N802 - the protocol's name
         self,
         request: get_model_metadata_pb2.GetModelMetadataRequest,
         context: grpc.ServicerContext,
@@ -136,7 +136,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
         self._plane = plane
         self._calls = calls
 
-    def GetModelStatus(
+    def GetModelStatus(  # noqa: N802 - the protocol's name
         self, request: get_model_status_pb2.GetModelStatusRequest, context: grpc.ServicerContext
     ) -> get_model_status_pb2.GetModelStatusResponse:
         """The states of a model's versions."""
@@ -149,7 +149,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):  # type: ignore
             found.status.error_message = status.reason
         return response
 
-    def HandleReloadConfigRequest(
+    def HandleReloadConfigRequest(  # noqa: N802 - the protocol's name
         self, request: model_management_pb2.ReloadConfigRequest, context: grpc.ServicerContext
     ) -> model_management_pb2.ReloadConfigResponse:
         """Serve the models of a request and no other."""

@@ -86,7 +86,7 @@ def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
     wide = array.dtype == np.float64
     exact = array.reshape(-1).astype(np.float64 if wide else np.float32, copy=False)
     values = exact.tolist()
-    texts = ["%g" % value for value in values]
+    texts = ["%g" % value for value in values]  # noqa: UP031 - the format is C's, by its name
     for place in _inexact(texts, exact, values):
         texts[place] = ("%.17g" if wide else "%.9g") % values[place]
     return [_SPECIAL.get(text) or _with_point(text) for text in texts]

@@ -82,6 +82,6 @@ class Background(Generic[T]):
             except OSError as error:
                 self._on_drop(len(items))
                 self.say(error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - one item that cannot be written must not end the log
                 self._on_drop(len(items))
                 _log.exception("%s met a bug", self._name)

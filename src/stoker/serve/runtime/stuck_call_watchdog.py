@@ -97,7 +97,7 @@ class StuckCallWatchdog:
             with self.watched(give_up):
                 try:
                     outcome.append(work())
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
                     outcome.append(error)
             told.set()
 
@@ -123,7 +123,7 @@ class StuckCallWatchdog:
         while (work := waiting.get()) is not None:
             try:
                 work()
-            except Exception:
+            except Exception:  # noqa: BLE001 - the thread is for the next run too
                 _log.exception("a run met a bug")
             del work  # what it holds is not held until the next
             with self._lock:

@@ -261,7 +261,7 @@ class Watch:
                 self._on_look()
             except OSError as error:  # a lost mount: what is loaded serves on
                 _log.error("the models cannot be looked for: %s", error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - one bad look must not end the watching
                 _log.exception("the models cannot be looked for")
             if not self._stopped.is_set():
                 self._wake.wait(self._poll_s)

@@ -135,7 +135,7 @@ class Servable:
             _log.error("%s cannot be loaded: %s", self.path, error)
             self._become(State.END, reason=reason_of(error, self.path))
             return False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a foreign file must not end the watching
             _log.exception("%s cannot be loaded", self.path)
             self._become(State.END, reason=reason_of(error, self.path))
             return False
@@ -262,7 +262,7 @@ def _beside(work: Callable[[], _T]) -> _T:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             done.set_result(work())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
             done.set_exception(error)
 
     threading.Thread(target=run, name="stoker-load", daemon=True).start()

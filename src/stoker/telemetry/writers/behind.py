@@ -83,5 +83,5 @@ class Behind:
     def _do(self, piece: Piece) -> None:
         try:
             piece()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised by the next call
             self._error = error

@@ -43,5 +43,5 @@ class BackgroundCall(Generic[T]):
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._found = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
             self._error = error

@@ -65,8 +65,8 @@ def _small_layer(output: Any) -> str | None:
 
 
 def _maker(tensor: Any) -> tuple[Any, list[Any]]:
-    history = tensor._keras_history
-    node = history.operation._inbound_nodes[history.node_index]
+    history = tensor._keras_history  # noqa: SLF001 - Keras's own way from a tensor to its layer
+    node = history.operation._inbound_nodes[history.node_index]  # noqa: SLF001
     return history.operation, list(node.input_tensors)
 
 

@@ -69,7 +69,7 @@ def _walk(graph: Any, *, compiled: bool) -> Iterator[StepOperation]:
     for operation in graph.get_operations():
         yield StepOperation(operation=operation, compiled=compiled)
         for name in _functions_of(operation.node_def):
-            function = graph._get_function(name)
+            function = graph._get_function(name)  # noqa: SLF001 - the graph of a called function
             if function is not None:
                 must = operation.node_def.attr["_XlaMustCompile"].b
                 yield from _walk(function.graph, compiled=compiled or must)

@@ -65,7 +65,7 @@ def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
         model.compute_metrics(**parts)
         return
     # The same as Keras's `compute_metrics`, without the results.
-    metrics = model._compile_metrics
+    metrics = model._compile_metrics  # noqa: SLF001 - Keras has no public one
     if metrics is not None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
 
@@ -89,7 +89,7 @@ def loss_of(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> 
         parts: `x`, `y`, `y_pred`, and optionally `sample_weight`.
         training: Whether it is computed for a gradient.
     """
-    return model._compute_loss(**parts, training=training)
+    return model._compute_loss(**parts, training=training)  # noqa: SLF001 - as Keras's steps do it
 
 
 @tf.autograph.experimental.do_not_convert

@@ -26,7 +26,7 @@ def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
     while waiting:
         above, outer = waiting.pop()
         below = []
-        for layer in outer._layers:
+        for layer in outer._layers:  # noqa: SLF001 - `Model.layers` leaves out layers of layers
             if id(layer) in seen:
                 continue
             seen.add(id(layer))

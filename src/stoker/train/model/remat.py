@@ -86,7 +86,7 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
     plain = layer.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        context = layer._get_call_context()
+        context = layer._get_call_context()  # noqa: SLF001 - a layer may have no `training` itself
         if not context.get_value("training"):
             return plain(*args, **kwargs)
         given = tf.nest.flatten((args, kwargs))

@@ -60,7 +60,7 @@ class _FusedAdam:
         optimizer = self._optimizer
         self._scalars = {}
         try:
-            update_step = type(optimizer)._backend_update_step
+            update_step = type(optimizer)._backend_update_step  # noqa: SLF001 - what it stands in for
             update_step(optimizer, gradients, variables, learning_rate)
         finally:
             self._scalars = None
@@ -76,9 +76,9 @@ class _FusedAdam:
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
         # As Keras's own update does: there is no public way to the slots of a weight.
-        index = optimizer._get_variable_index(variable)
-        momentum = optimizer._momentums[index].value
-        velocity = optimizer._velocities[index].value
+        index = optimizer._get_variable_index(variable)  # noqa: SLF001 - as above
+        momentum = optimizer._momentums[index].value  # noqa: SLF001 - as above
+        velocity = optimizer._velocities[index].value  # noqa: SLF001 - as above
         gradient = tf.cast(gradient, variable.dtype)
         scalars = self._shared(variable, learning_rate)
         if _on_cpu() and math.prod(variable.shape) in UNFUSED_SIZES:
@@ -173,4 +173,4 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
     if wanted:
         fused = _FusedAdam(inner)
         inner.update_step = fused.update
-        inner._backend_update_step = fused.update_all
+        inner._backend_update_step = fused.update_all  # noqa: SLF001 - Keras's hook around all weights

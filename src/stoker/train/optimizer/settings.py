@@ -85,7 +85,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
 
 def _scale(optimizer: Any, factor: float) -> None:
-    rate = optimizer._learning_rate
+    rate = optimizer._learning_rate  # noqa: SLF001 - the schedule itself, not its current value
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         optimizer.learning_rate = _Scaled(rate, factor)
     elif callable(rate):

@@ -69,7 +69,7 @@ class WorkerCalls:
             remote = self._handed_out.get()
             try:
                 self._answers.put(remote.fetch())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised where the answers are read
                 self._answers.put(error)
 
     def _ended(self) -> int:

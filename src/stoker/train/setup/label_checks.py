@@ -572,7 +572,7 @@ def _units(tensor: Any) -> int | None:
 
 def _activation(tensor: Any) -> str | None:
     """The activation of the layer that made an output, if it is one of Keras's."""
-    layer = tensor._keras_history.operation
+    layer = tensor._keras_history.operation  # noqa: SLF001 - no public way to the last layer
     if isinstance(layer, keras.layers.Softmax):
         return "softmax" if layer.axis in (-1, len(tensor.shape) - 1) else None
     activation = getattr(layer, "activation", None)

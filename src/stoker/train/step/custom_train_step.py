@@ -68,7 +68,7 @@ def first_pass(built: BuiltModel, batch: Batch) -> Any:
     if has_custom_train_step(model):
         # Same as `fit` before a user-defined step: nothing else knows what it needs.
         batch_of_fit = (features, *batch[1:])
-        model._symbolic_build(data_batch=batch_of_fit)
+        model._symbolic_build(data_batch=batch_of_fit)  # noqa: SLF001 - Keras has no public one
     else:
         loss_of(model, loss_arguments(batch, outputs), training=False)
         model.compute_metrics(**loss_arguments(batch, outputs))

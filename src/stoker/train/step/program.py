@@ -51,7 +51,7 @@ class Program:
         tensors = [*tf.nest.flatten(arguments, expand_composites=True), *step_input.left]
         # Selecting the function by structure, the public way, takes TensorFlow a quarter of a
         # millisecond.
-        totals: StepTotals = traced._call_flat(tensors, traced.captured_inputs)
+        totals: StepTotals = traced._call_flat(tensors, traced.captured_inputs)  # noqa: SLF001 - as above
         step_input.left = totals.left
         return totals
 

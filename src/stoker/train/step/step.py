@@ -349,7 +349,7 @@ def _leave_reduction_to_us(optimizer: Any) -> None:
     Stoker reduces before, so that the gradient of the global batch is clipped.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+    inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars  # noqa: SLF001
 
 
 def _make_passes(
@@ -376,7 +376,7 @@ def _make_passes(
     def of_whole_pass(
         element: Any,
         first: tf.Tensor,
-        rows: tf.Tensor,
+        rows: tf.Tensor,  # noqa: ARG001 - always `size`
     ) -> tuple[Gradients, tf.Tensor]:
         def cut(tensor: tf.Tensor) -> tf.Tensor:
             sides = tensor.shape[1:]

@@ -220,7 +220,7 @@ class XlaTrial:
     def _trace(self, step_input: StepInput) -> None:
         try:
             program = self._current().trace_for_xla(step_input)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the user's layers raise: the run goes on without
             self._decide(xla=False, why=f"not used, the step cannot be traced: {first_line(error)}")
             return
         if (finding := check_xla(program.traced)) is not None:
@@ -291,7 +291,7 @@ class _Compiling:
                     if not give_way(error):
                         raise
                     self._compile(element)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises: the run goes on without
             out = is_out_of_memory(error)
             what = "compiling it needs more memory than is left" if out else first_line(error)
             self.error = what

@@ -74,7 +74,7 @@ class _Trace(threading.Thread):
         except TraceError as error:
             self.why = str(error)
             _LOG.warning("the device's time by kernel is not known: %s", error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see below
             # Whatever a trace holds that was not foreseen, training goes on.
             self.why = f"the trace cannot be read ({type(error).__name__}: {error})"
             _LOG.exception("the device's time by kernel is not known")

@@ -73,7 +73,7 @@ class NoWatch:
     ) -> None:
         """Show nothing."""
 
-    def next_steps(self, step: int, steps: int) -> int:
+    def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - as Watch has it
         """Return all of them."""
         return steps
 
@@ -86,7 +86,7 @@ class NoWatch:
     def after(self, step: int, *, steps: int) -> None:
         """Show nothing."""
 
-    def scalars(self, samples_per_s: float) -> Mapping[str, float]:
+    def scalars(self, samples_per_s: float) -> Mapping[str, float]:  # noqa: ARG002 - as Watch has it
         """Return no metrics."""
         return {}
 

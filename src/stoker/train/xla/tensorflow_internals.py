@@ -90,7 +90,7 @@ def call_on_copies(function: Any, args: Any, copies: Sequence[tf.Variable]) -> A
         for tensor, variable in zip(function.captured_inputs, _captured(function), strict=True)
     ]
     flat = tf.nest.flatten(args, expand_composites=True)
-    return function._call_flat(flat, captures)
+    return function._call_flat(flat, captures)  # noqa: SLF001 - no public call replaces captures
 
 
 def _copied(variable: tf.Variable) -> tf.Tensor:

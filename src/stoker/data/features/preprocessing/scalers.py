@@ -103,7 +103,7 @@ def var(x: tf.Tensor) -> tf.Tensor:
 
 
 @also_takes(reduce_instance_dims=True, name=IGNORED)
-def min(x: tf.Tensor) -> tf.Tensor:
+def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     """The smallest value of x over the training split; NaN is left out, an infinity is not.
 
     Returns:
@@ -115,7 +115,7 @@ def min(x: tf.Tensor) -> tf.Tensor:
 
 
 @also_takes(reduce_instance_dims=True, name=IGNORED)
-def max(x: tf.Tensor) -> tf.Tensor:
+def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     """The largest value of x over the training split; NaN is left out, an infinity is not.
 
     Returns:

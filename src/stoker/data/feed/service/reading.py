@@ -106,11 +106,11 @@ class ServiceFeed:
 
     def rows_at(
         self,
-        epoch: int,
-        first: int,
-        last: int,
+        epoch: int,  # noqa: ARG002 - as Feed has it
+        first: int,  # noqa: ARG002 - as Feed has it
+        last: int,  # noqa: ARG002 - as Feed has it
         *,
-        seed: int,
+        seed: int,  # noqa: ARG002 - as Feed has it
     ) -> Sequence[int]:
         """None: nobody knows which rows a service gave."""
         return ()

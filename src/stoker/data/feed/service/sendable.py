@@ -68,7 +68,7 @@ def _nodes(dataset: tf.data.Dataset[Any]) -> list[Any]:
 
 def _function_name(token: str) -> str:
     # TensorFlow keeps no public way from the token in the graph to the function.
-    function = script_ops._py_funcs._funcs.get(token)
+    function = script_ops._py_funcs._funcs.get(token)  # noqa: SLF001
     name = getattr(getattr(function, "_func", function), "__qualname__", None)
     if name is None:
         return "its function is not known"

@@ -120,7 +120,7 @@ def _sockets() -> list[int]:
 def main() -> None:
     """Serve what the first line of standard input says."""
     # Imported before the line comes: several processes then start side by side.
-    import tensorflow  # noqa: F401
+    import tensorflow  # noqa: F401, ICN001
 
     config = ServerConfig(**json.loads(sys.stdin.readline()))
     server = serve(config)

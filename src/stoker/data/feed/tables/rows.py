@@ -83,7 +83,7 @@ class TableRows:
         self,
         *,
         batch_size: int,
-        samples: int,
+        samples: int,  # noqa: ARG002 - a table is read by windows
         seed: int,
     ) -> Iterator[StageWork]:
         """How batches are made; see `measure_stages`."""

@@ -242,7 +242,7 @@ class _Decoded:
 
     def read(
         self,
-        groups: NDArray[np.int64],
+        groups: NDArray[np.int64],  # noqa: ARG002 - as TableShards has it
         *,
         pool: Executor,
         take: Callable[[int, pa.Table], None],

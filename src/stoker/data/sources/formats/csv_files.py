@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -46,7 +46,7 @@ from stoker.data.sources.records import (
     block_of,
     demand_label,
 )
-from stoker.data.sources.workers import InThreads, Made
+from stoker.data.sources.workers import Workers
 
 BLOCK_BYTES = 16 << 20
 """Text that is parsed at a time, and so the longest record: a few times this is the memory."""
@@ -68,10 +68,9 @@ class _Chunk:
     numbers: RowNumbers
     columns: list[pa.Array]
 
-    @property
-    def size_bytes(self) -> int:
-        """What the values take in memory."""
-        return sum(column.nbytes for column in self.columns)
+
+def _size_bytes(chunk: _Chunk) -> int:
+    return sum(column.nbytes for column in chunk.columns)
 
 
 @dataclass(slots=True)
@@ -133,6 +132,9 @@ class CsvFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
+    workers: Workers
+    """The workers that read them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Learn each column's type from all its values.
 
@@ -159,7 +161,9 @@ class CsvFiles:
 
             for file in self.listing.files:
                 of_file = [Tally() for _ in names]
-                for count, found in self._worked_on(counted_chunk, self._chunks(file, names)):
+                for count, found in self.workers.map(
+                    counted_chunk, self._chunks(file, names), bytes_of=_size_bytes
+                ):
                     for tally, each in zip(of_file, found, strict=True):
                         tally.merge(each)
                     rows += count
@@ -225,14 +229,8 @@ class CsvFiles:
                 )
 
             names = [column.name for column in scan.columns]
-            yield from self._worked_on(block, self._all_chunks(names))
-
-    def _worked_on(
-        self, function: Callable[[_Chunk], Made], chunks: Iterator[_Chunk]
-    ) -> Iterator[Made]:
-        return InThreads(self.config.workers).map(
-            function, chunks, bytes_of=lambda chunk: chunk.size_bytes
-        )
+            chunks = (chunk for file in self.listing.files for chunk in self._chunks(file, names))
+            yield from self.workers.map(block, chunks, bytes_of=_size_bytes)
 
     def _names(self) -> list[str]:
         for name in self.config.columns.lists:
@@ -245,10 +243,6 @@ class CsvFiles:
 
     def _kept(self, file: SourceFile) -> list[str]:
         return kept_names(self.config, [name for name in self._header(file) if name])
-
-    def _all_chunks(self, names: Sequence[str]) -> Iterator[_Chunk]:
-        for file in self.listing.files:
-            yield from self._chunks(file, names)
 
     def _chunks(self, file: SourceFile, names: Sequence[str]) -> Iterator[_Chunk]:
         """One file's records, the columns in the order of `names`."""

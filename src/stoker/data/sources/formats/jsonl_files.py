@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
@@ -33,7 +33,7 @@ from stoker.data.sources.files.file_kind import UTF16, Unpacked, kind_of, plain_
 from stoker.data.sources.files.listing import Listing, SourceFile
 from stoker.data.sources.files.text import utf16_chunks
 from stoker.data.sources.records import Block, Content, Progress, Scan
-from stoker.data.sources.workers import InThreads, Workers
+from stoker.data.sources.workers import Workers
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line: a few times this is the memory."""
@@ -66,7 +66,7 @@ class JsonlFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
-    workers: Workers = field(default_factory=InThreads)
+    workers: Workers
     """The workers that parse them."""
 
     def scan(self, progress: Progress) -> Scan:

@@ -40,7 +40,7 @@ from stoker.data.sources.records import (
     block_of,
     demand_label,
 )
-from stoker.data.sources.workers import InThreads
+from stoker.data.sources.workers import Workers
 
 BATCH_ROWS = 65_536
 """Records of a table that are read at a time."""
@@ -64,6 +64,9 @@ class ParquetFiles:
 
     labels: Collection[str]
     """The column that a record cannot miss."""
+
+    workers: Workers
+    """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn from the files' types, and from the values where gaps or images leave them open.
@@ -115,9 +118,7 @@ class ParquetFiles:
 
             names = [each.name for each in learned] if self.config.columns.exclude else None
             parts = self._numbered(names, images=has_image)
-            yield from InThreads(self.config.workers).map(
-                block, parts, bytes_of=lambda part: part[2].nbytes
-            )
+            yield from self.workers.map(block, parts, bytes_of=lambda part: part[2].nbytes)
 
     def _numbered(
         self, names: Sequence[str] | None, *, images: bool

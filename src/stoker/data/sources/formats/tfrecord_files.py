@@ -30,7 +30,7 @@ from stoker.data.sources.files.file_kind import reading
 from stoker.data.sources.files.listing import Listing, SourceFile
 from stoker.data.sources.formats.framing import Frames, read_frames
 from stoker.data.sources.records import WORKERS, Block, Content, Progress, Scan
-from stoker.data.sources.workers import InThreads
+from stoker.data.sources.workers import Workers
 
 INT_LIST, FLOAT_LIST, BYTES = "an int64_list", "a float_list", "bytes that are no text"
 
@@ -203,6 +203,9 @@ class TfrecordFiles:
     labels: Collection[str]
     """The column that a record cannot miss."""
 
+    workers: Workers
+    """The workers that read them."""
+
     def scan(self, progress: Progress) -> Scan:
         """Learn each feature's kind, length and type from all records.
 
@@ -221,7 +224,7 @@ class TfrecordFiles:
             scan=scan, config=self.config, labels=tuple(self.labels), content=content
         )
         with ThreadPoolExecutor(WORKERS) as pool:
-            yield from InThreads(self.config.workers).map(
+            yield from self.workers.map(
                 partial(reader.block, pool=pool),
                 self._gathered(),
                 bytes_of=lambda gathered: gathered.size_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,7 @@ from stoker.data.sources.records import (
     shard_schema,
 )
 from stoker.data.sources.worker_process import share
-from stoker.data.sources.workers import InThreads, Workers
+from stoker.data.sources.workers import Workers
 
 PATH = "path"
 """The column that names the file."""
@@ -65,7 +65,7 @@ class ImageFolder:
     config: IngestConfig
     """How they are read."""
 
-    workers: Workers = field(default_factory=InThreads)
+    workers: Workers
     """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:

@@ -194,7 +194,7 @@ def _check_link(path: Path, root: Path) -> None:
 
 def _status(path: str | Path) -> os.stat_result:
     try:
-        return os.stat(path)  # a Path takes longer to make than this takes
+        return os.stat(path)  # noqa: PTH116  # a Path takes longer to make than this takes
     except OSError as error:
         raise _unreadable(path, error) from None
 

@@ -178,7 +178,7 @@ class Store:
                     raise _failure(location, error, meaning, attempt) from error
             pause_s = min(LONGEST_PAUSE_S, self._retry.backoff_s * 2 ** (attempt - 1))
             # Many readers that fail together must not come back together.
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             attempt += 1
 
 

@@ -69,7 +69,7 @@ class Prepared:
             again = iter(plain(parts[0].repeat()))
             ceiling = Ceiling(self._function, again, self._variables, batches=batches)
             return Taken(batches, iter(plain(once))), ceiling
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the batch was taken: it must be trained with
             FACTS.failed(error)
             # A train function of Keras's takes any iterator, and traces once more for it.
             return Taken(batches, iter(batches)), None

@@ -108,7 +108,7 @@ class Tracer:
         steps = line.steps
         try:
             self._take(line, min(MOST_S, max(LEAST_S, TRACED_STEPS * line.step_s())))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the script goes on
             self._done = True
             line.trace = {"why": _first(error)}
             return
@@ -133,10 +133,10 @@ class Tracer:
             start.stoker_original(_path(), options=options)
             self._running = self._is_on = True
             self._spoiled = False
-        wanted = os.path.join(FACTS.folder, "wanted")
+        wanted = os.path.join(FACTS.folder, "wanted")  # noqa: PTH118 - as in facts
         until_s, passes = time.monotonic() + seconds, line.whole_passes()
         while self._running and time.monotonic() < until_s:
-            if line.whole_passes() != passes or os.path.exists(wanted):
+            if line.whole_passes() != passes or os.path.exists(wanted):  # noqa: PTH110
                 break
             time.sleep(POLL_S)  # the script continues to train meanwhile
         self._end()
@@ -178,7 +178,7 @@ def _folder() -> str:
 
 
 def _path() -> str:
-    return os.path.join(FACTS.folder, _folder())
+    return os.path.join(FACTS.folder, _folder())  # noqa: PTH118 - as in facts
 
 
 def _first(error: Exception) -> str:

@@ -80,7 +80,7 @@ class Facts:
         """What goes wrong inside is remembered; the script goes on."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see above
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
@@ -92,7 +92,7 @@ class Facts:
             at = ""
             if trace is not None:
                 code = trace.tb_frame.f_code
-                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"  # noqa: PTH119
             self.failures.append(f"{type(error).__name__}: {error}{at}")
 
     def write(self) -> None:
@@ -104,7 +104,7 @@ class Facts:
                 "version": VERSION,
                 "pid": self._pid,
                 "argv": sys.argv,
-                "folder": os.getcwd(),
+                "folder": os.getcwd(),  # noqa: PTH109
                 "python": sys.version.split()[0],
                 "wall_s": time.monotonic() - self._begun_s,
                 "cpu_s": time.process_time(),
@@ -116,8 +116,8 @@ class Facts:
                 with self.guarded():
                     told[name] = part()
             told["failures"] = list(self.failures)
-            path = os.path.join(self.folder, f"facts-{self._pid}.json")
-            with open(path + ".part", "w") as stream:
+            path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118
+            with open(path + ".part", "w") as stream:  # noqa: PTH123
                 json.dump(_plain(told), stream, allow_nan=False)
             os.replace(path + ".part", path)
 
@@ -128,14 +128,14 @@ class Facts:
         self.write()
 
     def _keep_writing(self) -> None:
-        wanted = os.path.join(self.folder, "wanted")
+        wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118
         written_s, written, every_s = time.monotonic(), -1, WRITE_EVERY_S
         while True:
             time.sleep(LOOK_EVERY_S)
             for look in self.looks:
                 with self.guarded():
                     look()
-            asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")
+            asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
             due = self.seen != written and time.monotonic() - written_s > every_s
             if asked or due:
                 written_s, written = time.monotonic(), self.seen
@@ -145,7 +145,7 @@ class Facts:
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
             if asked:
-                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):
+                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123
                     pass
 
 

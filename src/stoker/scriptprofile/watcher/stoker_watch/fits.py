@@ -108,7 +108,7 @@ class Fit:
             logs = function(iterator)
             try:
                 self._did(iterator, begun_s, clock())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the script goes on
                 FACTS.failed(error)
             return logs
 
@@ -271,7 +271,7 @@ class Fit:
             ceiling_s, ceiling_away = resident.measure(calls)
             ceiling_s *= window.calls / calls
             transfer_s = resident.transfer_s() * window.calls
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script goes on
             self.no_ceiling = f"the step failed on a resident batch: {type(error).__name__}"
             self._ceiling = None
             return

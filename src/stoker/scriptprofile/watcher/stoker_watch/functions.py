@@ -171,7 +171,7 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 try:
                     _called(self, one, begun_s, (args, kwargs), run_s)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - the script goes on
                     FACTS.failed(error)
 
     return call

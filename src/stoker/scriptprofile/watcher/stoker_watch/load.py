@@ -39,7 +39,7 @@ def now() -> Moment | None:
     try:
         run_s, wait_s = _schedstat("/proc/thread-self")
         ran_s = waited_s = 0.0
-        for thread in os.listdir(_TASKS):
+        for thread in os.listdir(_TASKS):  # noqa: PTH208 - pathlib costs a start
             # A thread may end meanwhile.
             with suppress(OSError):
                 each_run_s, each_wait_s = _schedstat(f"{_TASKS}/{thread}")
@@ -52,13 +52,13 @@ def now() -> Moment | None:
 
 
 def _schedstat(folder: str) -> tuple[float, float]:
-    with open(f"{folder}/schedstat") as stream:
+    with open(f"{folder}/schedstat") as stream:  # noqa: PTH123 - as above
         run_ns, wait_ns, _ = stream.read().split()
     return int(run_ns) / 1e9, int(wait_ns) / 1e9
 
 
 def _cores_busy_s() -> float:
-    with open("/proc/stat") as stream:
+    with open("/proc/stat") as stream:  # noqa: PTH123 - as above
         rows = [line.split() for line in stream if line.startswith("cpu")]
     # user, nice, system, irq, softirq
     kinds = (1, 2, 3, 6, 7)
@@ -131,9 +131,9 @@ class Load:
 def _session_s() -> float:
     """CPU time of all processes of this session, which is the command's, and of those that have ended."""
     session, found = str(os.getsid(0)), 0
-    for process in os.listdir("/proc"):
+    for process in os.listdir("/proc"):  # noqa: PTH208 - as above
         if process.isdigit():
-            with suppress(OSError, IndexError), open(f"/proc/{process}/stat") as stream:
+            with suppress(OSError, IndexError), open(f"/proc/{process}/stat") as stream:  # noqa: PTH123 - as above
                 fields = stream.read().rpartition(") ")[2].split()
                 if fields[3] == session:
                     found += sum(map(int, fields[11:15]))

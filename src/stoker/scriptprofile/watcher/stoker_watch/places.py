@@ -15,9 +15,9 @@ Place = tuple[str, int]
 NOWHERE: Place = ("", 0)
 """No frame of the user's was found."""
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - text, as in frames
 _STDLIB = tuple(
-    {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
+    {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}  # noqa: PTH120
 )
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "numpy")
 
@@ -100,7 +100,7 @@ def of_code(code: object) -> Place:
 
 
 def _absolute(file: str) -> str:
-    return file if file.startswith("<") else os.path.abspath(file)
+    return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100
 
 
 def program() -> str:

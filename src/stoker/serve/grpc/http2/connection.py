@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         )
         self.exchange.flush()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Whoever works for it is told."""
         self._service.closed(self)
         for stream in list(self.exchange.streams.values()):
