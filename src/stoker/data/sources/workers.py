@@ -55,9 +55,6 @@ def _no_bytes(_: object) -> int:
 class InThreads:
     """Threads of this process."""
 
-    shares_memory = False
-    """Whether results come from another process, see `worker_process.share`."""
-
     def __init__(self, count: int | None = None) -> None:
         """Create the pool; threads start when they are needed.
 
@@ -96,8 +93,6 @@ class InThreads:
 
 class InProcesses:
     """Worker processes, ended by `close`."""
-
-    shares_memory = True
 
     def __init__(self, count: int) -> None:
         """Start them; they are ready after some tenths of a second."""

@@ -26,7 +26,6 @@ from stoker.data.sources.records import (
     Scan,
     shard_schema,
 )
-from stoker.data.sources.worker_process import share
 from stoker.data.sources.workers import Workers
 
 PATH = "path"
@@ -113,7 +112,6 @@ class ImageFolder:
             max_pixels=self.config.images.max_pixels,
             channels=None if scan.image is None else scan.image[2],
             content=content,
-            shared=self.workers.shares_memory,
         )
         parts = (files[part] for run in runs for part in _parts(run))
         made = self.workers.map(read, parts, bytes_of=_file_bytes)
@@ -195,9 +193,8 @@ def _read_part(
     max_pixels: int,
     channels: int | None,
     content: Content | None,
-    shared: bool,
 ) -> _Part:
-    """Read and check some images; on request their bytes go to shared memory."""
+    """Read and check some images."""
     good: list[SourceFile] = []
     images: list[bytes] = []
     faults: list[Fault] = []
@@ -213,7 +210,7 @@ def _read_part(
             images.append(data)
     table = pa.Table.from_arrays(
         [
-            _array(images) if shared else pa.array(images, pa.binary()),
+            pa.array(images, pa.binary()),
             pa.array([class_of(file) for file in good], pa.string()),
             pa.array([file.name for file in good], pa.string()),
         ],
@@ -221,14 +218,6 @@ def _read_part(
     )
     found = None if content is None else content(table, IMAGE_COLUMNS)
     return _Part(table=table, content=found, faults=faults)
-
-
-def _array(images: Sequence[bytes]) -> pa.Array:
-    """The same as `pa.array`, in shared memory."""
-    ends = np.cumsum([0, *map(len, images)], dtype=np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(images), [None, pa.py_buffer(ends), share(images)]
-    )
 
 
 def _read(file: SourceFile, size: int = -1) -> bytes:
