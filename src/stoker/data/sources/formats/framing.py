@@ -193,10 +193,9 @@ class _Reader:
         while buffer.has(1):
             frames, until = Frames(), buffer.offset + BLOCK_BYTES
             while len(frames.rows) + len(frames.damages) < BLOCK_RECORDS and buffer.offset < until:
-                self._take_whole(frames)
+                self._take_next(frames)
                 if not buffer.has(1):
                     break
-                self._take_next(frames)
             yield frames
         if self._unpacked is not None and self._unpacked.is_cut:
             # Nobody can say how many records are lost, so no number of bad rows permits it.
@@ -206,61 +205,47 @@ class _Reader:
                 fix="Fetch or write the file again.",
             )
 
-    def _take_whole(self, frames: Frames) -> None:
-        """Take the whole records at hand: the quick way, which ends before anything unusual."""
-        found: list[bytes] = []
-        data, at = self._buffer.data, self._buffer.at
-        last = len(data) - _LEAST_BYTES
-        while at <= last and len(found) < BLOCK_RECORDS:
-            length, check = HEADER.unpack_from(data, at)
-            start = at + HEADER.size
-            stop = start + length
-            if masked_crc(data[at : at + 8]) != check or at + length > last:
-                break
-            payload = data[start:stop]
-            if masked_crc(payload) != CHECK.unpack_from(data, stop)[0]:
-                break
-            found.append(payload)
-            at = stop + CHECK.size
-        self._buffer.at = at
-        frames.payloads += found
-        frames.rows += range(self._row, self._row + len(found))
-        self._row += len(found)
-        self.is_tfrecord |= bool(found)
-
     def _take_next(self, frames: Frames) -> None:
-        """Take one record that is not wholly at hand, or is not whole."""
-        buffer, offset = self._buffer, self._buffer.offset
+        """Take the next record, or name the damage at its place."""
+        buffer = self._buffer
         buffer.has(HEADER.size)
         head = buffer.data[buffer.at : buffer.at + HEADER.size]
-        reason = _header_fault(head, left=self._left())
-        self.is_tfrecord |= header_holds(head)
-        length = LENGTH.unpack_from(head)[0] if not reason else 0
-        if not reason and not buffer.has(_LEAST_BYTES + length):
-            reason = _beyond(length, left=buffer.left)
+        offset, length, reason = buffer.offset, 0, ""
+        if header_holds(head):
+            self.is_tfrecord = True
+            (length,) = LENGTH.unpack_from(head)
+            reason = self._length_fault(length)
+        elif len(head) < HEADER.size:
+            reason = f"the file ends inside a header, {len(head)} of {HEADER.size} bytes"
+        else:
+            reason = "the checksum of the length does not hold"
         if reason:
             reason += self._find_next()
-            frames.damages.append(self._damage(offset, reason))
-            return
-        stop = buffer.at + HEADER.size + length
-        payload = buffer.data[buffer.at + HEADER.size : stop]
-        (check,) = CHECK.unpack_from(buffer.data, stop)
-        buffer.at = stop + CHECK.size
-        if masked_crc(payload) != check:
-            reason = "the checksum of the payload does not hold"
-            frames.damages.append(self._damage(offset, reason))
-            return
-        frames.payloads.append(payload)
-        frames.rows.append(self._row)
+        else:
+            start = buffer.at + HEADER.size
+            payload = buffer.data[start : start + length]
+            (check,) = CHECK.unpack_from(buffer.data, start + length)
+            buffer.at = start + length + CHECK.size
+            if masked_crc(payload) == check:
+                frames.payloads.append(payload)
+                frames.rows.append(self._row)
+            else:
+                reason = "the checksum of the payload does not hold"
+        if reason:
+            frames.damages.append(Damage(row=self._row, offset=offset, reason=reason))
         self._row += 1
 
-    def _left(self) -> int | None:
-        """Bytes from here to the end, None where only unpacking would tell."""
-        return None if self._unpacked else self._size - self._buffer.offset
-
-    def _damage(self, offset: int, reason: str) -> Damage:
-        self._row += 1
-        return Damage(row=self._row - 1, offset=offset, reason=reason)
+    def _length_fault(self, length: int) -> str:
+        """Return why no record of this length starts here, "" if one does; read until its end."""
+        size, buffer = length + _LEAST_BYTES, self._buffer
+        # How much a packed file unpacks to is not known before.
+        fits = self._unpacked is not None or size <= self._size - buffer.offset
+        if fits and length > MAX_RECORD_BYTES:
+            return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
+        if fits and buffer.has(size):
+            return ""
+        left = self._size - buffer.offset if self._unpacked is None else buffer.left
+        return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
 
     def _find_next(self) -> str:
         """Go to the next place where a whole record stands, or to the end; say which."""
@@ -295,30 +280,6 @@ def _is_packed(path: Path) -> bool:
     if header_holds(head) or not is_packed(head):
         return False
     return kind_of(path) == "gzip" or header_holds(unpacked_head(head, HEADER.size))
-
-
-def _header_fault(head: bytes, *, left: int | None) -> str:
-    """Why no record of this header can be read, "" where one may.
-
-    Args:
-        head: The twelve bytes of the header, or what there is of it.
-        left: Bytes from the header's first to the end of the file; None where nobody knows.
-    """
-    if len(head) < HEADER.size:
-        return f"the file ends inside a header, {len(head)} of {HEADER.size} bytes"
-    if not header_holds(head):
-        return "the checksum of the length does not hold"
-    length = LENGTH.unpack_from(head)[0]
-    if left is not None and length > left - _LEAST_BYTES:
-        return _beyond(length, left=left)
-    if length > MAX_RECORD_BYTES:
-        return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
-    return ""
-
-
-def _beyond(length: int, *, left: int) -> str:
-    size = length + _LEAST_BYTES
-    return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
 
 
 def _no_tfrecord(path: Path, location: str) -> DataError:
