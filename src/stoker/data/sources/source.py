@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from stoker.core.fingerprint import fingerprint
+from stoker.data.sources.columns.named_records import NamedFiles
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.files.listing import Listing
 from stoker.data.sources.formats.csv_files import CsvFiles
-from stoker.data.sources.formats.jsonl_files import JsonlFiles
+from stoker.data.sources.formats.jsonl_files import jsonl_files
 from stoker.data.sources.formats.parquet_files import ParquetFiles
-from stoker.data.sources.formats.tfrecord_files import TfrecordFiles
+from stoker.data.sources.formats.tfrecord_files import tfrecord_files
 from stoker.data.sources.images.folder import ImageFolder
 from stoker.data.sources.records import Source
 from stoker.data.sources.stores.local import list_local
 from stoker.data.sources.stores.remote import list_remote
 from stoker.data.sources.uri import is_uri
 from stoker.data.sources.workers import InThreads, Workers, started
-
-_TABLES: dict[str, Callable[..., Source]] = {
-    "csv": CsvFiles,
-    "jsonl": JsonlFiles,
-    "parquet": ParquetFiles,
-    "tfrecord": TfrecordFiles,
-}
 
 _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),
@@ -89,8 +84,17 @@ def open_source(
     workers = workers or InThreads(config.workers)
     if listing.format == "images":
         return ImageFolder(listing=listing, config=config, workers=workers)
-    read = _TABLES[listing.format]
-    return read(listing=listing, config=config, labels=tuple(labels), workers=workers)
+    given: dict[str, Any] = {
+        "listing": listing,
+        "config": config,
+        "labels": tuple(labels),
+        "workers": workers,
+    }
+    if listing.format == "jsonl":
+        return NamedFiles(format=jsonl_files(config), **given)
+    if listing.format == "tfrecord":
+        return NamedFiles(format=tfrecord_files(), **given)
+    return (CsvFiles if listing.format == "csv" else ParquetFiles)(**given)
 
 
 def source_files(config: IngestConfig) -> list[str]:

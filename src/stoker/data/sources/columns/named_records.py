@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from stoker.data.sources.columns.gathered import Gathered
 from stoker.data.sources.columns.named_columns import IMAGE, LearnedColumn, NamedColumn
@@ -17,6 +19,8 @@ from stoker.data.sources.columns.table import (
 )
 from stoker.data.sources.columns.text import missing_texts
 from stoker.data.sources.config import IngestConfig
+from stoker.data.sources.files.file_kind import reading
+from stoker.data.sources.files.listing import Listing, SourceFile
 from stoker.data.sources.images.batches import (
     ImageTally,
     checked_images,
@@ -34,6 +38,9 @@ from stoker.data.sources.records import (
     block_of,
     demand_label,
 )
+from stoker.data.sources.workers import Workers
+
+Part = TypeVar("Part")
 
 
 def scan_named(
@@ -82,6 +89,81 @@ def scan_named(
         assumptions=tuple(filter(None, assumed)),
         image=looked.images.shape(config.images) if has_image else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedFormat(Generic[Part]):
+    """A format whose records name their values."""
+
+    title: str
+    """For messages."""
+
+    split: Callable[[SourceFile, Path], Iterator[Part]]
+    """Cuts a file into parts of limited size, given its local copy."""
+
+    parse: Callable[[Part], Gathered]
+    """Parses one part, in a worker; can be pickled."""
+
+    bytes_of: Callable[[Part], int]
+    """Memory that a part takes, bytes."""
+
+    in_order: bool
+    """True if the records name their columns in an order of their own; else columns are sorted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedFiles(Generic[Part]):
+    """One or more files of such a format, whose records have the same names."""
+
+    listing: Listing
+    """The files."""
+
+    config: IngestConfig
+    """How they are read."""
+
+    labels: Collection[str]
+    """The columns that no record may miss."""
+
+    workers: Workers
+    """Parse the parts."""
+
+    format: NamedFormat[Part]
+    """How records are found."""
+
+    def scan(self, progress: Progress) -> Scan:
+        """Learn each column's kind, length and type from all records.
+
+        Raises:
+            DataError: a file has another format, its columns differ from the first file's, or the
+                values of a column differ from record to record.
+            ConfigError: `data.types` names a column that does not exist, or images differ in size.
+        """
+        parsed = self.workers.map(self.format.parse, self._parts(), bytes_of=self.format.bytes_of)
+        return scan_named(
+            parsed,
+            self.config,
+            labels=self.labels,
+            in_order=self.format.in_order,
+            progress=progress,
+        )
+
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
+        """Yield every record in the types of its columns, or the fault that it has."""
+        reader = NamedReader(
+            scan=scan, config=self.config, labels=tuple(self.labels), content=content
+        )
+        read = functools.partial(_parse_and_read, parse=self.format.parse, reader=reader)
+        return self.workers.map(read, self._parts(), bytes_of=self.format.bytes_of)
+
+    def _parts(self) -> Iterator[Part]:
+        for file in self.listing.files:
+            with file.opened() as path, reading(file.location, self.format.title):
+                yield from self.format.split(file, path)
+
+
+def _parse_and_read(part: Part, *, parse: Callable[[Part], Gathered], reader: NamedReader) -> Block:
+    with ThreadPoolExecutor(1) as pool:
+        return reader.block(parse(part), pool=pool)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,6 +189,15 @@ def no_record(source: str) -> DataError:
     )
 
 
+def not_plain(location: object, what: str) -> DataError:
+    """Return the error of something in a source that is not a plain file."""
+    return DataError(
+        f"{location} must be a plain file",
+        got=Plain(what),
+        fix="Take it out of the source, or name the files by a glob in data.source.",
+    )
+
+
 def no_class(folder: object, what: str) -> DataError:
     """The error of what lies beside the folders of the classes."""
     return DataError(

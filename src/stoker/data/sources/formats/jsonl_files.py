@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,13 +26,11 @@ from stoker.data.sources.columns.named_columns import (
     WHOLE_NUMBER,
     WIDE_NUMBER,
 )
-from stoker.data.sources.columns.named_records import NamedReader, scan_named
+from stoker.data.sources.columns.named_records import NamedFormat
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.files.file_kind import UTF16, Unpacked, kind_of, plain_chunks, reading
-from stoker.data.sources.files.listing import Listing, SourceFile
+from stoker.data.sources.files.file_kind import UTF16, Unpacked, kind_of, plain_chunks
+from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.files.text import utf16_chunks
-from stoker.data.sources.records import Block, Content, Progress, Scan
-from stoker.data.sources.workers import Workers
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line: a few times this is the memory."""
@@ -51,49 +48,6 @@ _ENDLESS = "a number beyond all 64-bit floats"
 
 _KINDS = {int: NUMBER, float: NUMBER, bool: TRUTH, str: TEXT}
 _WIDEST = 1 << 63
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlFiles:
-    """One or more JSON Lines files whose objects have the same keys."""
-
-    listing: Listing
-    """The files."""
-
-    config: IngestConfig
-    """How they are read."""
-
-    labels: Collection[str]
-    """The column that a record cannot miss."""
-
-    workers: Workers
-    """The workers that parse them."""
-
-    def scan(self, progress: Progress) -> Scan:
-        """Learn each key's kind, length and type from all lines.
-
-        Raises:
-            DataError: a file is no JSON Lines, its keys differ from the first's, or a key's values
-                differ from line to line.
-            ConfigError: `data.types` names a key that is not there.
-        """
-        parse = partial(_gathered, types=self.config.types)
-        gathered = self.workers.map(parse, self._lines(), bytes_of=_text_bytes)
-        return scan_named(
-            gathered, self.config, labels=self.labels, in_order=True, progress=progress
-        )
-
-    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Every line in its columns' types, or named with what is wrong with it."""
-        reader = NamedReader(
-            scan=scan, config=self.config, labels=tuple(self.labels), content=content
-        )
-        return self.workers.map(partial(_block, reader=reader), self._lines(), bytes_of=_text_bytes)
-
-    def _lines(self) -> Iterator[_Lines]:
-        for file in self.listing.files:
-            with file.opened() as path, reading(file.location, "JSON Lines"):
-                yield from _cut(file, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +70,15 @@ class _Lines:
     """True if the file's gzip data ends too early, after these lines."""
 
 
-def _text_bytes(lines: _Lines) -> int:
-    return len(lines.text)
+def jsonl_files(config: IngestConfig) -> NamedFormat[_Lines]:
+    """Return how JSON Lines are read."""
+    return NamedFormat(
+        title="JSON Lines",
+        split=_cut,
+        parse=partial(_gathered, types=config.types),
+        bytes_of=lambda lines: len(lines.text),
+        in_order=True,
+    )
 
 
 def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
@@ -169,11 +130,6 @@ def _block_lines(ends: NDArray[np.int64]) -> int:
     if whole <= len(sizes):
         return whole
     return BLOCK_LINES if len(ends) >= BLOCK_LINES else 0
-
-
-def _block(lines: _Lines, *, reader: NamedReader) -> Block:
-    with ThreadPoolExecutor(1) as pool:
-        return reader.block(_gathered(lines, types=reader.config.types), pool=pool)
 
 
 def _gathered(lines: _Lines, *, types: Mapping[str, object]) -> Gathered:

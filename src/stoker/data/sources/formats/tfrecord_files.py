@@ -9,10 +9,10 @@ Source: tensorflow/core/example/example.proto and feature.proto.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from stoker.data.sources.columns.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.columns.named_columns import IMAGE, TEXT
-from stoker.data.sources.columns.named_records import NamedReader, scan_named
-from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.files.file_kind import reading
-from stoker.data.sources.files.listing import Listing, SourceFile
+from stoker.data.sources.columns.named_records import NamedFormat
+from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.formats.framing import Frames, read_frames
-from stoker.data.sources.records import WORKERS, Block, Content, Progress, Scan
-from stoker.data.sources.workers import Workers
 
 INT_LIST, FLOAT_LIST, BYTES = "an int64_list", "a float_list", "bytes that are no text"
 
@@ -190,48 +186,17 @@ def _is_one_text(value: bytes) -> bool:
     return b"\0" not in value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TfrecordFiles:
-    """One or more TFRecord files with the same features."""
+def tfrecord_files() -> NamedFormat[tuple[SourceFile, Frames]]:
+    """Return how TFRecord files are read."""
+    return NamedFormat(
+        title="TFRecord",
+        split=_frames,
+        parse=lambda part: gather_examples(*part),
+        bytes_of=lambda part: sum(map(len, part[1].payloads)),
+        in_order=False,
+    )
 
-    listing: Listing
-    """The files."""
 
-    config: IngestConfig
-    """How they are read."""
-
-    labels: Collection[str]
-    """The column that a record cannot miss."""
-
-    workers: Workers
-    """The workers that read them."""
-
-    def scan(self, progress: Progress) -> Scan:
-        """Learn each feature's kind, length and type from all records.
-
-        Raises:
-            DataError: a file is no TFRecord, its features differ from the first's, or a feature
-                differs from record to record.
-            ConfigError: `data.types` names a feature that is not there, or images differ in size.
-        """
-        return scan_named(
-            self._gathered(), self.config, labels=self.labels, in_order=False, progress=progress
-        )
-
-    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Every record in its columns' types, or named with what is wrong with it."""
-        reader = NamedReader(
-            scan=scan, config=self.config, labels=tuple(self.labels), content=content
-        )
-        with ThreadPoolExecutor(WORKERS) as pool:
-            yield from self.workers.map(
-                partial(reader.block, pool=pool),
-                self._gathered(),
-                bytes_of=lambda gathered: gathered.size_bytes,
-            )
-
-    def _gathered(self) -> Iterator[Gathered]:
-        for file in self.listing.files:
-            with file.opened() as path, reading(file.location, "TFRecord"):
-                for frames in read_frames(path, location=file.location):
-                    yield gather_examples(file, frames)
+def _frames(file: SourceFile, path: Path) -> Iterator[tuple[SourceFile, Frames]]:
+    for frames in read_frames(path, location=file.location):
+        yield file, frames

@@ -28,6 +28,7 @@ from stoker.data.sources.files.listing import (
     listed,
     no_class,
     no_match,
+    not_plain,
 )
 from stoker.data.sources.stores.cache import Cache, Wanted, sha256_in, shared_cache
 from stoker.data.sources.stores.store import ChangedMeanwhile, Retry, Store, is_ending
@@ -226,27 +227,14 @@ def _listed_folder(config: IngestConfig, uri: StoreUri, files: list[SourceFile])
     root = uri.location(uri.key)
     if are_classes(config, tops, folders):
         for file in files:
-            if file.name.count("/") != 1:
-                raise _no_image(root, file)
+            if "/" not in file.name:
+                raise no_class(root, f"{file.name}, which is a file")
+            if file.name.count("/") > 1:
+                raise not_plain(file.location.rpartition("/")[0], "a folder")
         return listed(config, files, known="images")
     if folders:
-        raise DataError(
-            f"{root.rstrip('/')}/{folders[0]} must be a plain file",
-            got=Plain("a folder"),
-            fix="Take it out of the source, or name the files by a glob in data.source.",
-        )
+        raise not_plain(f"{root.rstrip('/')}/{folders[0]}", "a folder")
     return listed(config, [file for file in files if not is_mark(file.name)])
-
-
-def _no_image(root: str, file: SourceFile) -> DataError:
-    if "/" not in file.name:
-        return no_class(root, f"{file.name}, which is a file")
-    folder = file.location.rpartition("/")[0]
-    return DataError(
-        f"{folder} must be a plain file",
-        got=Plain("a folder"),
-        fix="Take it out of the source, or name the files by a glob in data.source.",
-    )
 
 
 def _cache(config: IngestConfig) -> Cache:
