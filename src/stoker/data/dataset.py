@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 """Written last: a folder without it is not a dataset."""
 
 BATCH_ROWS = 8192
-"""Rows that are read at a time where nobody says otherwise: some MB for a wide table."""
+"""Default number of rows that are read at a time: some MB for a wide table."""
 
 SAMPLE = "sample.parquet"
 """The training split's first records by themselves."""
@@ -62,7 +62,7 @@ class ImageShape:
     """Pixels."""
 
     channels: int
-    """1 (grey) or 3 (RGB)."""
+    """1 (gray) or 3 (RGB)."""
 
     fit: Literal["stretch", "crop"] = "stretch"
     """The whole image, or the middle of it, see `data.images.fit`."""

@@ -115,7 +115,7 @@ class CopyCounter:
         return np.concatenate([self._number(part) for part in parts] or [np.zeros(0, np.int64)])
 
     def close(self) -> None:
-        """Forget everything, and free the disk."""
+        """Free memory and disk."""
         for run in self._runs:
             run.close()
         self._runs = []

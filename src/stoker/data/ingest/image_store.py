@@ -84,7 +84,7 @@ MS_PER_ENCODED_MPIXEL = 9.0
 """Core time to resize and encode, per million pixels that are stored, same place."""
 
 RAW_BYTES_PER_PIXEL = 3.0
-"""Of an image in colour."""
+"""Of a color image."""
 
 JPEG_BYTES_PER_PIXEL = 0.3
 """Of a photograph of about 256 pixels at quality 90; larger ones take fewer."""
@@ -226,7 +226,7 @@ def _nothing_pays(offers: Mapping[ImageStore, _Offer], epochs: int) -> str:
 
 
 def image_facts(table: pa.Table, columns: Sequence[Column], *, images: int) -> ImageFacts | None:
-    """What some records tell of all images, None where they hold none.
+    """Estimate the size of all images from some records; None if these have no images.
 
     Args:
         table: Some records.
@@ -337,9 +337,9 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
         channels: 1 or 3, of what the model sees.
 
     Returns:
-        A JPEG, raw pixels, or the same bytes: where the image is no larger than `short_side` as a
-        `resized` one, and where it is CMYK or a GIF, whose colours and transparency are for the
-        model's own decoder to turn into pixels.
+        A JPEG, raw pixels, or the same bytes: if the image is not larger than `short_side` as a
+        `resized` one, and if it is CMYK or a GIF, whose colors and transparency only the model's
+        own decoder converts to pixels.
     """
     header = read_header(data)
     small_already = min(header.height, header.width) <= chosen.short_side

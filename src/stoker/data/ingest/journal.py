@@ -1,6 +1,6 @@
-"""What a killed ingest had done, so that the next one goes on from there.
+"""What a killed ingest had done, so that the next one continues from there.
 
-The journal lies beside the shards. It says of which files they are made, which of them are whole, and
+The journal is next to the shards. It names the files they are made of, which of them are complete, and
 up to which block of the source every record is in them: reading starts after that block.
 """
 
@@ -72,7 +72,7 @@ class Journal:
 
         Args:
             out_dir: The dataset's folder.
-            identity: What `identity_of` gives: a journal of another is not looked at.
+            identity: What `identity_of` gives: a journal of another identity is ignored.
             splits: Names of the splits.
         """
         self._path = out_dir / JOURNAL
@@ -84,7 +84,7 @@ class Journal:
         self._marks: list[Mark] = []
 
     def start(self, scan: Scan, store: ChosenStore | None) -> Checkpoint:
-        """Note what the first look over the source told; nothing is done yet."""
+        """Record the result of the first pass over the source; no shard is written yet."""
         rows = dict.fromkeys(self._splits, 0)
         state = Checkpoint(
             scan=scan,
@@ -102,11 +102,11 @@ class Journal:
         return sum(shard.size_bytes for shard in itertools.chain(*self._shards.values()))
 
     def dealt(self, mark: Mark) -> None:
-        """Note that one more block was dealt out; it reaches the disk with the next shard."""
+        """Record that one more block was dealt to splits; written to disk with the next shard."""
         self._marks.append(mark)
 
     def finished(self, split: str, shard: Shard) -> None:
-        """Note that a split's next shard is on the disk."""
+        """Record that the next shard of a split is on disk."""
         self._shards[split].append(shard)
         rows = {name: sum(each.rows for each in done) for name, done in self._shards.items()}
         within = [m for m in self._marks if all(m.rows[name] <= rows[name] for name in rows)]
@@ -114,13 +114,13 @@ class Journal:
         self._write()
 
     def resume(self, state: Checkpoint) -> None:
-        """Go on where an earlier ingest was."""
+        """Continue from the state of an earlier ingest."""
         self._scan, self._store = state.scan, state.store
         self._marks = [state.mark]
         self._shards = {name: list(shards) for name, shards in state.shards.items()}
 
     def load(self) -> Checkpoint | None:
-        """What an ingest of the same identity has left, None where that is nothing of use."""
+        """Return the state of an earlier ingest of the same identity; None if there is none to use."""
         if not self._path.is_file():
             return None
         try:
@@ -156,7 +156,7 @@ class Journal:
 def identity_of(
     config: IngestConfig, listing: Listing, *, label: str | Mapping[str, str] | None
 ) -> str:
-    """What must be equal for an ingest to go on where another one stopped.
+    """Return a fingerprint of what must be equal for an ingest to continue an earlier one.
 
     Args:
         config: What is read, and how.

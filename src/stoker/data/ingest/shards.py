@@ -134,7 +134,7 @@ class SplitWriter:
         (output.root / split).mkdir(parents=True, exist_ok=True)
 
     def resume(self, shards: Sequence[Shard], *, rows: int) -> None:
-        """Take what a killed ingest has left.
+        """Continue from the shards of a killed ingest.
 
         Args:
             shards: The split's first shards.
@@ -185,7 +185,7 @@ class SplitWriter:
         return {name: each.hexdigest() for name, each in self._hashes.items()}
 
     def abandon(self) -> None:
-        """Wait until no thread writes any more; what they wrote is looked at by no one."""
+        """Wait until no thread writes any more; the incomplete shards are not used."""
         for shard, _ in self._writing:
             shard.cancel()
         self._hasher.shutdown(cancel_futures=True)

@@ -54,7 +54,7 @@ class ImagesConfig:
     """Height and width in pixels; None: the size that all images have."""
 
     channels: Literal[1, 3] | None = None
-    """1 (grey) or 3 (RGB); None: 1 where every image is grey, else 3."""
+    """1 (gray) or 3 (RGB); None: 1 if every image is gray, else 3."""
 
     max_pixels: int = 50_000_000
     """Height times width of the largest image that is decoded; a larger one is a bad record,
@@ -94,7 +94,7 @@ class ImagesConfig:
             )
         if self.channels not in (None, 1, 3):
             raise ConfigError(
-                "data.images.channels must be 1 (grey) or 3 (RGB)",
+                "data.images.channels must be 1 (gray) or 3 (RGB)",
                 got=self.channels,
                 fix="Leave it out to take what the images have.",
             )

@@ -1,4 +1,4 @@
-"""What every source gives: blocks of typed records, and the records that could not be read."""
+"""What every source returns: blocks of typed records, and the records that could not be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reading = Literal["int", "bool", "whole", "bool_with_gaps", "float", "string", "
 """How a column's values are read; `whole` is an integer column with gaps."""
 
 Progress = Callable[[int, int | None], None]
-"""Called with the records done and the records in all, None while nobody has counted them."""
+"""Called with the number of records done and the total, None while it is not known."""
 
 WORKERS = max(2, usable_cores())
 """Threads that read, convert and check: all three let go of the interpreter's lock."""
@@ -48,7 +48,7 @@ class Fault:
     """What is wrong with it."""
 
     retype: bool = False
-    """True where reading the column as a string would mend it."""
+    """True if reading the column as a string would fix it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumption:
-    """What was taken for granted about a column, or could be."""
+    """An assumption about how a column is read."""
 
     column: str
     """The column."""
@@ -101,7 +101,7 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """What one look over the whole source tells."""
+    """What one pass over the whole source finds out."""
 
     columns: tuple[Column, ...]
     """In the source's order."""
@@ -119,7 +119,7 @@ class Scan:
     """The kind of value that each column holds, where the records themselves name it."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """What a person would want to know of how the columns are read."""
+    """Assumptions about how columns are read that the user should know."""
 
 
 Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]
@@ -135,7 +135,7 @@ class Source(Protocol):
         ...
 
     def scan(self, progress: Progress) -> Scan:
-        """Look over everything once, to learn each column's type."""
+        """Read everything once, to learn each column's type."""
         ...
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
@@ -165,7 +165,7 @@ class Cells:
     """[rows] what the source held, to be shown."""
 
     retype: bool = False
-    """True where reading the column as a string would mend it."""
+    """True if reading the column as a string would fix it."""
 
 
 def silent(done: int, total: int | None) -> None:
@@ -187,7 +187,7 @@ def with_fault(column: Cells, mask: NDArray[np.bool_], reason: str) -> Cells:
 
 
 def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
-    """A column read in two steps: the second one's values, both ones' faults, the first's first."""
+    """Return a column read in two steps: the values of the second, the faults of both in order."""
     shift = np.int16(len(first.reasons))
     later = np.where(second.bad > 0, second.bad + shift, np.int16(0))
     return Cells(
@@ -199,8 +199,8 @@ def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
     )
 
 
-def demand_label(column: Cells) -> Cells:
-    """A missing label is a bad record: a model cannot learn from it, nor be judged by it."""
+def require_label(column: Cells) -> Cells:
+    """Mark records without a label as bad: a model can neither learn from them nor be evaluated on them."""
     missing = column.values.is_null()
     if pa.types.is_string(column.values.type):
         missing = pc.or_(missing, pc.equal(pc.fill_null(column.values, ""), ""))
@@ -272,7 +272,7 @@ def _fault(column: Column, cells: Cells, at: int, numbers: RowNumbers) -> Fault:
 
 
 def _value(raw: pa.Array, at: int) -> Any:
-    """One value; a text as its bytes, for it may be no UTF-8."""
+    """Return one value; text as its bytes, because it may not be UTF-8."""
     if pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type):
         raw = raw.slice(at, 1).cast(pa.large_binary())
         at = 0
@@ -287,7 +287,7 @@ def shown(value: Any) -> str:
     """A bad value as one short text, whatever bytes it holds."""
     text = repr(value) if isinstance(value, str | bytes) else str(value)
     if isinstance(value, float) and abs(value) == sys.float_info.max:
-        # All that JSON may write and no float holds is read as this one.
+        # Every JSON number beyond the range of a float is read as this one.
         text = f"{'-' if value < 0 else ''}1.8e308 or more"
     if isinstance(value, bytes):
         try:

@@ -34,7 +34,7 @@ def list_source(config: IngestConfig) -> Listing:
     """Find the files of `data.source`, here or in a store.
 
     Raises:
-        DataError: there is none, or something there is no plain file inside the source.
+        DataError: there is none, or something there is not a plain file inside the source.
         ConfigError: the files are of several formats, or of none that is known.
         UserError: a store fails, or refuses.
     """
@@ -101,7 +101,7 @@ def source_files(config: IngestConfig) -> list[str]:
     """The paths or URIs of the files of `data.source`, sorted by the bytes of their names.
 
     Raises:
-        DataError: there is none, or something there is no plain file.
+        DataError: there is none, or something there is not a plain file.
         ConfigError: the files are of no known format, or of several.
     """
     return [file.location for file in list_source(config).files]

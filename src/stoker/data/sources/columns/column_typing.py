@@ -46,7 +46,7 @@ def family_of(kind: pa.DataType) -> Family | None:
 
 
 def item_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type of a list's values, None for what is no list."""
+    """Return the type of a list's values; None for a type that is not a list."""
     is_a = pa.types
     is_list = is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind)
     return kind.value_type if is_list else None
@@ -126,7 +126,7 @@ class ColumnTyping:
     lengths: Counter[int] = field(default_factory=Counter)
     """How many records hold a vector of each length."""
     lists: bool = False
-    """True where a file holds lists whose lengths only their values tell."""
+    """True if a file holds lists whose lengths are not part of the type."""
     varies: bool = False
     """True where `data.columns.lists` names it."""
 
@@ -193,7 +193,7 @@ class ColumnTyping:
                 fix="Write the files with one schema, or leave some out by a glob.",
             )
 
-    def look_at_images(self, encoded: pa.Array) -> None:
+    def add_images(self, encoded: pa.Array) -> None:
         """Take some records of a column of bytes into account.
 
         Args:
@@ -202,7 +202,7 @@ class ColumnTyping:
         if not self.holds_images:
             self.holds_images = any(begins_as_image(value or b"") for value in encoded.to_pylist())
 
-    def look(self, values: pa.Array, missing: pa.Array) -> None:
+    def add_values(self, values: pa.Array, missing: pa.Array) -> None:
         """Take some records into account, whose type alone does not settle how they are read.
 
         Args:
@@ -221,13 +221,13 @@ class ColumnTyping:
     def _values_of_lists(self, lists: pa.Array) -> pa.Array:
         if pa.types.is_null(lists.type):
             return lists
-        if not pa.types.is_fixed_size_list(lists.type):  # of those the type tells the length
+        if not pa.types.is_fixed_size_list(lists.type):  # there the length is part of the type
             lengths = lengths_of(lists)
             self.lengths.update(lengths[lengths >= 0].tolist())
         return lists.flatten()
 
     def require_some_image(self) -> None:
-        """Hold that a column of bytes is one of images, once all of them were looked at.
+        """Check that a column of bytes holds images, after all records were read.
 
         Raises:
             DataError: nothing in it even begins as an image does.
@@ -269,7 +269,7 @@ class ColumnTyping:
         return column
 
     def assumed(self, column: Column) -> Assumption | None:
-        """What is worth a word about how the column is read."""
+        """Return the assumption about the column that the user should know."""
         return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:

@@ -169,14 +169,14 @@ class Tally:
 
 
 def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
-    """What is worth a word about a column that is read without `data.types`, if anything is."""
+    """Return the assumption about a column without `data.types` that the user should know, if any."""
     if how != "string":
         return None
     if tally.ints > NUMBER_SHARE * tally.present > 0:
         return Assumption(
             column=name,
             text=f"column {name!r} is read as text: its whole numbers, up to {tally.widest:.3g}, do "
-            f"not fit a number column. As ids they are right so; else set data.types: {{{name}: float}}",
+            f"not fit a number column. This is right for ids; otherwise set data.types: {{{name}: float}}",
         )
     number = guess(tally.sample)
     if number is None:
@@ -332,7 +332,7 @@ def _all_ints(values: pa.Array) -> pa.Array | None:
         numbers = values.cast(pa.int64())
     except pa.ArrowInvalid:
         return None
-    # Arrow takes 0x1F for a number, and nobody else does.
+    # Arrow reads 0x1F as a number; pandas and Python do not.
     hexadecimal = pc.any(pc.match_substring(values, "x", ignore_case=True)).as_py()
     return None if hexadecimal else numbers
 

@@ -43,7 +43,7 @@ _HEAD_BYTES = 16
 
 @contextlib.contextmanager
 def reading(location: str, what: str) -> Iterator[None]:
-    """Turn what a reader says of a damaged or unreadable file into one line that names it."""
+    """Report a reader's error about a damaged or unreadable file as one line that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, EOFError) as error:
@@ -67,11 +67,11 @@ CHUNK_BYTES = 1 << 20
 
 _ZLIB = b"\x78"
 _ANY_WBITS = 32 + zlib.MAX_WBITS
-"""Tells zlib to unpack gzip and zlib alike, and to check the checksum of either."""
+"""Makes zlib unpack both gzip and zlib, and verify the checksum of either."""
 
 
 def is_packed(head: bytes) -> bool:
-    """True where some bytes begin as gzip or zlib does."""
+    """Whether bytes start like gzip or zlib."""
     is_zlib = head[:1] == _ZLIB and len(head) > 1 and int.from_bytes(head[:2], "big") % 31 == 0
     return head.startswith(_GZIP + b"\x08") or is_zlib
 

@@ -67,10 +67,10 @@ def utf16_chunks(path: Path, *, location: str) -> Iterator[bytes]:
 
 
 class EndMarked(io.RawIOBase):
-    """A stream of UTF-8 with one more line at its end.
+    """A stream of UTF-8 with an additional line at its end.
 
     Arrow takes a quote that is never closed for one value that reaches to the end of the file, and
-    says nothing. Where that happens the line added here is swallowed too, and its absence tells.
+    reports nothing. Then that value also contains the line added here, so its absence shows the error.
     PyArrow raises for a record with too few or too many fields that is not UTF-8: a byte that is not
     part of a character, and a NUL, is given as a NUL and two hexadecimal digits.
     """
@@ -86,7 +86,7 @@ class EndMarked(io.RawIOBase):
         self._decoder = codecs.getincrementaldecoder("utf-8")(_ESCAPING)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True: Arrow's readers ask."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:

@@ -44,7 +44,7 @@ from stoker.data.sources.records import (
     RowNumbers,
     Scan,
     block_of,
-    demand_label,
+    require_label,
 )
 from stoker.data.sources.workers import Workers
 
@@ -63,7 +63,7 @@ _LAST = b"\x00end\x00"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chunk:
-    """Some records of one file as they stand there."""
+    """Some records of one file, not yet typed."""
 
     numbers: RowNumbers
     columns: list[pa.Array]
@@ -139,7 +139,7 @@ class CsvFiles:
         """Learn each column's type from all its values.
 
         Raises:
-            DataError: a file is no CSV, its header is unusable, or the files' columns differ.
+            DataError: a file is not CSV, its header is unusable, or the files' columns differ.
             ConfigError: `data.types` names a column that is not there, or `data.columns.lists` any.
         """
         names = self._names()
@@ -215,7 +215,7 @@ class CsvFiles:
         def typed(column: Column, how: Reading, raw: pa.Array) -> Cells:
             text = clean(raw, self.config.types.get(column.name))
             read = read_text(text, how, missing, wide=column.dtype == "float64")
-            return demand_label(read) if column.name in self.labels else read
+            return require_label(read) if column.name in self.labels else read
 
         with ThreadPoolExecutor(WORKERS) as pool:
 
@@ -273,7 +273,7 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
     """The names of a CSV file's columns; "" for a first one without a name, pandas' index.
 
     Raises:
-        DataError: there is no header, or a name is empty, stands twice or is no UTF-8.
+        DataError: there is no header, or a name is empty, occurs twice or is not UTF-8.
     """
     with file.opened() as path, reading(file.location, "CSV"):
         head = b""
@@ -352,7 +352,7 @@ def _two_kinds(name: str, seen: dict[str, str]) -> DataError:
     return DataError(
         f"column {name!r} must have one type in all files",
         got=Plain(", ".join(f"{kind} in {where}" for kind, where in seen.items())),
-        fix=f"Mend the file, or set data.types: {{{name}: string}}.",
+        fix=f"Fix the file, or set data.types: {{{name}: string}}.",
     )
 
 

@@ -98,16 +98,16 @@ _HEAD_BYTES = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """A place in a TFRecord file where no whole record stands."""
+    """A position in a TFRecord file at which there is no complete record."""
 
     row: int
-    """1-based number of the record that should stand there, as far as records can be counted."""
+    """1-based number of the record expected there, as far as records can be counted."""
 
     offset: int
     """Its first byte, counted in the file, or in what the file unpacks to."""
 
     reason: str
-    """What is wrong there, and how many bytes are left out if they are more than the record."""
+    """What is wrong there, and the number of bytes skipped if they are more than the record."""
 
     def __str__(self) -> str:
         return f"at byte {self.offset:,}: {self.reason}"
@@ -124,7 +124,7 @@ class Frames:
     """The 1-based number of each of them in the file."""
 
     damages: list[Damage] = field(default_factory=list)
-    """What stands between them and is no whole record."""
+    """What is between them and not a complete record."""
 
 
 def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
@@ -135,7 +135,7 @@ def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
         location: What a message calls it.
 
     Raises:
-        DataError: the file is empty, is no TFRecord at all, or its gzip or zlib data is damaged.
+        DataError: the file is empty, is not a TFRecord, or its gzip or zlib data is damaged.
     """
     reader = _Reader(path, location)
     yield from reader.blocks()
@@ -193,19 +193,19 @@ class _Reader:
         while buffer.has(1):
             frames, until = Frames(), buffer.offset + BLOCK_BYTES
             while len(frames.rows) + len(frames.damages) < BLOCK_RECORDS and buffer.offset < until:
-                self._take_next(frames)
+                self._read_next(frames)
                 if not buffer.has(1):
                     break
             yield frames
         if self._unpacked is not None and self._unpacked.is_cut:
-            # Nobody can say how many records are lost, so no number of bad rows permits it.
+            # The number of lost records is unknown, so `data.max_bad_rows` cannot permit it.
             raise DataError(
                 f"{self._location} must be whole gzip or zlib data",
                 got=Plain(f"a file that is cut, the last record in it being {self._row - 1:,}"),
                 fix="Fetch or write the file again.",
             )
 
-    def _take_next(self, frames: Frames) -> None:
+    def _read_next(self, frames: Frames) -> None:
         """Take the next record, or name the damage at its place."""
         buffer = self._buffer
         buffer.has(HEADER.size)
@@ -248,13 +248,13 @@ class _Reader:
         return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
 
     def _find_next(self) -> str:
-        """Go to the next place where a whole record stands, or to the end; say which."""
+        """Go to the next complete record, or to the end; return which, for the message."""
         buffer, offset = self._buffer, self._buffer.offset
         buffer.at += 1
         while buffer.has(_LEAST_BYTES):
             window = np.frombuffer(buffer.data, np.uint8)[buffer.at :][:CHUNK_BYTES]
             for ahead in headers_in(window).tolist():
-                if self._stands(ahead):
+                if self._is_record_at(ahead):
                     buffer.at += ahead
                     skipped = buffer.offset - offset
                     return f"; {skipped:,} bytes are left out, up to the next whole record"
@@ -262,8 +262,8 @@ class _Reader:
         buffer.at = len(buffer.data)
         return f"; {buffer.offset - offset:,} bytes are left out, up to the end"
 
-    def _stands(self, ahead: int) -> bool:
-        """True where a whole record stands so many bytes ahead, at a header that holds."""
+    def _is_record_at(self, ahead: int) -> bool:
+        """Whether a complete record starts this many bytes ahead, at a valid header."""
         buffer = self._buffer
         (length,) = LENGTH.unpack_from(buffer.data, buffer.at + ahead)
         if length > MAX_RECORD_BYTES or not buffer.has(ahead + _LEAST_BYTES + length):

@@ -38,7 +38,7 @@ from stoker.data.sources.records import (
     RowNumbers,
     Scan,
     block_of,
-    demand_label,
+    require_label,
 )
 from stoker.data.sources.workers import Workers
 
@@ -80,7 +80,7 @@ class ParquetFiles:
         if not rows:
             raise no_record(self.config.source)
         images = ImageTally()
-        self._look(learned, images, progress)
+        self._scan_values(learned, images, progress)
         readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
         columns = tuple(
             each.column(how, most_bad=self.config.max_bad_rows)
@@ -158,7 +158,7 @@ class ParquetFiles:
             rows += added
         return learned, rows
 
-    def _look(
+    def _scan_values(
         self, learned: Sequence[ColumnTyping], images: ImageTally, progress: Progress
     ) -> None:
         """Read the columns whose type the schema does not settle."""
@@ -174,10 +174,10 @@ class ParquetFiles:
                     for each in open_ones:
                         values = batch.column(each.name)
                         if each.is_open:
-                            each.look(values, missing)
+                            each.add_values(values, missing)
                         else:
                             encoded = plain(values).values
-                            each.look_at_images(encoded)
+                            each.add_images(encoded)
                             tally_images(
                                 images, encoded, self.config.images, name=each.name, pool=pool
                             )
@@ -207,7 +207,7 @@ class ParquetFiles:
                 read = list_cells(values, length=column.length, read=read_values)
             else:
                 read = read_values(values)
-            typed.append(demand_label(read) if column.name in self.labels else read)
+            typed.append(require_label(read) if column.name in self.labels else read)
         return typed
 
 

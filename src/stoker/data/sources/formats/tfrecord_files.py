@@ -22,13 +22,19 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from stoker.data.sources.columns.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.columns.named_columns import IMAGE, TEXT
 from stoker.data.sources.columns.named_records import NamedFormat
+from stoker.data.sources.columns.parsed_block import (
+    BlockBuilder,
+    Collected,
+    ParsedBlock,
+    Values,
+    values_of,
+)
 from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.formats.framing import Frames, read_frames
 
-INT_LIST, FLOAT_LIST, BYTES = "an int64_list", "a float_list", "bytes that are no text"
+INT_LIST, FLOAT_LIST, BYTES = "an int64_list", "a float_list", "bytes that are not text"
 
 _IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
 
@@ -83,17 +89,17 @@ _NEW: dict[str, Callable[[], Any]] = {
 _FEW = 8
 """Values of a float list up to which it is quicker to take them one by one."""
 
-_SPOKEN = {"int64_list": INT_LIST, "float_list": FLOAT_LIST}
+_KINDS_OF_LISTS = {"int64_list": INT_LIST, "float_list": FLOAT_LIST}
 
 
-def gather_examples(file: SourceFile, frames: Frames) -> Gathered:
+def parse_examples(file: SourceFile, frames: Frames) -> ParsedBlock:
     """Parse some records and take them apart.
 
     Args:
         file: Where they stand.
         frames: The records; what is damaged among them is passed on.
     """
-    block = Gathering(file)
+    block = BlockBuilder(file)
     for damage in frames.damages:
         block.refuse(damage.row, str(damage))
     for payload, number in zip(frames.payloads, frames.rows, strict=True):
@@ -103,15 +109,17 @@ def gather_examples(file: SourceFile, frames: Frames) -> Gathered:
             block.refuse(number, "it does not parse as a tf.train.Example")
             continue
         if len(UnknownFieldSet(example)):
-            block.refuse(number, "it is no tf.train.Example: it has other fields than `features`")
+            block.refuse(
+                number, "it is not a tf.train.Example: it has other fields than `features`"
+            )
         elif not example.features.feature:
             block.refuse(number, "it is a tf.train.Example without features")
         else:
-            _take(block, example, number)
-    return block.finished(_finish)
+            _add_example(block, example, number)
+    return block.build(_finish)
 
 
-def _take(block: Gathering, example: Any, number: int) -> None:
+def _add_example(block: BlockBuilder, example: Any, number: int) -> None:
     row, names = len(block.rows), block.names
     block.rows.append(number)
     for name, feature in example.features.feature.items():
@@ -124,15 +132,15 @@ def _take(block: Gathering, example: Any, number: int) -> None:
         count = len(values)
         if not count:
             continue
-        held = kinds.get(kind)
-        if held is None:
-            held = kinds[kind] = Held(_NEW[kind]())
-        held.rows.append(row)
-        held.counts.append(count)
+        collected = kinds.get(kind)
+        if collected is None:
+            collected = kinds[kind] = Collected(_NEW[kind]())
+        collected.rows.append(row)
+        collected.counts.append(count)
         if kind == "float_list" and count > _FEW:
-            _extend(held.flat, given.SerializeToString(), count)
+            _extend(collected.flat, given.SerializeToString(), count)
         else:
-            held.flat.extend(values)
+            collected.flat.extend(values)
 
 
 def _extend(flat: array[float], packed: bytes, count: int) -> None:
@@ -145,11 +153,13 @@ def _extend(flat: array[float], packed: bytes, count: int) -> None:
     flat.frombytes(packed[start : start + size])
 
 
-def _finish(kind: str, held: Held) -> Iterable[Values]:
+def _finish(kind: str, collected: Collected) -> Iterable[Values]:
     if kind == "bytes_list":
-        return _split(values_of(BYTES, held, pa.array(held.flat, pa.binary())))
+        return _split(values_of(BYTES, collected, pa.array(collected.flat, pa.binary())))
     dtype = np.int64 if kind == "int64_list" else np.float32
-    return [values_of(_SPOKEN[kind], held, pa.array(np.frombuffer(held.flat, dtype)))]
+    return [
+        values_of(_KINDS_OF_LISTS[kind], collected, pa.array(np.frombuffer(collected.flat, dtype)))
+    ]
 
 
 def _split(values: Values) -> Iterable[Values]:
@@ -191,7 +201,7 @@ def tfrecord_files() -> NamedFormat[tuple[SourceFile, Frames]]:
     return NamedFormat(
         title="TFRecord",
         split=_frames,
-        parse=lambda part: gather_examples(*part),
+        parse=lambda part: parse_examples(*part),
         bytes_of=lambda part: sum(map(len, part[1].payloads)),
         in_order=False,
     )
