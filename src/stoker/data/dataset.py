@@ -360,10 +360,7 @@ def _to_json(dataset: Dataset) -> dict[str, Any]:
         "image": None if dataset.image is None else asdict(dataset.image),
         "image_store": dataset.image_store,
         "sample": None if dataset.sample is None else asdict(dataset.sample),
-        "bad_rows": [
-            {"file": b.file, "row": b.row, "column": b.column, "reason": b.reason}
-            for b in dataset.bad_rows
-        ],
+        "bad_rows": [asdict(row) for row in dataset.bad_rows],
         "copies_dropped": dataset.copies_dropped,
         "warnings": dataset.warnings,
     }

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from stoker.data.columns import Column
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.images.folder import ImageFolder
-from stoker.data.sources.records import Assumption, Progress, Source, silent
-from stoker.data.sources.source import list_source, open_source, workers_for
+from stoker.data.sources.records import Assumption, Progress, silent
+from stoker.data.sources.source import Source, list_source, open_source, workers_for
 
 MOST_DISTINCT = 1000
 """Distinct values that are counted; a column with more is not a set of categories."""

@@ -43,8 +43,14 @@ from stoker.data.ingest.shards import ShardOutput, SplitWriter, write_table
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.listing import Listing, no_record
 from stoker.data.sources.images.folder import PATH
-from stoker.data.sources.records import WORKERS, Block, Progress, Scan, Source, silent
-from stoker.data.sources.source import list_source, listing_warnings, open_source, workers_for
+from stoker.data.sources.records import WORKERS, Block, Progress, Scan, silent
+from stoker.data.sources.source import (
+    Source,
+    list_source,
+    listing_warnings,
+    open_source,
+    workers_for,
+)
 from stoker.data.sources.workers import Workers
 
 _LOG = logging.getLogger(__name__)

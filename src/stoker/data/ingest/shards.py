@@ -11,7 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -195,14 +196,7 @@ class SplitWriter:
         name = f"{self.split}/shard-{self._started:05d}.parquet"
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         self._started += 1
-        shard = self._output.pool.submit(
-            write_shard,
-            self._output.root,
-            name,
-            table,
-            columns=self._output.columns,
-            workers=self._output.workers,
-        )
+        shard = self._output.pool.submit(write_shard, self._output, name, table)
         self._writing.append((shard, self._hasher.submit(self._hash, table)))
         if len(self._writing) > WORKERS:
             self._take_oldest()
@@ -219,25 +213,24 @@ class SplitWriter:
             self._hashes[column.name].add(table.column(column.name))
 
 
-def write_shard(
-    root: Path, file: str, table: pa.Table, *, columns: Sequence[Column], workers: Workers
-) -> Shard:
+def write_shard(output: ShardOutput, file: str, table: pa.Table) -> Shard:
     """Write one shard, durably.
 
     Args:
-        root: The dataset's folder.
-        file: The shard's name in it.
+        output: Where and how.
+        file: The shard's name in the dataset's folder.
         table: Its records.
-        columns: What they consist of.
-        workers: Create the index of its images.
 
     Raises:
         OSError: the disk is full, or cannot be written.
     """
-    _write(root / file, table, columns)
-    images = tuple(column for column in columns if column.dtype == "image")
-    written = _Table(root=root, file=file, images=images, rows=table.num_rows)
-    return workers.call(_described, written) if images else _described(written)
+    shard = write_table(output.root, file, table, columns=output.columns)
+    images = [column for column in output.columns if column.dtype == "image"]
+    if not images:
+        return shard
+    index = output.workers.call(partial(write_image_index, columns=images), output.root / file)
+    name = index.relative_to(output.root).as_posix()
+    return replace(shard, index=name, index_sha256=sha256_file(index))
 
 
 def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
@@ -246,8 +239,10 @@ def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Col
     Raises:
         OSError: as `write_shard`.
     """
-    _write(root / file, table, columns)
-    return _described(_Table(root=root, file=file, images=(), rows=table.num_rows))
+    path = root / file
+    _write(path, table, columns)
+    size_bytes, sha256 = path.stat().st_size, sha256_file(path)
+    return Shard(file=file, rows=table.num_rows, size_bytes=size_bytes, sha256=sha256)
 
 
 def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
@@ -258,30 +253,6 @@ def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
             writer.write_table(table, row_group_size=group_rows)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Table:
-    """The records of a shard as they are on disk."""
-
-    root: Path
-    file: str
-    images: tuple[Column, ...]
-    rows: int
-
-
-def _described(table: _Table) -> Shard:
-    """The shard with an index of its images, which is made from the file on disk."""
-    path = table.root / table.file
-    index = write_image_index(path, table.images) if table.images else None
-    return Shard(
-        file=table.file,
-        rows=table.rows,
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-        index=None if index is None else index.relative_to(table.root).as_posix(),
-        index_sha256=None if index is None else sha256_file(index),
-    )
 
 
 def _options(columns: Sequence[Column]) -> dict[str, object]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
-from stoker.data.sources.files.listing import Listing
 
 Reading = Literal["int", "bool", "whole", "bool_with_gaps", "float", "string", "image"]
 """How a column's values are read; `whole` is an integer column with gaps."""
@@ -124,28 +123,6 @@ class Scan:
 
 Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]
 """Computes [rows] a number for each row of a table, in the worker that reads it."""
-
-
-class Source(Protocol):
-    """Files of one format, or a folder of images."""
-
-    @property
-    def listing(self) -> Listing:
-        """The files, as they were found."""
-        ...
-
-    def scan(self, progress: Progress) -> Scan:
-        """Read everything once, to learn each column's type."""
-        ...
-
-    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Read everything, in order.
-
-        Args:
-            scan: The result of `scan`.
-            content: What each block computes for its rows in addition; can be pickled.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,11 +16,13 @@ from stoker.data.sources.formats.jsonl_files import jsonl_files
 from stoker.data.sources.formats.parquet_files import ParquetFiles
 from stoker.data.sources.formats.tfrecord_files import tfrecord_files
 from stoker.data.sources.images.folder import ImageFolder
-from stoker.data.sources.records import Source
 from stoker.data.sources.stores.local import list_local
 from stoker.data.sources.stores.remote import list_remote
 from stoker.data.sources.uri import is_uri
 from stoker.data.sources.workers import InThreads, Workers, started
+
+Source = CsvFiles | ParquetFiles | NamedFiles[Any] | ImageFolder
+"""Files of one format: `listing` names them, `scan` learns their columns, `blocks` reads the records."""
 
 _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column
-from stoker.data.sources.config import ColumnsConfig, IngestConfig
+from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.listing import Listing, SourceFile
 from stoker.data.sources.images.batches import ImageTally, needs_headers
 from stoker.data.sources.images.check import check_image
@@ -73,18 +73,17 @@ class ImageFolder:
         Raises:
             ConfigError: the sizes differ and none is configured; or there is `data.types`.
         """
-        if self.config.types:
-            raise ConfigError(
-                "data.types must be left out for a folder of images",
-                got=dict(self.config.types),
-                fix="Its columns are image, label and path.",
-            )
-        if self.config.columns != ColumnsConfig():
-            raise ConfigError(
-                "data.columns must be left out for a folder of images",
-                got=Plain(", ".join((*self.config.columns.exclude, *self.config.columns.lists))),
-                fix="Its columns are image, label and path.",
-            )
+        columns = self.config.columns
+        for key, names in (
+            ("types", tuple(self.config.types)),
+            ("columns", (*columns.exclude, *columns.lists)),
+        ):
+            if names:
+                raise ConfigError(
+                    f"data.{key} must be left out for a folder of images",
+                    got=Plain(", ".join(names)),
+                    fix="Its columns are image, label and path.",
+                )
         files, tally = self.listing.files, ImageTally()
         if needs_headers(self.config.images):
             parts = [files[at : at + PART_FILES] for at in range(0, len(files), PART_FILES)]

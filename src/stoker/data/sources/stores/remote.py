@@ -31,7 +31,7 @@ from stoker.data.sources.files.listing import (
     not_plain,
 )
 from stoker.data.sources.stores.cache import Cache, Wanted, sha256_in, shared_cache
-from stoker.data.sources.stores.store import ChangedMeanwhile, Retry, Store, is_ending
+from stoker.data.sources.stores.store import ChangedMeanwhile, Store, is_ending
 from stoker.data.sources.uri import StoreUri, parse_uri
 
 FETCHERS = 16
@@ -59,8 +59,8 @@ class Bucket:
             config: Its source is the URI of a bucket or of something in it.
         """
         self.uri = parse_uri(config.source)
-        retry = Retry(attempts=config.store_attempts, backoff_s=config.store_backoff_s)
-        self._store = Store(self.uri, retry)
+        attempts, backoff_s = config.store_attempts, config.store_backoff_s
+        self._store = Store(self.uri, attempts=attempts, backoff_s=backoff_s)
         self._cache = _cache(config)
         self._ahead_bytes = min(AHEAD_BYTES, round(config.cache_bytes * AHEAD_SHARE))
         self._list_again: Callable[[], list[fs.FileInfo]] = list

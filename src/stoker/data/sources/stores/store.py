@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -88,30 +87,20 @@ class ChangedMeanwhile(Exception):
     """An object is not what it was when it was listed or opened."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retry:
-    """How often a request is made before the store is said to fail."""
-
-    attempts: int
-    """At least 1."""
-
-    backoff_s: float
-    """Pause after the first failure, seconds; doubled after each further one."""
-
-
 class Store:
     """One bucket's service."""
 
-    def __init__(self, uri: StoreUri, retry: Retry) -> None:
+    def __init__(self, uri: StoreUri, *, attempts: int, backoff_s: float) -> None:
         """Connect lazily: nothing is asked before the first call.
 
         Args:
             uri: A place in the store; which one does not matter, but for its bucket.
-            retry: How often a request is made.
+            attempts: How often a request is made before the store is said to fail.
+            backoff_s: Pause after the first failure, seconds; doubled after each further one.
         """
         self.endpoint = _endpoint(uri)
         self._uri = uri
-        self._retry = retry
+        self._attempts, self._backoff_s = attempts, backoff_s
         self._made: fs.FileSystem | None = None
         self._making = threading.Lock()
 
@@ -173,10 +162,10 @@ class Store:
                 return request(self._system())
             except (OSError, pa.ArrowException) as error:
                 meaning = _meaning(error)
-                if meaning is not None or attempt >= self._retry.attempts or is_ending():
+                if meaning is not None or attempt >= self._attempts or is_ending():
                     location = self._uri.location(key)
                     raise _failure(location, error, meaning, attempt) from error
-            pause_s = min(LONGEST_PAUSE_S, self._retry.backoff_s * 2 ** (attempt - 1))
+            pause_s = min(LONGEST_PAUSE_S, self._backoff_s * 2 ** (attempt - 1))
             # Many readers that fail together must not come back together.
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             attempt += 1
