@@ -211,7 +211,7 @@ def write_table(path: Path) -> Path:
     [
         ("parquet", parquet_files, ("BATCH_ROWS", 10), "_batches"),
         ("csv", csv_files, ("BLOCK_BYTES", 200), "_batches"),
-        ("jsonl", jsonl_files, ("BLOCK_LINES", 10), "_runs"),
+        ("jsonl", jsonl_files, ("BLOCK_LINES", 10), "_line_blocks"),
     ],
 )
 def test_a_table_is_read_no_further_ahead_than_its_bytes_allow(

@@ -130,7 +130,7 @@ class CsvFiles:
     """How they are read."""
 
     labels: Collection[str]
-    """The column that a record cannot miss."""
+    """The columns that no record may miss."""
 
     workers: Workers
     """The workers that read them."""

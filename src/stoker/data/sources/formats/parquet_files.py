@@ -63,7 +63,7 @@ class ParquetFiles:
     """How they are read."""
 
     labels: Collection[str]
-    """The column that a record cannot miss."""
+    """The columns that no record may miss."""
 
     workers: Workers
     """The workers that read them."""
