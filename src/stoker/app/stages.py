@@ -32,6 +32,7 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.label_summary import labels_as_facts
 from stoker.data.ingest import (
     REACH_KEYS,
+    Consumer,
     fingerprint_of,
     ingest,
 )
@@ -74,9 +75,11 @@ def _ingest(context: Context, folder: Path) -> Done:
         experiment.files,
         folder,
         label=experiment.label,
-        epochs=experiment.train.epochs,
+        consumer=Consumer(
+            epochs=experiment.train.epochs,
+            check_columns=functools.partial(_require_columns, experiment),
+        ),
         listing=context.listing,
-        accept=functools.partial(_require_columns, experiment),
         progress=_row_rate_progress(context),
     )
     return Done(

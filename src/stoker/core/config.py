@@ -33,6 +33,9 @@ MOST_LEVELS = 100
 """Deepest nesting, including what aliases repeat. PyYAML's time grows with its square."""
 
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
+_HIDDEN_BREAK = re.compile("[\x85\u2028\u2029]")
+"""What PyYAML ends a line after, as YAML 1.1 does, and neither YAML 1.2 nor an editor does."""
+
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
@@ -91,7 +94,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """Return a number; a base-60 number of YAML 1.1 is text."""
-        if ":" in node.value:
+        if ":" in self.construct_scalar(node):  # refuses `!!int {a: 1}`
             return node.value
         if _OCTAL.fullmatch(node.value):
             problem = (
@@ -257,6 +260,13 @@ def parse_yaml(text: str, where: str) -> Any:
     Raises:
         ConfigError: it is not YAML, with line and column; or it is too large or too deep.
     """
+    if hidden := _HIDDEN_BREAK.search(text):
+        line = text.count("\n", 0, hidden.start()) + 1
+        raise ConfigError(
+            f"{where} must be YAML (line {line}) without the line breaks that editors do not show",
+            got=Plain(f"U+{ord(hidden[0]):04X}"),
+            fix="Remove it, or write it in double quotes as \\N (U+0085), \\L (U+2028) or \\P (U+2029).",
+        )
     try:
         node = _composed(text)
         if node is None:

@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 """Written last: a folder without it is not a dataset."""
 
 BATCH_ROWS = 8192
-"""Rows that are read at a time where nobody says otherwise: some MB for a wide table."""
+"""Default number of rows that are read at a time: some MB for a wide table."""
 
 SAMPLE = "sample.parquet"
 """The training split's first records by themselves."""
@@ -62,7 +62,7 @@ class ImageShape:
     """Pixels."""
 
     channels: int
-    """1 (grey) or 3 (RGB)."""
+    """1 (gray) or 3 (RGB)."""
 
     fit: Literal["stretch", "crop"] = "stretch"
     """The whole image, or the middle of it, see `data.images.fit`."""
@@ -360,10 +360,7 @@ def _to_json(dataset: Dataset) -> dict[str, Any]:
         "image": None if dataset.image is None else asdict(dataset.image),
         "image_store": dataset.image_store,
         "sample": None if dataset.sample is None else asdict(dataset.sample),
-        "bad_rows": [
-            {"file": b.file, "row": b.row, "column": b.column, "reason": b.reason}
-            for b in dataset.bad_rows
-        ],
+        "bad_rows": [asdict(row) for row in dataset.bad_rows],
         "copies_dropped": dataset.copies_dropped,
         "warnings": dataset.warnings,
     }

@@ -19,9 +19,9 @@ from stoker.data.ingest import (
     IngestConfig,
     SourceDescription,
 )
-from stoker.data.sources.files.file_kind import open_text
 from stoker.data.sources.files.listing import SourceFile
-from stoker.data.sources.images.check import BadImage, ImageHeader, read_header
+from stoker.data.sources.files.text import text_chunks
+from stoker.data.sources.images.headers import BadImage, ImageHeader, read_header
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import list_source, open_source
 from stoker.scaffold.spelling import python_text
@@ -151,8 +151,9 @@ def measure_column(config: IngestConfig, column: Column, *, most: int) -> Column
 
 
 def _delimiter(file: SourceFile) -> str:
-    with file.opened() as path, open_text(path, location=file.location) as stream:
-        header = bytes(stream.read(_HEADER_BYTES)).decode("utf-8", "replace").partition("\n")[0]
+    with file.opened() as path:
+        head = next(text_chunks(path, location=file.location), b"")
+    header = head.decode("utf-8", "replace").partition("\n")[0]
     return max(_DELIMITERS, key=lambda mark: (mark == "," and mark in header, header.count(mark)))
 
 

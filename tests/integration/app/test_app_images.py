@@ -13,7 +13,7 @@ from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import load_dataset
-from stoker.data.ingest.stored_images import is_raw
+from stoker.data.ingest.image_store import is_raw
 
 SETTINGS = """
 name: stripes

@@ -19,8 +19,8 @@ from stoker.data.dataset import ImageShape
 from stoker.data.features.images.encoded_bytes import heads
 from stoker.data.features.images.images import decode_images, decode_whole
 from stoker.data.features.images.orientation import orientations
-from stoker.data.sources.images.check import BadImage, check_image
-from stoker.data.sources.images.exif import orientation
+from stoker.data.sources.images.check import check_image
+from stoker.data.sources.images.headers import BadImage, orientation
 from stoker.registry.callpath import LoadedModel, load_model
 
 HEIGHT, WIDTH = 24, 32

@@ -18,7 +18,7 @@ from stoker.data.feed.images import decode_engines, decode_native
 from stoker.data.feed.images.decode import JOB, Engine, Status, Target
 from stoker.data.feed.images.decode_engines import choose_engine
 from stoker.data.feed.images.native import library
-from stoker.data.ingest.stored_images import raw_bytes
+from stoker.data.ingest.image_store import raw_bytes
 
 ENGINES = ("native", "opencv")
 TARGET = Target(height=20, width=24, channels=3, exact=False, antialias=True)

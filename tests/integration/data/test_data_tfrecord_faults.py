@@ -19,8 +19,8 @@ import pytest
 
 from stoker.core.errors import DataError
 from stoker.data.ingest import IngestConfig, ingest
-from stoker.data.sources.formats.examples import Example
-from stoker.data.sources.formats.framing_checks import masked_crc
+from stoker.data.sources.formats.framing import masked_crc
+from stoker.data.sources.formats.tfrecord_files import Example
 
 RECORDS = 60
 HEADER, FOOTER = 12, 4
@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
         replaced(6, framed(PAYLOADS[6] + b"\x12\x00")),
         but(6),
         7,
-        "it is no tf.train.Example: it has other fields",
+        "it is not a tf.train.Example: it has other fields",
     ),
 }
 
@@ -342,7 +342,7 @@ def deviating(index: int, **features: Any) -> bytes:
         ),
         ("id", "int64_list", [1, 2], "it holds 2 values where one is the rule"),
         ("id", "float_list", [1.0], "it holds a float_list where an int64_list is the rule"),
-        ("word", "bytes_list", [b"\xff\x00"], "bytes that are no text where text is the rule"),
+        ("word", "bytes_list", [b"\xff\x00"], "bytes that are not text where text is the rule"),
         ("id", "int64_list", [], "the label is missing"),
     ],
 )
@@ -383,7 +383,7 @@ def test_a_feature_of_bytes_that_are_neither_text_nor_image_is_one_error(tmp_pat
     raw = [deviating(i, word=("bytes_list", [b"\xfe\x00\x01"])) for i in range(RECORDS)]
 
     with pytest.raises(
-        DataError, match=r"'word' must hold .*bytes that are no text, in 60 records"
+        DataError, match=r"'word' must hold .*bytes that are not text, in 60 records"
     ):
         ids(tmp_path, write(tmp_path, b"".join(raw)))
 

@@ -76,7 +76,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     rows = "".join(f"{row},{row / 7:.3f},{'abc'[row % 3]},{row % 2}\n" for row in range(90))
     (folder / "data.csv").write_text("key,x,word,y\n" + rows)
     config = IngestConfig(source=str(folder / "data.csv"), split_by="key")
-    return ingest(config, folder / "out", label="y", epochs=1)
+    return ingest(config, folder / "out", label="y")
 
 
 def features(dataset: Dataset, folder: Path, function: Callable[..., Any]) -> dict[str, Any]:

@@ -188,6 +188,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(documents())
 @example((["name", "data", "model"], b"name: x\ndata: " + b"a" * 5000 + b"\nmodel: model:build\n"))
 @example((["name", "data", "model"], b"name: x\ndata: \n?\nmodel: model:build\n"))
+@example((["name", "label", "evaluate"], b"name: x\nlabel: y\nevaluate: \xc2\x850:\n"))
+@example((["name", "data", "data.workers"], b"name: x\ndata:\n  workers: \xc2\x850:\n"))
+@example((["name", "label", "train"], "name: x\nlabel: y # \u2028train: {no: 1}\n".encode()))
 def test_a_strange_value_is_a_setting_or_an_error_that_names_its_key_and_line(
     folder: Path, document: tuple[list[str], bytes]
 ) -> None:
@@ -221,6 +224,8 @@ def laughs(item: str, again: str) -> bytes:
 @example(b"data: &a {source: *a}\n")
 @example(b"n\xef\xbb\xbfame: x\n")
 @example(b"data: &a [*a]\n")
+@example(b"!!int {name: x}\n")
+@example(b"name: !!float [1]\n")
 @example(b"data: &a {<<: *a}\n")
 @example(b"#" * (1 << 20) + b"\n")
 @example(b"a: " + b"[" * 100_000)

@@ -44,7 +44,7 @@ def test_every_name_of_tensorflow_and_keras_in_the_source_exists() -> None:
     assert seen > 200
 
 
-BETWEEN_OWN_PROCESSES = {"messages.py", "worker_process.py"}
+BETWEEN_OWN_PROCESSES = {"worker_process.py"}
 """Of `data/sources`: a worker process of this program, over a socket pair that only the two hold, as
 `multiprocessing` does it. No file is read by it."""
 

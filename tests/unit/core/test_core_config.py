@@ -142,6 +142,19 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, said: s
         read_yaml(file)
 
 
+@pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029"])
+def test_a_line_break_that_editors_do_not_show_is_refused_unless_escaped(character: str) -> None:
+    with pytest.raises(ConfigError, match=rf"line 2\) .*U\+{ord(character):04X}\."):
+        parse_yaml(f"a: 1\nb: 2 # note{character}c: 3\n", "x.yaml")
+
+    assert parse_yaml(f'a: "\\u{ord(character):04x}"', "x.yaml") == {"a": character}
+
+
+def test_a_section_tagged_as_a_number_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml must be YAML \(line 1, column 4\)"):
+        parse_yaml("a: !!int {b: 1}\n", "x.yaml")
+
+
 def test_what_json_writes_as_a_surrogate_pair_is_one_character() -> None:
     value = {
         "\N{GRINNING FACE}": ["a\N{GRINNING FACE}\N{PARTY POPPER}", "\ufeffb\N{GRINNING FACE}"]

@@ -25,7 +25,7 @@ from stoker.data.features.analysis.schema import infer_schema
 from stoker.data.features.analysis.statistics import statistics_to_json
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.assign import SplitRule
-from stoker.data.ingest.column_hash import ColumnHash
+from stoker.data.ingest.shards import ColumnHash
 from stoker.data.sources.config import ColumnsConfig
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source

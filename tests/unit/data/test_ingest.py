@@ -23,7 +23,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import BadRow, Dataset, ImageShape, load_dataset
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.assign import SplitRule
-from stoker.data.ingest.shards import SplitWriter
+from stoker.data.ingest.shards import ShardOutput, SplitWriter
 from stoker.data.sources.formats import csv_files
 
 SHARES = {"train": 0.8, "eval": 0.2}
@@ -239,7 +239,14 @@ def write_split(
 ) -> SplitWriter:
     with ThreadPoolExecutor(2) as pool:
         writer = SplitWriter(
-            root, "train", columns, shard_rows=shard_rows, pool=pool, finished=lambda *_: None
+            "train",
+            ShardOutput(
+                root=root,
+                columns=columns,
+                shard_rows=shard_rows,
+                pool=pool,
+                finished=lambda *_: None,
+            ),
         )
         for table in tables:
             writer.add(table)

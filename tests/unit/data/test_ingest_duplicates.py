@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
-from stoker.data.ingest import copies as copies_module
+from stoker.data.ingest import duplicates as copies_module
 from stoker.data.ingest.assign import SplitRule
-from stoker.data.ingest.copies import CopyCounter
+from stoker.data.ingest.duplicates import CopyCounter
 from stoker.data.ingest.journal import JOURNAL
 from stoker.data.sources.formats import csv_files
 from stoker.data.sources.images import folder as image_folder

@@ -13,19 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.data.ingest.image_store import ChosenStore, ImageFacts, Room, choose_store
-from stoker.data.ingest.stored_images import stored_image
+from stoker.data.ingest.image_store import (
+    ChosenStore,
+    ImageFacts,
+    Space,
+    choose_store,
+    stored_image,
+)
 from stoker.data.sources.config import ImagesConfig, ImageStore
 
 LARGE = ImageFacts(images=1_000_000, mean_bytes=700e3, mean_height=1200, mean_width=1600)
 SMALL = ImageFacts(images=60_000, mean_bytes=900, mean_height=32, mean_width=32)
-AMPLE = Room(memory_bytes=1 << 42, free_disk_bytes=1 << 42)
+AMPLE = Space(memory_bytes=1 << 42, free_disk_bytes=1 << 42)
 
 
 def choose(
-    config: ImagesConfig, facts: ImageFacts = LARGE, *, epochs: int = 90, room: Room = AMPLE
+    config: ImagesConfig, facts: ImageFacts = LARGE, *, epochs: int = 90, space: Space = AMPLE
 ) -> ChosenStore:
-    return choose_store(config, facts, shorter=224, epochs=epochs, room=room)
+    return choose_store(config, facts, shorter=224, epochs=epochs, space=space)
 
 
 def test_auto_stays_with_the_original_and_says_what_loss_would_gain() -> None:
@@ -44,14 +49,14 @@ def test_raw_is_chosen_where_it_fits_in_memory_and_loss_is_allowed() -> None:
 
 
 def test_what_does_not_fit_in_memory_is_resized() -> None:
-    room = replace(AMPLE, memory_bytes=64 << 30)
+    space = replace(AMPLE, memory_bytes=64 << 30)
 
-    assert choose(ImagesConfig(allow_lossy=True), room=room).store == "resized"
+    assert choose(ImagesConfig(allow_lossy=True), space=space).store == "resized"
 
 
 def test_what_does_not_fit_on_the_disk_stays_as_it_came() -> None:
-    room = replace(AMPLE, free_disk_bytes=10 << 30)
-    chosen = choose(ImagesConfig(allow_lossy=True), room=room)
+    space = replace(AMPLE, free_disk_bytes=10 << 30)
+    chosen = choose(ImagesConfig(allow_lossy=True), space=space)
 
     assert chosen.store == "original"
     assert "would not fit" in chosen.why
@@ -65,9 +70,9 @@ def test_for_one_epoch_nothing_pays() -> None:
 
 
 def test_small_images_are_not_stored_anew() -> None:
-    room = replace(AMPLE, memory_bytes=1 << 20)
+    space = replace(AMPLE, memory_bytes=1 << 20)
 
-    assert choose(ImagesConfig(allow_lossy=True), SMALL, room=room).store == "original"
+    assert choose(ImagesConfig(allow_lossy=True), SMALL, space=space).store == "original"
 
 
 @pytest.mark.parametrize("store", ["original", "resized", "raw"])

@@ -219,7 +219,7 @@ def test_many_objects_by_many_threads_stay_within_the_bound(tmp_path: Path) -> N
     names = [str(number % 40) for number in range(400)]
 
     def one(name: str) -> bool:
-        cache.hold_ready(wanted(name, 700), fetch)
+        cache.prefetch(wanted(name, 700), fetch)
         found = read(cache, wanted(name, 700), fetch) == content(wanted(name, 700))
         return found and held_bytes(tmp_path) <= LIMIT
 

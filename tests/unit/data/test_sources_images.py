@@ -22,9 +22,9 @@ from PIL import Image
 
 from stoker.core.errors import ConfigError
 from stoker.data.ingest import ImagesConfig, IngestConfig
-from stoker.data.sources.images import jpeg as jpeg_file
-from stoker.data.sources.images.check import BadImage, check_image, read_header
-from stoker.data.sources.images.exif import orientation
+from stoker.data.sources.images import check, headers
+from stoker.data.sources.images.check import check_image
+from stoker.data.sources.images.headers import BadImage, orientation, read_header
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 
@@ -446,7 +446,7 @@ def test_the_coded_data_of_an_ordinary_jpeg_is_not_decoded(monkeypatch: pytest.M
     def refuse(data: bytes, how: int) -> None:
         raise AssertionError("the whole image was decoded")
 
-    monkeypatch.setattr(jpeg_file, "require_decodable", refuse)
+    monkeypatch.setattr(check, "require_decodable", refuse)
 
     assert [verdict(data) for data in jpegs()[:-1]] == [""] * 7
 
@@ -456,7 +456,7 @@ def test_a_scan_ends_at_its_first_marker(coded: bytes, start: int) -> None:
     expected = re.search(rb"\xff+[\x01-\xcf\xd8-\xfe]", coded[start:])
 
     try:
-        found = jpeg_file._scan_end(coded, start)
+        found = headers._scan_end(coded, start)
     except BadImage:
         assert expected is None
     else:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import VARYING, Column
 from stoker.data.ingest import IngestConfig, describe_source
-from stoker.data.sources.formats.examples import Example
 from stoker.data.sources.formats.framing import read_frames
+from stoker.data.sources.formats.tfrecord_files import Example
 from stoker.data.sources.records import Block, Scan, silent
 from stoker.data.sources.source import open_source
 

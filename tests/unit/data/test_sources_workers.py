@@ -27,13 +27,13 @@ import pytest
 from stoker.cluster.limits import cpu_limit, usable_cores
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.data.ingest import IngestConfig
+from stoker.data.sources import workers
 from stoker.data.sources.formats import csv_files, jsonl_files, parquet_files
 from stoker.data.sources.records import silent
 from stoker.data.sources.source import open_source
 from stoker.data.sources.uri import parse_uri
-from stoker.data.sources.workers import workers
-from stoker.data.sources.workers.messages import receive, send, share
-from stoker.data.sources.workers.workers import (
+from stoker.data.sources.worker_process import receive, send
+from stoker.data.sources.workers import (
     LEAST_BYTES,
     MOST_BYTES,
     InProcesses,
@@ -50,14 +50,6 @@ def doubled(number: int) -> int:
 
 def refused(number: int) -> int:
     raise DataError(f"number {number} must be even", got=Plain("an odd one"), fix="Add 1.")
-
-
-def shared_array(text: str) -> pa.Array:
-    pieces = [letter.encode() * 3 for letter in text]
-    ends = np.cumsum([0, *map(len, pieces)], dtype=np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(pieces), [None, pa.py_buffer(ends), share(pieces)]
-    )
 
 
 def open_files(_: int) -> int:
@@ -95,15 +87,15 @@ def test_a_message_arrives_as_it_was_sent(message: object) -> None:
     assert repr(found) == repr(message)
 
 
-def test_shared_bytes_are_sent_without_a_file_that_stays_open() -> None:
+def test_no_file_stays_open_after_the_last_buffer_of_a_message() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         gc.collect()  # closes what other tests have left open
         before = open_files(0)
         for text in ("abc", "", "x" * 1000):
-            send(ours, [shared_array(text), np.arange(7)])
+            send(ours, [pa.array(list(text)), np.arange(7)])
             found, numbers = receive(theirs)
-            assert found.to_pylist() == [letter.encode() * 3 for letter in text]
+            assert found.to_pylist() == list(text)
             assert numbers.tolist() == list(range(7))
         # A mapping keeps its file open as long as the mapping exists.
         del found, numbers
@@ -219,7 +211,7 @@ def write_table(path: Path) -> Path:
     [
         ("parquet", parquet_files, ("BATCH_ROWS", 10), "_batches"),
         ("csv", csv_files, ("BLOCK_BYTES", 200), "_batches"),
-        ("jsonl", jsonl_files, ("BLOCK_LINES", 10), "_runs"),
+        ("jsonl", jsonl_files, ("BLOCK_LINES", 10), "_line_blocks"),
     ],
 )
 def test_a_table_is_read_no_further_ahead_than_its_bytes_allow(

@@ -23,7 +23,7 @@ from stoker.cluster.limits import usable_cores
 from stoker.core.errors import DataError
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, verify_once
-from stoker.data.sources.workers.workers import InThreads
+from stoker.data.sources.workers import InThreads
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

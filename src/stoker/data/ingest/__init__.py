@@ -1,15 +1,15 @@
 """Records -> shards and their manifest."""
 
-from stoker.data.ingest.content import fingerprint_of, source_files, source_fingerprint
 from stoker.data.ingest.describe import ColumnDescription, SourceDescription, describe_source
-from stoker.data.ingest.run import ingest
+from stoker.data.ingest.run import Consumer, ingest
 from stoker.data.sources.config import REACH_KEYS, ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.sources.records import Progress, silent
-from stoker.data.sources.source import list_source
+from stoker.data.sources.source import fingerprint_of, list_source, source_files, source_fingerprint
 
 __all__ = [
     "REACH_KEYS",
     "ColumnDescription",
+    "Consumer",
     "ImagesConfig",
     "IngestConfig",
     "Progress",

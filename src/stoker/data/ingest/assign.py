@@ -1,7 +1,7 @@
 """Which split a record belongs to: a function of the seed, its content and which copy of it it is.
 
-What is equal cannot be told apart, so the order of files and records changes nothing in what a split
-holds. The numbers below must never change: they decide every split.
+Equal records are interchangeable, so the order of files and records does not change the content of a
+split. The numbers below must never change: they decide every split.
 
 Source: splitmix64 (Steele, Lea, Flood 2014), finaliser by David Stafford (variant 13).
 """
@@ -22,7 +22,7 @@ from stoker.data.columns import Column
 Hashes = NDArray[np.uint64]
 
 _MISSING = 0x6D697373696E6721
-"""Stands for a missing number; any constant that is no likely value."""
+"""Stands for a missing number; any constant that is not a likely value."""
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -30,7 +30,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class SplitRule:
-    """Deals records out to splits by their content."""
+    """Assigns records to splits by their content."""
 
     def __init__(self, shares: Mapping[str, float], *, seed: int, split_by: str | None) -> None:
         """Take the shares, in whatever order they were written.

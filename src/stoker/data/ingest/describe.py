@@ -1,4 +1,4 @@
-"""What a source holds, before anything is written: what `stoker init --from` goes by."""
+"""What a source holds, without writing anything: the basis of `stoker init --from`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from stoker.data.columns import Column
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.images.folder import ImageFolder
-from stoker.data.sources.records import Assumption, Progress, Source, silent
-from stoker.data.sources.source import list_source, open_source, workers_for
+from stoker.data.sources.records import Assumption, Progress, silent
+from stoker.data.sources.source import Source, list_source, open_source, workers_for
 
 MOST_DISTINCT = 1000
-"""Distinct values that are counted; a column with more is no set of categories."""
+"""Distinct values that are counted; a column with more is not a set of categories."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class SourceDescription:
     """For a folder of images: class -> number of files; else empty."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """What a person would want to know of how the columns are read."""
+    """Assumptions about how columns are read that the user should know."""
 
 
 def describe_source(config: IngestConfig, *, progress: Progress = silent) -> SourceDescription:

@@ -1,16 +1,25 @@
-"""What becomes of records that are there more than once: `data.duplicates`."""
+"""How records that occur more than once are dealt to splits: `data.duplicates`.
+
+The hashes seen so far, and how often each was seen, are in sorted runs of falling sizes, as in a
+log-structured merge tree: 12 bytes per distinct record, and 15 while two runs are merged. Above
+`MEMORY_BYTES` the largest runs are moved to files without a name, so a killed process leaves none of
+them. Such a file is mapped; the kernel may evict its pages.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.data.columns import Column
-from stoker.data.ingest.assign import SplitRule, hash_rows
-from stoker.data.ingest.copies import CopyCounter
+from stoker.data.ingest.assign import Hashes, SplitRule, hash_rows
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.records import Block
 
@@ -69,3 +78,161 @@ class Dealer:
         """Free the disk."""
         if self._counter is not None:
             self._counter.close()
+
+
+MEMORY_BYTES = 256 << 20
+"""Most bytes of runs that stay in memory."""
+
+GROWTH = 4
+"""A run is at least so many times as large as the next: few runs to search, few merges."""
+
+CHUNK = 1 << 17
+"""Entries of a run that are copied at a time while it takes in another."""
+
+
+class CopyCounter:
+    """Numbers records with equal hashes, over all blocks that it was given."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start with no record.
+
+        Args:
+            folder: Where files are created, if memory does not suffice.
+        """
+        self._folder = folder
+        self._runs: list[_Run] = []
+
+    def number(self, content: Hashes) -> NDArray[np.int64]:
+        """[rows] how many records with the same hash came before each, in this block or earlier.
+
+        Args:
+            content: [rows] the hashes of a block's records, in order.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        parts = [content[at : at + CHUNK] for at in range(0, len(content), CHUNK)]
+        return np.concatenate([self._number(part) for part in parts] or [np.zeros(0, np.int64)])
+
+    def close(self) -> None:
+        """Free memory and disk."""
+        for run in self._runs:
+            run.close()
+        self._runs = []
+
+    def _number(self, content: Hashes) -> NDArray[np.int64]:
+        order = np.argsort(content, kind="stable")
+        ordered = content[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=~ordered[:1]))
+        times = np.diff(starts, append=len(ordered))
+        earlier = self._count(ordered[starts], times)
+        numbers = np.empty(len(content), np.int64)
+        numbers[order] = np.arange(len(content)) - np.repeat(starts - earlier, times)
+        return numbers
+
+    def _count(self, keys: Hashes, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count sorted, distinct hashes; return how often each had been counted before."""
+        earlier = np.zeros(len(keys), np.int64)
+        unseen = np.arange(len(keys))
+        for run in self._runs:
+            places, found = run.find(keys[unseen])
+            seen = unseen[found]
+            earlier[seen] = run.counts[places]
+            run.counts[places] += times[seen].astype(np.uint32)
+            unseen = unseen[~found]
+        if len(unseen):
+            self._runs.append(_Run(keys[unseen], times[unseen].astype(np.uint32)))
+            self._settle()
+        return earlier
+
+    def _settle(self) -> None:
+        """Merge runs until each is `GROWTH` times the next, and keep within the memory."""
+        while len(self._runs) > 1 and len(self._runs[-2].keys) < GROWTH * len(self._runs[-1].keys):
+            last = self._runs.pop()
+            self._runs[-1].take_in(last)
+            last.close()
+        in_memory = [run for run in self._runs if not run.is_on_disk]
+        while in_memory and sum(run.size_bytes for run in in_memory) > MEMORY_BYTES:
+            in_memory.pop(0).move_to_disk(self._folder)
+
+
+class _Run:
+    """Sorted hashes, and how often each was seen."""
+
+    def __init__(self, keys: Hashes, counts: NDArray[np.uint32]) -> None:
+        """Take arrays that nothing else refers to."""
+        self.keys, self.counts = keys, counts
+        self._files: list[IO[bytes]] = []
+
+    @property
+    def is_on_disk(self) -> bool:
+        return bool(self._files)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.keys.nbytes + self.counts.nbytes
+
+    def find(self, keys: Hashes) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """The places of those keys that are here, and [keys] which of them are."""
+        places = np.searchsorted(self.keys, keys)
+        found = self.keys[np.minimum(places, len(self.keys) - 1)] == keys
+        return places[found], found
+
+    def take_in(self, other: _Run) -> None:
+        """Insert the entries of a smaller run that has none of these keys."""
+        places = np.searchsorted(self.keys, other.keys)
+        size = len(self.keys)
+        self._resize(size + len(other.keys))
+        _insert(self.keys, size, places, other.keys)
+        _insert(self.counts, size, places, other.counts)
+
+    def move_to_disk(self, folder: Path) -> None:
+        """Move the entries to files that vanish with this process."""
+        keys, counts = self.keys, self.counts
+        with contextlib.ExitStack() as opened:
+            files: list[IO[bytes]] = [
+                opened.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(2)
+            ]
+            self.keys = _mapped(files[0], keys.dtype, len(keys))
+            self.counts = _mapped(files[1], counts.dtype, len(counts))
+            self.keys[:], self.counts[:] = keys, counts
+            self._files = files
+            opened.pop_all()
+
+    def close(self) -> None:
+        """Free the files."""
+        for file in self._files:
+            file.close()
+
+    def _resize(self, size: int) -> None:
+        if self._files:
+            self.keys = _mapped(self._files[0], self.keys.dtype, size)
+            self.counts = _mapped(self._files[1], self.counts.dtype, size)
+            return
+        # In place: a second copy of a large run would double the memory.
+        self.keys.resize(size, refcheck=False)
+        self.counts.resize(size, refcheck=False)
+
+
+def _mapped(file: IO[bytes], dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    """A file as an array. Its blocks are reserved first: a write to a page without one is SIGBUS."""
+    os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
+    return np.memmap(file, dtype, "r+", shape=(size,))
+
+
+def _insert(array: NDArray[Any], size: int, places: NDArray[np.intp], values: NDArray[Any]) -> None:
+    """`np.insert` in place, from the end in chunks.
+
+    Args:
+        array: [size + values] entries, of which the first `size` are set.
+        size: How many are set.
+        places: [values] ascending indices in front of which the values are inserted.
+        values: [values] what is inserted.
+    """
+    stop, until = size, len(values)
+    while until:
+        start = max(0, stop - CHUNK)
+        first = int(np.searchsorted(places, start)) if start else 0
+        part = np.insert(array[start:stop], places[first:until] - start, values[first:until])
+        array[start + first : stop + until] = part
+        stop, until = start, first

@@ -16,7 +16,7 @@ class Faults:
     """The bad records so far, and whether they are too many."""
 
     def __init__(self, config: IngestConfig) -> None:
-        """Start with none."""
+        """Start without bad records."""
         self.listed: list[Fault] = []
         self.count = 0
         self._config = config
@@ -27,8 +27,8 @@ class Faults:
         room = self._config.max_bad_rows + SHOWN_FAULTS - len(self.listed)
         self.listed += block.faults[:room]
 
-    def go_on(self, faults: Sequence[Fault], *, bad: int) -> None:
-        """Go on with those that an earlier ingest had found."""
+    def resume(self, faults: Sequence[Fault], *, bad: int) -> None:
+        """Continue with those that an earlier ingest found."""
         self.listed, self.count = list(faults), bad
 
     def bad_rows(self) -> tuple[BadRow, ...]:
@@ -56,11 +56,11 @@ class Faults:
         rest = f"; and {self.count - len(first):,} more" if self.count > len(first) else ""
         retype = next((fault for fault in first if fault.retype), None)
         odd = next((fault for fault in first if _OTHER_LENGTH.match(fault.reason)), None)
-        hint = "Mend them, or"
+        hint = "Fix them, or"
         if retype:
-            hint = f"Mend them; or set data.types: {{{retype.column}: {_type(retype)}}}; or"
+            hint = f"Fix them; or set data.types: {{{retype.column}: {_type(retype)}}}; or"
         elif odd:
-            hint = f"Mend them; or set {as_lists(odd.column)} to read lists of any length; or"
+            hint = f"Fix them; or set {as_lists(odd.column)} to read lists of any length; or"
         raise DataError(
             f"every record must be readable, but for data.max_bad_rows: {allowed}; "
             f"bad are {'; '.join(map(_text, first))}{rest}",

@@ -1,4 +1,4 @@
-"""Where each image of a shard lies in its file: what random access needs, beside the shard.
+"""Where each image of a shard lies in its file: what random access needs, next to the shard.
 
 A shard's images are neither compressed nor dictionary-encoded, so in Parquet's PLAIN encoding each
 one's bytes lie in one piece, and can be read without decoding a page. The index holds place, length,
@@ -26,9 +26,8 @@ from stoker.core.errors import DataError, Plain
 from stoker.core.files import write_atomic
 from stoker.data.columns import Column
 from stoker.data.dataset import Shard, verify_index
-from stoker.data.ingest.stored_images import is_raw, raw_size
-from stoker.data.sources.images.check import BadImage, read_header
-from stoker.data.sources.images.exif import orientation
+from stoker.data.ingest.image_store import is_raw, raw_size
+from stoker.data.sources.images.headers import BadImage, orientation, read_header
 
 INDEX_ROW = np.dtype(
     [
@@ -52,7 +51,7 @@ _PROBE_BYTES = 64
 
 
 def write_image_index(path: Path, columns: Sequence[Column]) -> Path:
-    """Find every image of a written shard, and write the index beside it.
+    """Find every image of a written shard, and write the index next to it.
 
     Args:
         path: The shard, whole and on the disk.

@@ -1,6 +1,6 @@
-"""What a killed ingest had done, so that the next one goes on from there.
+"""What a killed ingest had done, so that the next one continues from there.
 
-The journal lies beside the shards. It says of which files they are made, which of them are whole, and
+The journal is next to the shards. It names the files they are made of, which of them are complete, and
 up to which block of the source every record is in them: reading starts after that block.
 """
 
@@ -48,7 +48,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Checkpoint:
     """What an earlier ingest left: shards, not yet verified, and where to go on."""
 
     scan: Scan
@@ -72,7 +72,7 @@ class Journal:
 
         Args:
             out_dir: The dataset's folder.
-            identity: What `identity_of` gives: a journal of another is not looked at.
+            identity: What `identity_of` gives: a journal of another identity is ignored.
             splits: Names of the splits.
         """
         self._path = out_dir / JOURNAL
@@ -83,18 +83,18 @@ class Journal:
         self._store: ChosenStore | None = None
         self._marks: list[Mark] = []
 
-    def begin(self, scan: Scan, store: ChosenStore | None) -> Kept:
-        """Note what the first look over the source told; nothing is done yet."""
+    def start(self, scan: Scan, store: ChosenStore | None) -> Checkpoint:
+        """Record the result of the first pass over the source; no shard is written yet."""
         rows = dict.fromkeys(self._splits, 0)
-        kept = Kept(
+        state = Checkpoint(
             scan=scan,
             mark=Mark(blocks=0, done=0, rows=rows, bad=0, faults=()),
             shards=dict.fromkeys(self._splits, ()),
             store=store,
         )
-        self.go_on(kept)
+        self.resume(state)
         self._write()
-        return kept
+        return state
 
     @property
     def size_bytes(self) -> int:
@@ -102,25 +102,25 @@ class Journal:
         return sum(shard.size_bytes for shard in itertools.chain(*self._shards.values()))
 
     def dealt(self, mark: Mark) -> None:
-        """Note that one more block was dealt out; it reaches the disk with the next shard."""
+        """Record that one more block was dealt to splits; written to disk with the next shard."""
         self._marks.append(mark)
 
     def finished(self, split: str, shard: Shard) -> None:
-        """Note that a split's next shard is on the disk."""
+        """Record that the next shard of a split is on disk."""
         self._shards[split].append(shard)
         rows = {name: sum(each.rows for each in done) for name, done in self._shards.items()}
         within = [m for m in self._marks if all(m.rows[name] <= rows[name] for name in rows)]
         self._marks = self._marks[len(within) - 1 :]
         self._write()
 
-    def go_on(self, kept: Kept) -> None:
-        """Go on where an earlier ingest was."""
-        self._scan, self._store = kept.scan, kept.store
-        self._marks = [kept.mark]
-        self._shards = {name: list(shards) for name, shards in kept.shards.items()}
+    def resume(self, state: Checkpoint) -> None:
+        """Continue from the state of an earlier ingest."""
+        self._scan, self._store = state.scan, state.store
+        self._marks = [state.mark]
+        self._shards = {name: list(shards) for name, shards in state.shards.items()}
 
-    def kept(self) -> Kept | None:
-        """What an ingest of the same identity has left, None where that is nothing of use."""
+    def load(self) -> Checkpoint | None:
+        """Return the state of an earlier ingest of the same identity; None if there is none to use."""
         if not self._path.is_file():
             return None
         try:
@@ -129,7 +129,7 @@ class Journal:
                 return None
             shards = {name: tuple(Shard(**s) for s in raw["shards"][name]) for name in self._splits}
             store = None if raw["store"] is None else ChosenStore(**raw["store"])
-            return Kept(
+            return Checkpoint(
                 scan=_scan(raw["scan"]), mark=_mark(raw["mark"]), shards=shards, store=store
             )
         except (DataError, KeyError, TypeError):
@@ -156,7 +156,7 @@ class Journal:
 def identity_of(
     config: IngestConfig, listing: Listing, *, label: str | Mapping[str, str] | None
 ) -> str:
-    """What must be equal for an ingest to go on where another one stopped.
+    """Return a fingerprint of what must be equal for an ingest to continue an earlier one.
 
     Args:
         config: What is read, and how.

@@ -1,29 +1,79 @@
-"""One split's records -> Parquet shards, each page with a checksum, and each column's hash.
+"""One split's records -> Parquet shards, each page with a checksum, and the hash of each column.
 
-Shards are written in threads, several at a time, while the source is read on: a shard's number and
-its rows are settled before its writing begins, so what stands where does not depend on which thread
-was first.
+Several shards are written in threads while the source is still read. A shard's number and rows are
+fixed before its writing begins, so no byte depends on which thread is first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.ingest.column_hash import ColumnHash
 from stoker.data.ingest.image_index import write_image_index
 from stoker.data.sources.records import WORKERS, shard_schema
-from stoker.data.sources.workers.workers import InThreads, Workers
+from stoker.data.sources.workers import InThreads, Workers
+
+
+class ColumnHash:
+    """The SHA-256 of a column's type and values, however they are cut into pieces."""
+
+    def __init__(self, column: Column) -> None:
+        """Start with no value."""
+        length = "" if column.length is None else f" {column.length}"
+        self._values = hashlib.sha256(f"{column.dtype} {column.whole}{length}".encode())
+        self._lengths = hashlib.sha256()
+        self._lists = hashlib.sha256()
+        self._is_ragged = column.is_ragged
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """Take more values, of the type that a shard stores."""
+        for chunk in values.chunks:
+            if pa.types.is_list(chunk.type):
+                lengths = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
+                self._lists.update(lengths.astype("<i8").tobytes())
+            is_single = not pa.types.is_nested(chunk.type)
+            self._add(chunk if is_single else chunk.flatten())
+
+    def hexdigest(self) -> str:
+        """The hash of all values so far."""
+        lists = self._lists.digest() if self._is_ragged else b""
+        return hashlib.sha256(self._values.digest() + self._lengths.digest() + lists).hexdigest()
+
+    def _add(self, values: pa.Array) -> None:
+        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+            # Without the lengths "ab", "c" and "a", "bc" would be the same.
+            lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
+            self._lengths.update(lengths.astype("<i8").tobytes())
+            self._values.update(_content(values))
+            return
+        if pa.types.is_floating(values.type):
+            values = pc.fill_null(values, pa.scalar(np.nan, values.type))
+        numbers = values.to_numpy(zero_copy_only=False)
+        self._values.update(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes())
+
+
+def _content(values: pa.Array) -> memoryview:
+    """The bytes of all values, one after another."""
+    _, offsets, content = values.buffers()
+    if content is None or not len(values):
+        return memoryview(b"")
+    ends = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]]
+    return memoryview(content)[ends[0] : ends[1]]
+
 
 GROUP_ROWS = 32_768
 """Most records in one row group. A window of the feed is made of whole ones: 65,536 are read no
@@ -36,64 +86,56 @@ SHARD_BYTES = 64 << 20
 """Bytes at which a shard ends. It waits in memory until it is full, one a split, and as many more
 as threads write: with three splits and two threads 320 MiB."""
 
-Finished = Callable[[str, Shard], None]
-"""Told of each split's shards in their order, when they are on the disk."""
 
+@dataclass(frozen=True, kw_only=True)
+class ShardOutput:
+    """Where the shards of all splits are written, and how."""
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A shard on its way to the disk, and the lane that hashes its columns."""
+    root: Path
+    """The dataset's folder."""
 
-    shard: Future[Shard]
-    hashed: Future[None]
+    columns: Sequence[Column]
+    """What the records consist of."""
+
+    shard_rows: int
+    """Most records in one shard."""
+
+    pool: ThreadPoolExecutor
+    """Threads that write the shards."""
+
+    finished: Callable[[str, Shard], None]
+    """Called with the split and the shard when a shard is on disk, in the order of a split's shards."""
+
+    workers: Workers = field(default_factory=InThreads)
+    """Create the indexes of images."""
 
 
 class SplitWriter:
     """Writes one split in the order in which its records come."""
 
-    def __init__(
-        self,
-        root: Path,
-        split: str,
-        columns: Sequence[Column],
-        *,
-        shard_rows: int,
-        pool: ThreadPoolExecutor,
-        finished: Finished,
-        workers: Workers | None = None,
-    ) -> None:
-        """Make the split's folder.
+    def __init__(self, split: str, output: ShardOutput) -> None:
+        """Create the split's folder.
 
         Args:
-            root: The dataset's folder.
             split: Its name, and that of its folder.
-            columns: What the records consist of.
-            shard_rows: Most records in one shard.
-            pool: Its threads write the shards.
-            finished: Told of each shard that is on the disk.
-            workers: Create the indexes of images; by default the pool's threads.
+            output: Where and how its shards are written.
         """
         self.split = split
         self.rows = 0
         self.shards: list[Shard] = []
-        self._root = root
-        self._columns = columns
-        self._shard_rows = shard_rows
-        self._hashes = {column.name: ColumnHash(column) for column in columns}
+        self._output = output
+        self._hashes = {column.name: ColumnHash(column) for column in output.columns}
         self._waiting: list[pa.Table] = []
         self._waiting_rows = self._waiting_bytes = 0
-        self._begun = 0
+        self._started = 0
         self._to_skip = 0
-        self._pool = pool
-        # One thread, for a hash takes the values in their order.
-        self._lane = ThreadPoolExecutor(1)
-        self._writing: deque[_Written] = deque()
-        self._finished = finished
-        self._workers = workers or InThreads()
-        (root / split).mkdir(parents=True, exist_ok=True)
+        # One thread, because a hash needs the values in their order.
+        self._hasher = ThreadPoolExecutor(1)
+        self._writing: deque[tuple[Future[Shard], Future[None]]] = deque()
+        (output.root / split).mkdir(parents=True, exist_ok=True)
 
-    def go_on(self, shards: Sequence[Shard], *, rows: int) -> None:
-        """Take what a killed ingest has left.
+    def resume(self, shards: Sequence[Shard], *, rows: int) -> None:
+        """Continue from the shards of a killed ingest.
 
         Args:
             shards: The split's first shards.
@@ -103,15 +145,15 @@ class SplitWriter:
             DataError: a shard is missing, cut or damaged.
         """
         kept = Dataset(
-            root=self._root,
-            columns=tuple(self._columns),
+            root=self._output.root,
+            columns=tuple(self._output.columns),
             splits={self.split: tuple(shards)},
             column_hashes={},
         )
         for batch in kept.batches(self.split):
             self._hash(pa.Table.from_batches([batch]))
         self.shards = list(shards)
-        self._begun = len(shards)
+        self._started = len(shards)
         self.rows = rows
         self._to_skip = sum(shard.rows for shard in shards) - rows
 
@@ -122,12 +164,12 @@ class SplitWriter:
         self._to_skip -= skipped
         table = table.slice(skipped)
         while table.num_rows:
-            room = self._shard_rows - self._waiting_rows
+            room = self._output.shard_rows - self._waiting_rows
             part, table = table.slice(0, room), table.slice(room)
             self._waiting.append(part)
             self._waiting_rows += part.num_rows
             self._waiting_bytes += part.nbytes
-            if self._waiting_rows >= self._shard_rows or self._waiting_bytes >= SHARD_BYTES:
+            if self._waiting_rows >= self._output.shard_rows or self._waiting_bytes >= SHARD_BYTES:
                 self._begin_shard()
 
     def close(self) -> tuple[Shard, ...]:
@@ -136,7 +178,7 @@ class SplitWriter:
             self._begin_shard()
         while self._writing:
             self._take_oldest()
-        self._lane.shutdown()
+        self._hasher.shutdown()
         return tuple(self.shards)
 
     def hashes(self) -> dict[str, str]:
@@ -144,63 +186,51 @@ class SplitWriter:
         return {name: each.hexdigest() for name, each in self._hashes.items()}
 
     def abandon(self) -> None:
-        """Wait until no thread writes any more; what they wrote is looked at by no one."""
-        for written in self._writing:
-            written.shard.cancel()
-        self._lane.shutdown(cancel_futures=True)
+        """Wait until no thread writes any more; the incomplete shards are not used."""
+        for shard, _ in self._writing:
+            shard.cancel()
+        self._hasher.shutdown(cancel_futures=True)
 
     def _begin_shard(self) -> None:
         table = pa.concat_tables(self._waiting)
-        name = f"{self.split}/shard-{self._begun:05d}.parquet"
+        name = f"{self.split}/shard-{self._started:05d}.parquet"
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        self._begun += 1
-        self._writing.append(
-            _Written(
-                self._pool.submit(
-                    write_shard,
-                    self._root,
-                    name,
-                    table,
-                    columns=self._columns,
-                    workers=self._workers,
-                ),
-                self._lane.submit(self._hash, table),
-            )
-        )
+        self._started += 1
+        shard = self._output.pool.submit(write_shard, self._output, name, table)
+        self._writing.append((shard, self._hasher.submit(self._hash, table)))
         if len(self._writing) > WORKERS:
             self._take_oldest()
 
     def _take_oldest(self) -> None:
-        oldest = self._writing.popleft()
-        shard = oldest.shard.result()
-        oldest.hashed.result()
+        written, hashed = self._writing.popleft()
+        shard = written.result()
+        hashed.result()
         self.shards.append(shard)
-        self._finished(self.split, shard)
+        self._output.finished(self.split, shard)
 
     def _hash(self, table: pa.Table) -> None:
-        for column in self._columns:
+        for column in self._output.columns:
             self._hashes[column.name].add(table.column(column.name))
 
 
-def write_shard(
-    root: Path, file: str, table: pa.Table, *, columns: Sequence[Column], workers: Workers
-) -> Shard:
+def write_shard(output: ShardOutput, file: str, table: pa.Table) -> Shard:
     """Write one shard, durably.
 
     Args:
-        root: The dataset's folder.
-        file: The shard's name in it.
+        output: Where and how.
+        file: The shard's name in the dataset's folder.
         table: Its records.
-        columns: What they consist of.
-        workers: Create the index of its images.
 
     Raises:
         OSError: the disk is full, or cannot be written.
     """
-    _write(root / file, table, columns)
-    images = tuple(column for column in columns if column.dtype == "image")
-    written = _Table(root=root, file=file, images=images, rows=table.num_rows)
-    return workers.call(_described, written) if images else _described(written)
+    shard = write_table(output.root, file, table, columns=output.columns)
+    images = [column for column in output.columns if column.dtype == "image"]
+    if not images:
+        return shard
+    index = output.workers.call(partial(write_image_index, columns=images), output.root / file)
+    name = index.relative_to(output.root).as_posix()
+    return replace(shard, index=name, index_sha256=sha256_file(index))
 
 
 def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
@@ -209,8 +239,10 @@ def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Col
     Raises:
         OSError: as `write_shard`.
     """
-    _write(root / file, table, columns)
-    return _described(_Table(root=root, file=file, images=(), rows=table.num_rows))
+    path = root / file
+    _write(path, table, columns)
+    size_bytes, sha256 = path.stat().st_size, sha256_file(path)
+    return Shard(file=file, rows=table.num_rows, size_bytes=size_bytes, sha256=sha256)
 
 
 def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
@@ -221,30 +253,6 @@ def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
             writer.write_table(table, row_group_size=group_rows)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Table:
-    """The records of a shard as they are on disk."""
-
-    root: Path
-    file: str
-    images: tuple[Column, ...]
-    rows: int
-
-
-def _described(table: _Table) -> Shard:
-    """The shard with an index of its images, which is made from the file on disk."""
-    path = table.root / table.file
-    index = write_image_index(path, table.images) if table.images else None
-    return Shard(
-        file=table.file,
-        rows=table.rows,
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-        index=None if index is None else index.relative_to(table.root).as_posix(),
-        index_sha256=None if index is None else sha256_file(index),
-    )
 
 
 def _options(columns: Sequence[Column]) -> dict[str, object]:

@@ -54,7 +54,7 @@ class ImagesConfig:
     """Height and width in pixels; None: the size that all images have."""
 
     channels: Literal[1, 3] | None = None
-    """1 (grey) or 3 (RGB); None: 1 where every image is grey, else 3."""
+    """1 (gray) or 3 (RGB); None: 1 if every image is gray, else 3."""
 
     max_pixels: int = 50_000_000
     """Height times width of the largest image that is decoded; a larger one is a bad record,
@@ -94,7 +94,7 @@ class ImagesConfig:
             )
         if self.channels not in (None, 1, 3):
             raise ConfigError(
-                "data.images.channels must be 1 (grey) or 3 (RGB)",
+                "data.images.channels must be 1 (gray) or 3 (RGB)",
                 got=self.channels,
                 fix="Leave it out to take what the images have.",
             )
@@ -259,24 +259,18 @@ class IngestConfig:
             # As a shell and unquoted YAML hand it over: a backslash and a t.
             object.__setattr__(self, "delimiter", "\t")
         _check_delimiter(self.delimiter)
-        for name, value, least in (
-            ("max_bad_rows", self.max_bad_rows, 0),
-            ("shard_rows", self.shard_rows, 1),
-            ("cache_bytes", self.cache_bytes, 1),
-            ("store_attempts", self.store_attempts, 1),
-            ("store_backoff_s", self.store_backoff_s, 0),
-            ("workers", 1 if self.workers is None else self.workers, 1),
+        for name, least, most in (
+            ("max_bad_rows", 0, MOST_ROWS),
+            ("shard_rows", 1, MOST_ROWS),
+            ("cache_bytes", 1, math.inf),
+            ("store_attempts", 1, 1000),
+            ("store_backoff_s", 0, 3600),
+            ("workers", 1, MOST_WORKERS),
         ):
-            if value < least:
+            value = getattr(self, name)
+            if value is not None and value < least:
                 raise ConfigError(f"data.{name} must be at least {least}", got=value)
-        for name, value, most in (
-            ("max_bad_rows", self.max_bad_rows, MOST_ROWS),
-            ("shard_rows", self.shard_rows, MOST_ROWS),
-            ("store_attempts", self.store_attempts, 1000),
-            ("store_backoff_s", self.store_backoff_s, 3600),
-            ("workers", self.workers or 1, MOST_WORKERS),
-        ):
-            if not value <= most:
+            if value is not None and not value <= most:
                 raise ConfigError(f"data.{name} must be at most {most:,}", got=value)
         _check_choices(self)
         for column, override in self.types.items():

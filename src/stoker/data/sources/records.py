@@ -1,11 +1,11 @@
-"""What every source gives: blocks of typed records, and the records that could not be read."""
+"""What every source returns: blocks of typed records, and the records that could not be read."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
-from stoker.data.sources.files.listing import Listing
 
 Reading = Literal["int", "bool", "whole", "bool_with_gaps", "float", "string", "image"]
 """How a column's values are read; `whole` is an integer column with gaps."""
 
 Progress = Callable[[int, int | None], None]
-"""Called with the records done and the records in all, None while nobody has counted them."""
+"""Called with the number of records done and the total, None while it is not known."""
 
 WORKERS = max(2, usable_cores())
 """Threads that read, convert and check: all three let go of the interpreter's lock."""
@@ -48,7 +47,24 @@ class Fault:
     """What is wrong with it."""
 
     retype: bool = False
-    """True where reading the column as a string would mend it."""
+    """True if reading the column as a string would fix it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowNumbers:
+    """Which records of a file were read together."""
+
+    file: str
+    """Relative to the source."""
+
+    rows: NDArray[np.int64]
+    """[rows] the record numbers of those that could be split into columns."""
+
+    broken: Sequence[Fault] = ()
+    """The others; `broken_count` may be larger."""
+
+    broken_count: int = 0
+    """Number of the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumption:
-    """What was taken for granted about a column, or could be."""
+    """An assumption about how a column is read."""
 
     column: str
     """The column."""
@@ -84,7 +100,7 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """What one look over the whole source tells."""
+    """What one pass over the whole source finds out."""
 
     columns: tuple[Column, ...]
     """In the source's order."""
@@ -102,37 +118,11 @@ class Scan:
     """The kind of value that each column holds, where the records themselves name it."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """What a person would want to know of how the columns are read."""
+    """Assumptions about how columns are read that the user should know."""
 
 
-class Content(Protocol):
-    """Computes a number for each record, in the worker that reads it."""
-
-    def __call__(self, table: pa.Table, columns: Sequence[Column], /) -> NDArray[np.uint64]:
-        """[rows] a number for each row of the table."""
-        ...
-
-
-class Source(Protocol):
-    """Files of one format, or a folder of images."""
-
-    @property
-    def listing(self) -> Listing:
-        """The files, as they were found."""
-        ...
-
-    def scan(self, progress: Progress) -> Scan:
-        """Look over everything once, to learn each column's type."""
-        ...
-
-    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Read everything, in order.
-
-        Args:
-            scan: The result of `scan`.
-            content: What each block computes for its rows in addition; can be pickled.
-        """
-        ...
+Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]
+"""Computes [rows] a number for each row of a table, in the worker that reads it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,15 +142,15 @@ class Cells:
     """[rows] what the source held, to be shown."""
 
     retype: bool = False
-    """True where reading the column as a string would mend it."""
+    """True if reading the column as a string would fix it."""
 
 
 def silent(done: int, total: int | None) -> None:
     """The `Progress` that shows nothing."""
 
 
-def cells(values: pa.Array, raw: pa.Array) -> Cells:
-    """A column without fault."""
+def good_cells(values: pa.Array, raw: pa.Array) -> Cells:
+    """Return a column without faults."""
     return Cells(values=values, bad=np.zeros(len(raw), np.int16), reasons=(), raw=raw)
 
 
@@ -174,7 +164,7 @@ def with_fault(column: Cells, mask: NDArray[np.bool_], reason: str) -> Cells:
 
 
 def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
-    """A column read in two steps: the second one's values, both ones' faults, the first's first."""
+    """Return a column read in two steps: the values of the second, the faults of both in order."""
     shift = np.int16(len(first.reasons))
     later = np.where(second.bad > 0, second.bad + shift, np.int16(0))
     return Cells(
@@ -186,62 +176,55 @@ def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
     )
 
 
-def demand_label(column: Cells) -> Cells:
-    """A missing label is a bad record: a model cannot learn from it, nor be judged by it."""
+def require_label(column: Cells) -> Cells:
+    """Mark records without a label as bad: a model can neither learn from them nor be evaluated on them."""
     missing = column.values.is_null()
     if pa.types.is_string(column.values.type):
         missing = pc.or_(missing, pc.equal(pc.fill_null(column.values, ""), ""))
     return with_fault(column, missing.to_numpy(zero_copy_only=False), LABEL_MISSING)
 
 
-def with_content(block: Block, content: Content | None, columns: Sequence[Column]) -> Block:
-    """The block, with what `content` computes of its rows, if that is requested."""
-    return block if content is None else replace(block, content=content(block.table, columns))
-
-
 def block_of(
     columns: Sequence[Column],
-    read: Sequence[Cells],
+    cells: Sequence[Cells],
+    numbers: RowNumbers,
     *,
-    file: str,
-    rows: NDArray[np.int64],
-    broken: Sequence[Fault] = (),
-    broken_count: int = 0,
-    limit: int,
+    max_bad_rows: int,
+    content: Content | None,
 ) -> Block:
-    """Keep the records that are good in every column, and name the others.
+    """Return the records that are good in every column, and list the others.
 
     Args:
-        columns: What each column is.
-        read: Each column's cells, in the same order.
-        file: Where they stand, relative to the source.
-        rows: [rows] their record numbers in that file.
-        broken: Records that could not even be split into columns, as far as they are listed.
-        broken_count: How many they are.
-        limit: Most faults that are listed.
+        columns: The type of each column.
+        cells: Each column's cells, in the same order.
+        numbers: Where the records are.
+        max_bad_rows: `data.max_bad_rows`; a few more faults are listed.
+        content: What to compute of the good records in addition.
     """
-    first = np.full(len(rows), -1)
-    for index in range(len(read) - 1, -1, -1):
-        first[read[index].bad != 0] = index
-    at_fault = np.flatnonzero(first >= 0)
+    first_bad = np.full(len(numbers.rows), -1)
+    for index in range(len(cells) - 1, -1, -1):
+        first_bad[cells[index].bad != 0] = index
+    bad = np.flatnonzero(first_bad >= 0)
+    limit = max_bad_rows + SHOWN_FAULTS
     found = [
-        _fault(columns[first[at]], read[first[at]], int(at), file=file, row=int(rows[at]))
-        for at in at_fault[:limit]
+        _fault(columns[first_bad[at]], cells[first_bad[at]], int(at), numbers) for at in bad[:limit]
     ]
-    listed = sorted([*broken, *found], key=lambda fault: fault.row)[:limit]
+    listed = sorted([*numbers.broken, *found], key=lambda fault: fault.row)[:limit]
+    table = _stored(columns, cells, first_bad < 0 if len(bad) else None)
     return Block(
-        table=_stored(columns, read, None if not len(at_fault) else first < 0),
+        table=table,
         faults=tuple(listed),
-        bad=broken_count + len(at_fault),
+        bad=numbers.broken_count + len(bad),
+        content=None if content is None else content(table, columns),
     )
 
 
 def _stored(
-    columns: Sequence[Column], read: Sequence[Cells], keep: NDArray[np.bool_] | None
+    columns: Sequence[Column], cells: Sequence[Cells], good: NDArray[np.bool_] | None
 ) -> pa.Table:
-    mask = None if keep is None else pa.array(keep)
+    mask = None if good is None else pa.array(good)
     arrays = []
-    for column, each in zip(columns, read, strict=True):
+    for column, each in zip(columns, cells, strict=True):
         values = each.values if mask is None else each.values.filter(mask)
         if column.dtype == "string" and column.length is None:
             values = pc.fill_null(values, "")
@@ -254,19 +237,19 @@ def shard_schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([pa.field(c.name, c.arrow_type) for c in columns])
 
 
-def _fault(column: Column, read: Cells, at: int, *, file: str, row: int) -> Fault:
-    reason = read.reasons[read.bad[at] - 1]
+def _fault(column: Column, cells: Cells, at: int, numbers: RowNumbers) -> Fault:
+    reason = cells.reasons[cells.bad[at] - 1]
     return Fault(
-        file=file,
-        row=row,
+        file=numbers.file,
+        row=int(numbers.rows[at]),
         column=column.name,
-        reason=reason.replace("{}", shown(_value(read.raw, at))),
-        retype=read.retype and reason != LABEL_MISSING,
+        reason=reason.replace("{}", shown(_value(cells.raw, at))),
+        retype=cells.retype and reason != LABEL_MISSING,
     )
 
 
 def _value(raw: pa.Array, at: int) -> Any:
-    """One value; a text as its bytes, for it may be no UTF-8."""
+    """Return one value; text as its bytes, because it may not be UTF-8."""
     if pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type):
         raw = raw.slice(at, 1).cast(pa.large_binary())
         at = 0
@@ -281,7 +264,7 @@ def shown(value: Any) -> str:
     """A bad value as one short text, whatever bytes it holds."""
     text = repr(value) if isinstance(value, str | bytes) else str(value)
     if isinstance(value, float) and abs(value) == sys.float_info.max:
-        # All that JSON may write and no float holds is read as this one.
+        # Every JSON number beyond the range of a float is read as this one.
         text = f"{'-' if value < 0 else ''}1.8e308 or more"
     if isinstance(value, bytes):
         try:

@@ -1,29 +1,28 @@
-"""The source that `data.source` names."""
+"""The source that `data.source` names: its files, their content, and how they are read."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any
 
+from stoker.core.fingerprint import fingerprint
+from stoker.data.sources.columns.named_records import NamedFiles
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.files.listing import Listing
 from stoker.data.sources.formats.csv_files import CsvFiles
-from stoker.data.sources.formats.jsonl_files import JsonlFiles
+from stoker.data.sources.formats.jsonl_files import jsonl_files
 from stoker.data.sources.formats.parquet_files import ParquetFiles
-from stoker.data.sources.formats.tfrecord_files import TfrecordFiles
+from stoker.data.sources.formats.tfrecord_files import tfrecord_files
 from stoker.data.sources.images.folder import ImageFolder
-from stoker.data.sources.records import Source
 from stoker.data.sources.stores.local import list_local
 from stoker.data.sources.stores.remote import list_remote
 from stoker.data.sources.uri import is_uri
-from stoker.data.sources.workers.workers import InThreads, Workers, started
+from stoker.data.sources.workers import InThreads, Workers, started
 
-_TABLES: dict[str, Callable[..., Source]] = {
-    "csv": CsvFiles,
-    "parquet": ParquetFiles,
-    "tfrecord": TfrecordFiles,
-}
-
+Source = CsvFiles | ParquetFiles | NamedFiles[Any] | ImageFolder
+"""Files of one format: `listing` names them, `scan` learns their columns, `blocks` reads the records."""
 
 _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),
@@ -37,7 +36,7 @@ def list_source(config: IngestConfig) -> Listing:
     """Find the files of `data.source`, here or in a store.
 
     Raises:
-        DataError: there is none, or something there is no plain file inside the source.
+        DataError: there is none, or something there is not a plain file inside the source.
         ConfigError: the files are of several formats, or of none that is known.
         UserError: a store fails, or refuses.
     """
@@ -87,6 +86,72 @@ def open_source(
     workers = workers or InThreads(config.workers)
     if listing.format == "images":
         return ImageFolder(listing=listing, config=config, workers=workers)
+    given: dict[str, Any] = {
+        "listing": listing,
+        "config": config,
+        "labels": tuple(labels),
+        "workers": workers,
+    }
     if listing.format == "jsonl":
-        return JsonlFiles(listing=listing, config=config, labels=labels, workers=workers)
-    return _TABLES[listing.format](listing=listing, config=config, labels=labels)
+        return NamedFiles(format=jsonl_files(config), **given)
+    if listing.format == "tfrecord":
+        return NamedFiles(format=tfrecord_files(), **given)
+    return (CsvFiles if listing.format == "csv" else ParquetFiles)(**given)
+
+
+def source_files(config: IngestConfig) -> list[str]:
+    """The paths or URIs of the files of `data.source`, sorted by the bytes of their names.
+
+    Raises:
+        DataError: there is none, or something there is not a plain file.
+        ConfigError: the files are of no known format, or of several.
+    """
+    return [file.location for file in list_source(config).files]
+
+
+def source_fingerprint(config: IngestConfig) -> str:
+    """One name for the content of `data.source`, wherever it lies: 64 hexadecimal digits.
+
+    Raises:
+        DataError: as `source_files`; or a file was written while it was hashed.
+    """
+    return fingerprint_of(list_source(config))
+
+
+def fingerprint_of(listing: Listing) -> str:
+    """One name for the content of files that are listed already.
+
+    `ingest` given the same listing reads what this name stands for, or refuses.
+
+    Raises:
+        DataError: a file was written since it was listed.
+    """
+    # Several files of a remote store at once may exceed the cache.
+    workers = InThreads(None if listing.files[0].place.is_local else 1)
+    hashes = workers.map(lambda file: file.sha256(), listing.files)
+    found = fingerprint([[f.name, each] for f, each in zip(listing.files, hashes, strict=True)])
+    listing.check_unchanged()
+    return found
+
+
+def listing_warnings(listing: Listing, config: IngestConfig) -> Iterator[str]:
+    """Name the folders without an image, and the files of a table that are copies if copies count."""
+    for name in listing.empty_classes:
+        yield f"folder {name} holds no image: the model will not know this class"
+    if config.duplicates != "drop":
+        yield from _copied_files(listing)
+
+
+def _copied_files(listing: Listing) -> Iterator[str]:
+    by_size = defaultdict(list)
+    for file in listing.files if listing.format != "images" else ():
+        by_size[file.size_bytes].append(file)
+    for alike in by_size.values():
+        seen: dict[str, str] = {}
+        for file in alike if len(alike) > 1 else ():
+            first = seen.setdefault(file.sha256(), file.name)
+            if first != file.name:
+                yield (
+                    f"{file.name} is a copy of {first}: its records count twice; "
+                    "data.duplicates: drop leaves them out"
+                )

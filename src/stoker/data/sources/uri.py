@@ -43,7 +43,7 @@ class StoreUri:
 
 
 def is_uri(source: str) -> bool:
-    """True where a source names its scheme, and so is no local path."""
+    """Whether a source starts with a scheme, so that it is not a local path."""
     return _URI.match(source) is not None
 
 
@@ -51,7 +51,7 @@ def parse_uri(source: str) -> StoreUri:
     """Take a URI apart.
 
     Raises:
-        ConfigError: the scheme is not read, there is no bucket, an option is not known, or it holds
+        ConfigError: the scheme is not supported, there is no bucket, an option is not known, or it holds
             credentials. What may be a secret is not shown.
     """
     found = _URI.fullmatch(source)

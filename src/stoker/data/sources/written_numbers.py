@@ -88,7 +88,7 @@ class NumberText:
     def plain(self, values: pa.Array) -> pa.Array:
         """Texts as `1234.5`; what is not such a number stays what it is.
 
-        Where the decimal mark is a comma, "1.5" is no number: it would be 1.5 beside a 1.500 that is 1500.
+        Where the decimal mark is a comma, "1.5" is not a number: it would be 1.5 next to a 1.500 that is 1500.
 
         Args:
             values: [rows] strings.
@@ -167,7 +167,7 @@ def _is_doubtful(
         return True
     if groups not in " ." or is_sure:
         return False
-    # 1 250 000 beside 850 000: a number. 555 123 456 alone, or beside 555123456: who knows.
+    # 1 250 000 next to 850 000 is a number; 555 123 456 alone, or next to 555123456, is unclear.
     widths = {len(re.split(r"\D", core, maxsplit=1)[0]) for core in cores}
     return len(widths) == 1 or max(widths) > 3
 
@@ -176,7 +176,7 @@ _MARKED = re.compile(r"[0-9]+[.,][0-9]+")
 """A number that has other decimals than the rest: "0,5" where the rest is grouped by commas."""
 
 _ZERO_FIRST = re.compile(r"0[0-9]")
-"""How a code begins, a phone number, a date; no number."""
+"""How codes, phone numbers and dates start, but not numbers."""
 
 _DOTS_OF_ADDRESS = 3
 """In 192.168.100.200; as a number, one of its parts would be beyond 255 soon."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from stoker.data.features.images.encoded_bytes import heads, holds
 from stoker.data.features.images.orientation import orientations, upright
-from stoker.data.sources.images import formats, jpeg
+from stoker.data.sources.images import headers
 
 _REFUSED, _EXACT, _COLOUR = range(3)
 """Not decoded; JPEG and PNG; GIF and still WebP, which are always in colour."""
@@ -48,7 +48,7 @@ def decoded(encoded: tf.Tensor, turn: tf.Tensor, channels: int) -> tf.Tensor:
 
 def _is_exact(head: tf.Tensor) -> tf.Tensor:
     """Where an image is a JPEG or PNG: [batch, HEAD_BYTES] -> [batch] bool."""
-    return holds(head, jpeg.MAGIC) | holds(head, formats.PNG)
+    return holds(head, headers.JPEG) | holds(head, headers.PNG)
 
 
 def _exact_pixels(encoded: tf.Tensor, channels: int) -> tf.Tensor:
@@ -62,11 +62,11 @@ def _exact_pixels(encoded: tf.Tensor, channels: int) -> tf.Tensor:
 
 def _pixels(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     head = heads(tf.expand_dims(encoded, 0))
-    animated = holds(head, b"VP8X", 12) & tf.not_equal(head[:, 20] & formats.ANIMATED, 0)
+    animated = holds(head, b"VP8X", 12) & tf.not_equal(head[:, 20] & headers.ANIMATED, 0)
     colour = (
-        holds(head, formats.WEBP) & holds(head, formats.WEBP_KIND, 8) & tf.logical_not(animated)
+        holds(head, headers.WEBP) & holds(head, headers.WEBP_KIND, 8) & tf.logical_not(animated)
     )
-    for magic in formats.GIF:
+    for magic in headers.GIF:
         colour |= holds(head, magic)
     image: tf.Tensor = tf.switch_case(
         tf.where(_is_exact(head), _EXACT, tf.where(colour, _COLOUR, _REFUSED))[0],

@@ -3,7 +3,7 @@
 A phone stores what its sensor saw and how it was held. Were that applied only when the data is
 ingested, a model would be trained on upright pictures and be served lying ones.
 
-The rules and bounds are those of `data/sources/images/exif.py`, a whole batch at a time: a walk over the
+The rules and bounds are those of `data/sources/images/headers.py`, a whole batch at a time: a walk over the
 first segments, then one directory, and nothing of it where no image has Exif.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from stoker.data.features.images.encoded_bytes import bytes_at, holds
-from stoker.data.sources.images import jpeg
-from stoker.data.sources.images.exif import (
+from stoker.data.sources.images import headers
+from stoker.data.sources.images.headers import (
     EXIF,
     MAX_ENTRIES,
     MAX_SEGMENTS,
@@ -45,7 +45,7 @@ def orientations(encoded: tf.Tensor, head: tf.Tensor) -> tf.Tensor:
     """
     # Most JPEGs begin with JFIF's 16 bytes and go on with their tables: nothing to look for.
     second = tf.where(holds(head, _JFIF, 2), head[:, _AFTER_JFIF], head[:, 3])
-    may_ask = holds(head, jpeg.MAGIC) & _is_note(second)
+    may_ask = holds(head, headers.JPEG) & _is_note(second)
     asks: tf.Tensor = tf.cond(
         tf.reduce_any(may_ask),
         lambda: _directory_says(_tiff(encoded, may_ask)),

@@ -31,7 +31,7 @@ from stoker.data.features.engine import Progress
 from stoker.data.features.preprocessing.trace import Call, VocabularyFile, asks_otherwise, sources
 from stoker.data.features.preprocessing.trace_function import Plan, Walk, walk
 from stoker.data.features.spec import escaped, json_number
-from stoker.data.ingest.stored_images import encoded_image
+from stoker.data.ingest.image_store import encoded_image
 
 TRAIN = "train"
 """The only split that a transform may learn from."""

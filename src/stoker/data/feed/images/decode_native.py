@@ -22,7 +22,7 @@ from stoker.data.feed.images.decode import (
     read_job,
 )
 from stoker.data.feed.images.native.library import load_library
-from stoker.data.ingest.stored_images import raw_bytes
+from stoker.data.ingest.image_store import raw_bytes
 
 
 class _Output(ctypes.Structure):

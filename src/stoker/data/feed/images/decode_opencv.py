@@ -11,9 +11,9 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from stoker.data.feed.images.decode import DecodeWhole, Status, Target, empty_batch, read_job
-from stoker.data.ingest.stored_images import is_raw, raw_pixels, turned
-from stoker.data.sources.images import jpeg
-from stoker.data.sources.images.exif import TRANSPOSED
+from stoker.data.ingest.image_store import is_raw, raw_pixels, turned
+from stoker.data.sources.images import headers
+from stoker.data.sources.images.headers import TRANSPOSED
 
 
 class OpenCvEngine:
@@ -56,7 +56,7 @@ class OpenCvEngine:
         scale = 1.0
         if is_raw(data):
             image = raw_pixels(data)
-        elif data.startswith(jpeg.MAGIC) and not target.exact and _is_plain(data):
+        elif data.startswith(headers.JPEG) and not target.exact and _is_plain(data):
             image, scale = _scaled(data, job, target)
         else:
             image = self._decode_whole(data, target.channels)

@@ -35,7 +35,7 @@ from stoker.core.files import (
 from stoker.data.columns import PADDING, Column, list_lengths, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.order import shuffled_indices
-from stoker.data.ingest.stored_images import encoded_image
+from stoker.data.ingest.image_store import encoded_image
 from stoker.data.sources.records import Progress, silent
 
 MANIFEST = "records.json"

@@ -1,24 +1,110 @@
-"""One column of Parquet files: what the types of all files and its values say that it is."""
+"""One column of Parquet or JSON Lines files: what its types and values say that it is."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stoker.core.errors import DataError, Plain
 from stoker.data.columns import VARYING, Column
-from stoker.data.sources.columns.arrow_types import Family, family_of, item_type, plain
 from stoker.data.sources.columns.table import UnusableColumn, no_lists, stored_column
-from stoker.data.sources.columns.text import Tally, clean, gapped, narrowed, read_text
+from stoker.data.sources.columns.text import TOO_WIDE, Tally, clean, gapped, narrowed, read_text
 from stoker.data.sources.columns.vectors import assumed_of_lists, common_length, lengths_of
 from stoker.data.sources.config import Override, leaving_out
 from stoker.data.sources.files.listing import SourceFile
-from stoker.data.sources.images.batches import ImageTally
-from stoker.data.sources.images.check import begins_as_image
-from stoker.data.sources.records import Assumption, Cells, Reading, joined
+from stoker.data.sources.images.headers import begins_as_image
+from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, joined, with_fault
 from stoker.data.sources.written_numbers import NumberText
+
+Family = Literal["int", "float", "string", "image", "null"]
+"""What the values of an Arrow type are: whole numbers, numbers, text, bytes, or nothing at all."""
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+_DAY_S = 86_400
+
+
+def family_of(kind: pa.DataType) -> Family | None:
+    """The family of an Arrow type, None where a column cannot hold its values."""
+    is_a = pa.types
+    if is_a.is_dictionary(kind):
+        return family_of(kind.value_type)
+    if is_a.is_null(kind):
+        return "null"
+    if is_a.is_integer(kind) or is_a.is_boolean(kind) or _is_time(kind):
+        return "int"
+    if is_a.is_floating(kind) or is_a.is_decimal(kind):
+        return "float"
+    if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
+        return "string"
+    return "image" if _is_binary(kind) else None
+
+
+def item_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type of a list's values; None for a type that is not a list."""
+    is_a = pa.types
+    is_list = is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind)
+    return kind.value_type if is_list else None
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    is_a = pa.types
+    return bool(
+        is_a.is_binary(kind)
+        or is_a.is_large_binary(kind)
+        or is_a.is_fixed_size_binary(kind)
+        or is_a.is_binary_view(kind)
+    )
+
+
+def plain(values: pa.Array) -> Cells:
+    """Values of any family as int64, float64, string or binary; null where missing.
+
+    Args:
+        values: [rows] of a type that `family_of` knows. Times become whole seconds since 1970, UTC.
+    """
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    family = family_of(values.type)
+    if family == "int":
+        return _whole(values)
+    if family == "float":
+        numbers = values.cast(pa.float64())
+        return good_cells(pc.if_else(pc.is_nan(numbers), None, numbers), values)
+    if family == "null":
+        return good_cells(values.cast(pa.string()), values)
+    # Text is checked before it is called text: Parquet does not promise UTF-8.
+    content = values.cast(pa.large_binary()).cast(pa.binary())
+    return good_cells(content, content)
+
+
+def _whole(values: pa.Array) -> Cells:
+    if _is_time(values.type):
+        return good_cells(_seconds(values), values)
+    if not pa.types.is_uint64(values.type):
+        return good_cells(values.cast(pa.int64()), values)
+    beyond = pc.fill_null(pc.greater(values, pa.scalar(2**63 - 1, pa.uint64())), False)
+    kept = pc.if_else(beyond, None, values).cast(pa.int64())
+    column = replace(good_cells(kept, values), retype=True)
+    return with_fault(column, beyond.to_numpy(zero_copy_only=False), TOO_WIDE)
+
+
+def _seconds(values: pa.Array) -> pa.Array:
+    if pa.types.is_date32(values.type):
+        return pc.multiply(values.cast(pa.int32()).cast(pa.int64()), _DAY_S)
+    unit = "ms" if pa.types.is_date64(values.type) else values.type.unit
+    ticks = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(np.floor_divide(ticks, _PER_SECOND[unit]), pa.int64(), mask=missing)
 
 
 @dataclass(slots=True)
@@ -33,8 +119,6 @@ class ColumnTyping:
     """What its values are -> the first file that says so."""
     tally: Tally = field(default_factory=Tally)
     """Its values, counted by what they are."""
-    images: ImageTally = field(default_factory=ImageTally)
-    """Sizes and channels, of images."""
     holds_images: bool = False
     """True where some bytes begin as an image does, even one of a format that is not read."""
     forms: dict[str, str] = field(default_factory=dict)
@@ -42,7 +126,7 @@ class ColumnTyping:
     lengths: Counter[int] = field(default_factory=Counter)
     """How many records hold a vector of each length."""
     lists: bool = False
-    """True where a file holds lists whose lengths only their values tell."""
+    """True if a file holds lists whose lengths are not part of the type."""
     varies: bool = False
     """True where `data.columns.lists` names it."""
 
@@ -109,7 +193,7 @@ class ColumnTyping:
                 fix="Write the files with one schema, or leave some out by a glob.",
             )
 
-    def look_at_images(self, encoded: pa.Array) -> None:
+    def add_images(self, encoded: pa.Array) -> None:
         """Take some records of a column of bytes into account.
 
         Args:
@@ -118,7 +202,7 @@ class ColumnTyping:
         if not self.holds_images:
             self.holds_images = any(begins_as_image(value or b"") for value in encoded.to_pylist())
 
-    def look(self, values: pa.Array, missing: pa.Array) -> None:
+    def add_values(self, values: pa.Array, missing: pa.Array) -> None:
         """Take some records into account, whose type alone does not settle how they are read.
 
         Args:
@@ -137,13 +221,13 @@ class ColumnTyping:
     def _values_of_lists(self, lists: pa.Array) -> pa.Array:
         if pa.types.is_null(lists.type):
             return lists
-        if not pa.types.is_fixed_size_list(lists.type):  # of those the type tells the length
+        if not pa.types.is_fixed_size_list(lists.type):  # there the length is part of the type
             lengths = lengths_of(lists)
             self.lengths.update(lengths[lengths >= 0].tolist())
         return lists.flatten()
 
     def require_some_image(self) -> None:
-        """Hold that a column of bytes is one of images, once all of them were looked at.
+        """Check that a column of bytes holds images, after all records were read.
 
         Raises:
             DataError: nothing in it even begins as an image does.
@@ -185,7 +269,7 @@ class ColumnTyping:
         return column
 
     def assumed(self, column: Column) -> Assumption | None:
-        """What is worth a word about how the column is read."""
+        """Return the assumption about the column that the user should know."""
         return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import Plain
 from stoker.data.columns import VARYING, Column
-from stoker.data.sources.columns.arrow_types import Family
-from stoker.data.sources.columns.column_typing import ColumnTyping
-from stoker.data.sources.columns.gathered import Gathered, Values
+from stoker.data.sources.columns.column_typing import ColumnTyping, Family
+from stoker.data.sources.columns.parsed_block import ParsedBlock, Values
 from stoker.data.sources.columns.table import UnusableColumn, no_lists
 from stoker.data.sources.columns.text import assumed_of, clean, read_text
 from stoker.data.sources.columns.vectors import (
@@ -71,7 +70,7 @@ class NamedColumn:
     override: Override | NumberText | None
     """What `data.types` says of it."""
 
-    def cells(self, block: Gathered, missing: pa.Array) -> Cells:
+    def cells(self, block: ParsedBlock, missing: pa.Array) -> Cells:
         """The column's cells in one block; images are not looked at yet.
 
         Args:
@@ -160,7 +159,7 @@ class LearnedColumn:
     single: int = 0
     """Records that are known to hold one value and no list."""
 
-    def look(self, block: Gathered, missing: pa.Array) -> None:
+    def add(self, block: ParsedBlock, missing: pa.Array) -> None:
         """Take one block into account."""
         for values in block.columns.get(self.name, ()):
             if values.kind == NULLS:
@@ -180,12 +179,14 @@ class LearnedColumn:
                 )
                 typed.families.setdefault(FAMILIES[values.kind], block.file.name)
                 is_text = values.kind == WIDE_NUMBER
-                typed.look(values.flat.cast(pa.float64()) if is_text else values.flat, missing)
+                typed.add_values(
+                    values.flat.cast(pa.float64()) if is_text else values.flat, missing
+                )
                 if values.kind == TEXT:
                     typed.tally.keep(clean(values.flat).values)
 
     def assumed(self, settled: NamedColumn) -> Assumption | None:
-        """What is worth a word about how the column is read."""
+        """Return the assumption about the column that the user should know."""
         if settled.column.is_ragged:
             counts: Counter[int] = Counter()
             for (_, count), records in self.lengths.items():

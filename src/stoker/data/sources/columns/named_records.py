@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
 
-from stoker.data.sources.columns.gathered import Gathered
 from stoker.data.sources.columns.named_columns import IMAGE, LearnedColumn, NamedColumn
+from stoker.data.sources.columns.parsed_block import ParsedBlock
 from stoker.data.sources.columns.table import (
     check_names,
     check_same_columns,
@@ -17,24 +19,32 @@ from stoker.data.sources.columns.table import (
 )
 from stoker.data.sources.columns.text import missing_texts
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.images.batches import ImageTally, needs_headers
-from stoker.data.sources.images.cells import checked_images, tally_images
+from stoker.data.sources.files.file_kind import reading
+from stoker.data.sources.files.listing import Listing, SourceFile
+from stoker.data.sources.images.batches import (
+    ImageTally,
+    checked_images,
+    needs_headers,
+    tally_images,
+)
 from stoker.data.sources.records import (
-    SHOWN_FAULTS,
     WORKERS,
     Block,
     Cells,
     Content,
     Progress,
+    RowNumbers,
     Scan,
     block_of,
-    demand_label,
-    with_content,
+    require_label,
 )
+from stoker.data.sources.workers import Workers
+
+Part = TypeVar("Part")
 
 
 def scan_named(
-    blocks: Iterator[Gathered],
+    blocks: Iterator[ParsedBlock],
     config: IngestConfig,
     *,
     labels: Collection[str],
@@ -55,30 +65,107 @@ def scan_named(
         DataError: files differ in their columns, or a column holds what none can.
         ConfigError: `data.types` names a column that is not there.
     """
-    looked = _Looked(config, in_order=in_order)
+    scanner = _Scanner(config, in_order=in_order)
     with ThreadPoolExecutor(WORKERS) as pool:
         for block in blocks:
-            looked.at(block, pool)
-            progress(looked.rows, None)
-    looked.end_file()
-    names = kept_names(config, looked.ordered(looked.seen))
+            scanner.add(block, pool)
+            progress(scanner.rows, None)
+    scanner.end_file()
+    names = kept_names(config, scanner.ordered(scanner.seen))
     known_types(config, names)
     settled = [
-        looked.columns[name].settled(
-            rows=looked.rows, is_label=name in labels, most_bad=config.max_bad_rows
+        scanner.columns[name].settled(
+            rows=scanner.rows, is_label=name in labels, most_bad=config.max_bad_rows
         )
         for name in names
     ]
-    assumed = [looked.columns[each.column.name].assumed(each) for each in settled]
+    assumed = [scanner.columns[each.column.name].assumed(each) for each in settled]
     has_image = any(each.kind == IMAGE for each in settled)
     return Scan(
         columns=tuple(each.column for each in settled),
         readings=tuple(each.how for each in settled),
         kinds=tuple(each.kind for each in settled),
-        rows=looked.rows,
+        rows=scanner.rows,
         assumptions=tuple(filter(None, assumed)),
-        image=looked.images.shape(config.images) if has_image else None,
+        image=scanner.images.shape(config.images) if has_image else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedFormat(Generic[Part]):
+    """A format whose records name their values."""
+
+    title: str
+    """For messages."""
+
+    split: Callable[[SourceFile, Path], Iterator[Part]]
+    """Cuts a file into parts of limited size, given its local copy."""
+
+    parse: Callable[[Part], ParsedBlock]
+    """Parses one part, in a worker; can be pickled."""
+
+    bytes_of: Callable[[Part], int]
+    """Memory that a part takes, bytes."""
+
+    in_order: bool
+    """True if the records name their columns in an order of their own; else columns are sorted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedFiles(Generic[Part]):
+    """One or more files of such a format, whose records have the same names."""
+
+    listing: Listing
+    """The files."""
+
+    config: IngestConfig
+    """How they are read."""
+
+    labels: Collection[str]
+    """The columns that no record may miss."""
+
+    workers: Workers
+    """Parse the parts."""
+
+    format: NamedFormat[Part]
+    """How records are found."""
+
+    def scan(self, progress: Progress) -> Scan:
+        """Learn each column's kind, length and type from all records.
+
+        Raises:
+            DataError: a file has another format, its columns differ from the first file's, or the
+                values of a column differ from record to record.
+            ConfigError: `data.types` names a column that does not exist, or images differ in size.
+        """
+        parsed = self.workers.map(self.format.parse, self._parts(), bytes_of=self.format.bytes_of)
+        return scan_named(
+            parsed,
+            self.config,
+            labels=self.labels,
+            in_order=self.format.in_order,
+            progress=progress,
+        )
+
+    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
+        """Yield every record in the types of its columns, or the fault that it has."""
+        reader = NamedReader(
+            scan=scan, config=self.config, labels=tuple(self.labels), content=content
+        )
+        read = functools.partial(_parse_and_read, parse=self.format.parse, reader=reader)
+        return self.workers.map(read, self._parts(), bytes_of=self.format.bytes_of)
+
+    def _parts(self) -> Iterator[Part]:
+        for file in self.listing.files:
+            with file.opened() as path, reading(file.location, self.format.title):
+                yield from self.format.split(file, path)
+
+
+def _parse_and_read(
+    part: Part, *, parse: Callable[[Part], ParsedBlock], reader: NamedReader
+) -> Block:
+    with ThreadPoolExecutor(1) as pool:
+        return reader.block(parse(part), pool=pool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,24 +184,25 @@ class NamedReader:
     content: Content | None
     """What each block computes for its rows in addition."""
 
-    def block(self, block: Gathered, *, pool: ThreadPoolExecutor) -> Block:
+    def block(self, block: ParsedBlock, *, pool: ThreadPoolExecutor) -> Block:
         """Convert a block's records to their columns' types, and name what is wrong with others.
 
         Args:
             block: The records.
             pool: Threads that check images.
         """
-        columns = self.scan.columns
-        found = block_of(
-            columns,
+        return block_of(
+            self.scan.columns,
             [self._read(each, block, pool) for each in self._columns],
-            file=block.file.name,
-            rows=block.rows,
-            broken=block.broken,
-            broken_count=block.broken_count,
-            limit=self.config.max_bad_rows + SHOWN_FAULTS,
+            RowNumbers(
+                file=block.file.name,
+                rows=block.rows,
+                broken=block.broken,
+                broken_count=len(block.broken),
+            ),
+            max_bad_rows=self.config.max_bad_rows,
+            content=self.content,
         )
-        return with_content(found, self.content, columns)
 
     @functools.cached_property
     def _columns(self) -> list[NamedColumn]:
@@ -124,15 +212,15 @@ class NamedReader:
             for column, how, kind in zip(scan.columns, scan.readings, scan.kinds, strict=True)
         ]
 
-    def _read(self, each: NamedColumn, block: Gathered, pool: ThreadPoolExecutor) -> Cells:
+    def _read(self, each: NamedColumn, block: ParsedBlock, pool: ThreadPoolExecutor) -> Cells:
         cells = each.cells(block, missing_texts(self.config.missing_values))
         if each.how == "image":
             channels = None if self.scan.image is None else self.scan.image[2]
             cells = checked_images(cells, self.config.images, channels=channels, pool=pool)
-        return demand_label(cells) if each.column.name in self.labels else cells
+        return require_label(cells) if each.column.name in self.labels else cells
 
 
-class _Looked:
+class _Scanner:
     """What was seen of a source so far."""
 
     def __init__(self, config: IngestConfig, *, in_order: bool) -> None:
@@ -143,11 +231,11 @@ class _Looked:
         self._config = config
         self._in_order = in_order
         self._missing = missing_texts(config.missing_values)
-        self._file: Gathered | None = None
+        self._file: ParsedBlock | None = None
         self._names: dict[str, None] = {}
         self._first: tuple[str, Sequence[str]] | None = None
 
-    def at(self, block: Gathered, pool: ThreadPoolExecutor) -> None:
+    def add(self, block: ParsedBlock, pool: ThreadPoolExecutor) -> None:
         """Take one more block into account."""
         if self._file is None or block.file != self._file.file:
             self.end_file()
@@ -165,12 +253,12 @@ class _Looked:
                     varies=name in self._config.columns.lists,
                 )
                 self.columns[name] = column
-            column.look(block, self._missing)
+            column.add(block, self._missing)
         if needs_headers(self._config.images):
-            self._look_at_images(block, kept, pool)
+            self._add_images(block, kept, pool)
 
-    def _look_at_images(
-        self, block: Gathered, kept: Sequence[str], pool: ThreadPoolExecutor
+    def _add_images(
+        self, block: ParsedBlock, kept: Sequence[str], pool: ThreadPoolExecutor
     ) -> None:
         for name in kept:
             for values in block.columns[name]:
@@ -184,7 +272,7 @@ class _Looked:
         return list(names) if self._in_order else sorted(names)
 
     def end_file(self) -> None:
-        """Hold that a file names the columns of the first; one without a whole record names none."""
+        """Check that a file has the columns of the first; a file without a complete record has none."""
         if self._file is None or not self._names:
             return
         file, names = self._file.file, self.ordered(self._names)

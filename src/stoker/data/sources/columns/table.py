@@ -99,7 +99,7 @@ def bad_names(location: str, got: object) -> DataError:
     return DataError(
         f"{location} must name every column once, in UTF-8 without control characters",
         got=got,
-        fix="Mend its header.",
+        fix="Fix its header.",
     )
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stoker.data.sources.config import Override
-from stoker.data.sources.records import Assumption, Cells, Reading, cells, joined, with_fault
+from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, joined, with_fault
 from stoker.data.sources.written_numbers import NumberText, guess
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
@@ -169,14 +169,14 @@ class Tally:
 
 
 def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
-    """What is worth a word about a column that is read without `data.types`, if anything is."""
+    """Return the assumption about a column without `data.types` that the user should know, if any."""
     if how != "string":
         return None
     if tally.ints > NUMBER_SHARE * tally.present > 0:
         return Assumption(
             column=name,
             text=f"column {name!r} is read as text: its whole numbers, up to {tally.widest:.3g}, do "
-            f"not fit a number column. As ids they are right so; else set data.types: {{{name}: float}}",
+            f"not fit a number column. This is right for ids; otherwise set data.types: {{{name}: float}}",
         )
     number = guess(tally.sample)
     if number is None:
@@ -207,11 +207,11 @@ def clean(raw: pa.Array, override: Override | NumberText | None = None) -> Cells
 def _cleaned(raw: pa.Array) -> Cells:
     try:
         text = raw.cast(pa.binary()).cast(pa.string())
-        column = cells(text, raw)
+        column = good_cells(text, raw)
     except (pa.ArrowInvalid, UnicodeDecodeError):
         broken = np.array([not _is_utf8(value) for value in raw.cast(pa.binary()).to_pylist()])
         text = pc.if_else(pa.array(broken), None, raw.cast(pa.binary())).cast(pa.string())
-        column = with_fault(cells(text, raw), broken, NOT_UTF8)
+        column = with_fault(good_cells(text, raw), broken, NOT_UTF8)
     return with_fault(column, _mask(pc.match_substring(text, "\0")), HOLDS_NUL)
 
 
@@ -263,7 +263,7 @@ def narrowed(values: pa.Array, raw: pa.Array) -> Cells:
         small = numbers.astype(np.float32)
     beyond = np.isinf(small) & np.isfinite(numbers)
     stored = pa.array(small, mask=np.isnan(small) | beyond)
-    return with_fault(replace(cells(stored, raw), retype=True), beyond, TOO_LARGE)
+    return with_fault(replace(good_cells(stored, raw), retype=True), beyond, TOO_LARGE)
 
 
 def _read_floats(values: pa.Array, raw: pa.Array) -> Cells:
@@ -284,13 +284,13 @@ def _read_bools(values: pa.Array, raw: pa.Array) -> Cells:
     is_bool = _mask(pc.match_substring_regex(values, _BOOL))
     strange = ~is_bool & values.is_valid().to_numpy(zero_copy_only=False)
     truth = pc.equal(pc.ascii_lower(pc.if_else(pa.array(is_bool), values, None)), "true")
-    return with_fault(cells(truth.cast(pa.int64()), raw), strange, NOT_BOOL)
+    return with_fault(good_cells(truth.cast(pa.int64()), raw), strange, NOT_BOOL)
 
 
 def _read_ints(values: pa.Array, raw: pa.Array) -> Cells:
     whole = _all_ints(values)
     if whole is not None:
-        return cells(whole, raw)
+        return good_cells(whole, raw)
     present = values.is_valid().to_numpy(zero_copy_only=False)
     digits = pc.if_else(pc.fill_null(pc.match_substring_regex(values, _INT), False), values, None)
     found, too_wide = _wide_ints(digits)
@@ -303,7 +303,7 @@ def _read_ints(values: pa.Array, raw: pa.Array) -> Cells:
     merged = pc.coalesce(found, as_float)
     nothing = present & merged.is_null().to_numpy(zero_copy_only=False)
     is_number = ~np.isnan(numbers)
-    column = with_fault(cells(merged, raw), nothing & too_wide, TOO_WIDE)
+    column = with_fault(good_cells(merged, raw), nothing & too_wide, TOO_WIDE)
     column = with_fault(column, nothing & is_number, NOT_WHOLE)
     return with_fault(column, nothing, NOT_A_NUMBER)
 
@@ -332,7 +332,7 @@ def _all_ints(values: pa.Array) -> pa.Array | None:
         numbers = values.cast(pa.int64())
     except pa.ArrowInvalid:
         return None
-    # Arrow takes 0x1F for a number, and nobody else does.
+    # Arrow reads 0x1F as a number; pandas and Python do not.
     hexadecimal = pc.any(pc.match_substring(values, "x", ignore_case=True)).as_py()
     return None if hexadecimal else numbers
 

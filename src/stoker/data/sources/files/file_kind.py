@@ -1,20 +1,20 @@
-"""A file's first bytes say what it is; its name only says what it should be."""
+"""What a file is by its first bytes, whatever its name says, and what it unpacks to.
+
+gzip and zlib are unpacked piece by piece, so that neither a bomb nor a cut is a surprise.
+
+Source: RFC 1952 (gzip, also of several members), RFC 1950 (zlib).
+"""
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import io
-import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.sources.files.utf16 import FromUtf16
 
 _GZIP = b"\x1f\x8b"
 
@@ -43,7 +43,7 @@ _HEAD_BYTES = 16
 
 @contextlib.contextmanager
 def reading(location: str, what: str) -> Iterator[None]:
-    """Turn what a reader says of a damaged or unreadable file into one line that names it."""
+    """Report a reader's error about a damaged or unreadable file as one line that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, EOFError) as error:
@@ -62,127 +62,77 @@ def kind_of(path: Path) -> str:
     return next((kind for magic, kind in _MAGIC if head.startswith(magic)), "")
 
 
-def open_text(path: Path, *, location: str) -> BinaryIO:
-    """Open a CSV file, unpacked where it is gzip, whatever its name says.
+CHUNK_BYTES = 1 << 20
+"""What is read from a file, or unpacked, at a time."""
+
+_ZLIB = b"\x78"
+_ANY_WBITS = 32 + zlib.MAX_WBITS
+"""Makes zlib unpack both gzip and zlib, and verify the checksum of either."""
+
+
+def is_packed(head: bytes) -> bool:
+    """Whether bytes start like gzip or zlib."""
+    is_zlib = head[:1] == _ZLIB and len(head) > 1 and int.from_bytes(head[:2], "big") % 31 == 0
+    return head.startswith(_GZIP + b"\x08") or is_zlib
+
+
+def unpacked_head(head: bytes, size: int) -> bytes:
+    """The first bytes of what a file unpacks to, b"" where it does not unpack.
 
     Args:
-        path: The file.
-        location: What a message calls it.
-
-    Raises:
-        DataError: it is empty, or something that is no text.
+        head: The file's first bytes.
+        size: Most bytes wanted.
     """
-    kind = kind_of(path)
-    if kind == UTF16:
-        return cast(BinaryIO, FromUtf16(path.open("rb"), location=location))
-    if kind not in ("", "gzip"):
-        raise DataError(
-            f"{location} must be CSV text in UTF-8",
-            got=Plain(kind),
-            fix="Name the right format in data.format, or convert the file to CSV.",
-        )
-    if not path.stat().st_size:
-        raise DataError(
-            f"{location} must hold a header line with the names of its columns",
-            got=Plain("an empty file"),
-            fix="Fetch or write the file again, or take it out of the source.",
-        )
-    if kind == "gzip":
-        return pa.CompressedInputStream(pa.OSFile(str(path)), "gzip")
-    return path.open("rb")
+    try:
+        return zlib.decompressobj(_ANY_WBITS).decompress(head, size)
+    except zlib.error:
+        return b""
 
 
-class EndMarked(io.RawIOBase):
-    """A stream of UTF-8 with one more line at its end.
+def plain_chunks(path: Path) -> Iterator[bytes]:
+    """A file's bytes, `CHUNK_BYTES` at a time."""
+    with path.open("rb", buffering=0) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
 
-    Arrow takes a quote that is never closed for one value that reaches to the end of the file, and
-    says nothing. Where that happens the line added here is swallowed too, and its absence tells.
-    PyArrow raises for a record with too few or too many fields that is not UTF-8: a byte that is not
-    part of a character, and a NUL, is given as a NUL and two hexadecimal digits.
-    """
 
-    is_escaped = False
-    """True once there was such a byte."""
+class Unpacked:
+    """What a gzip or zlib file unpacks to, `CHUNK_BYTES` at a time."""
 
-    def __init__(self, stream: BinaryIO, *, last_line: bytes) -> None:
-        self._stream = stream
-        self._tail = b"\n" + last_line + b"\n"
-        self._held = b""
-        self._ends_with_cr = False
-        self._decoder = codecs.getincrementaldecoder("utf-8")(_ESCAPING)
+    def __init__(self, path: Path, *, location: str) -> None:
+        """Start at the file's first byte.
 
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        """The stream's bytes, then the line's; less than was asked for only at the very end.
-
-        Arrow 26 loses records after a block that is shorter than the others. It also drops a line feed
-        at the beginning of a block if the last one ended with a carriage return, inside quotes too. So
-        it gets this line feed twice; outside quotes the second one is an empty line, which it ignores.
+        Args:
+            path: The file.
+            location: What a message calls it.
         """
-        parts: list[bytes] = []
-        wanted = size
-        if self._ends_with_cr and not self._held:
-            self._held = self._next(wanted)
-        if self._ends_with_cr and self._held.startswith(b"\n"):
-            self._held = b"\n" + self._held
-        while size < 0 or wanted > 0:
-            found = self._held or self._next(wanted)
-            if not found:
-                break
-            if size >= 0:
-                found, self._held = found[:wanted], found[wanted:]
-            parts.append(found)
-            wanted -= len(found)
-        self._ends_with_cr = bool(parts) and parts[-1].endswith(b"\r")
-        return b"".join(parts)
+        self.is_cut = False
+        """True once the file has ended before what is packed in it."""
+        self._path, self._location = path, location
 
-    def _next(self, size: int) -> bytes:
-        """Some more bytes, b"" at the end."""
-        while found := bytes(self._stream.read(size)):
-            if found.isascii() and b"\0" not in found and not self._decoder.getstate()[0]:
-                return found
-            if text := self._decoder.decode(found.replace(b"\0", _NUL)):
-                self.is_escaped = self.is_escaped or "\0" in text
-                return text.encode()
-        text = self._decoder.decode(b"", final=True)
-        self.is_escaped = self.is_escaped or bool(text)
-        last, self._tail = text.encode() + self._tail, b""
-        return last
+    def __iter__(self) -> Iterator[bytes]:
+        """Unpack everything.
 
-    def close(self) -> None:
-        """Close the stream below."""
-        self._stream.close()
-        super().close()
-
-
-def unescaped(values: pa.Array) -> pa.Array:
-    """The bytes as they stand in the file.
-
-    Args:
-        values: [rows] binary, of an `EndMarked` stream that is escaped.
-    """
-    if not pc.any(pc.match_substring(values, "\0")).as_py():
-        return values
-    return pa.array([_ESCAPED.sub(_byte, value) for value in values.to_pylist()], pa.binary())
-
-
-_ESCAPING = "stoker-nul-and-hex"
-_NUL = b"\x00" + b"00"
-_ESCAPED = re.compile(rb"\x00([0-9a-f]{2})")
-
-
-def _byte(found: re.Match[bytes]) -> bytes:
-    return bytes.fromhex(found[1].decode())
-
-
-def _escape(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
-    bad = error.object[error.start : error.end]
-    return "".join(f"\0{byte:02x}" for byte in bad), error.end
-
-
-codecs.register_error(_ESCAPING, _escape)
+        Raises:
+            DataError: the packed data is damaged, or something else follows it.
+        """
+        unpacker = zlib.decompressobj(_ANY_WBITS)
+        read = 0
+        try:
+            for chunk in plain_chunks(self._path):
+                read += len(chunk)
+                # After the end of a member zeros may stand, and another member.
+                left = chunk.lstrip(b"\0") if unpacker.eof else chunk
+                while left:
+                    if unpacker.eof:
+                        unpacker = zlib.decompressobj(_ANY_WBITS)
+                    yield unpacker.decompress(left, CHUNK_BYTES)
+                    left = unpacker.unconsumed_tail or unpacker.unused_data.lstrip(b"\0")
+        except zlib.error as error:
+            reason = f"{error}, in the {CHUNK_BYTES >> 20} MiB before byte {read:,}"
+            raise DataError(
+                f"{self._location} must be whole gzip or zlib data",
+                got=Plain(reason),
+                fix="Fetch or write the file again.",
+            ) from None
+        self.is_cut = not unpacker.eof

@@ -66,8 +66,8 @@ class SourceFile:
     def opened(self) -> AbstractContextManager[Path]:
         """A local file with its content, there as long as the block lasts.
 
-        That file's name says nothing: go by `name` and by the first bytes. Do not open a second
-        file inside the block: both together may be more than the cache holds.
+        The name of that file has no meaning: use `name` and the first bytes. Do not open a second
+        file inside the block: both together may exceed the cache.
 
         Raises:
             DataError: the file is not there any more, or changed meanwhile.
@@ -94,7 +94,7 @@ class Listing:
     """Sub-folders without an image: no classes, for nothing can be learned of them."""
 
     def check_unchanged(self) -> None:
-        """Hold that no file was written since it was listed.
+        """Check that no file was written since it was listed.
 
         Raises:
             DataError: one was; what was read may be a mixture.
@@ -139,7 +139,7 @@ def listed(
 
 
 def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[str]) -> bool:
-    """True for a folder whose sub-folders are classes of images; what else is there is named later.
+    """Whether the sub-folders of a folder are classes of images; other entries are refused later.
 
     Args:
         config: What is looked for.
@@ -148,7 +148,7 @@ def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[st
     """
     if config.format != "auto":
         return config.format == "images"
-    # A README.txt beside the classes makes no table of them.
+    # A README.txt next to the classes does not make the source a table.
     tables = [
         name
         for name in names
@@ -158,7 +158,7 @@ def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[st
 
 
 def is_mark(name: str) -> bool:
-    """True for `_SUCCESS`, `_metadata` and the like, which Spark and Hadoop leave beside data."""
+    """Whether a name is like `_SUCCESS` or `_metadata`, which Spark and Hadoop write next to data."""
     return name.startswith("_") and format_of(name) is None
 
 
@@ -189,8 +189,17 @@ def no_record(source: str) -> DataError:
     )
 
 
+def not_plain(location: object, what: str) -> DataError:
+    """Return the error of something in a source that is not a plain file."""
+    return DataError(
+        f"{location} must be a plain file",
+        got=Plain(what),
+        fix="Take it out of the source, or name the files by a glob in data.source.",
+    )
+
+
 def no_class(folder: object, what: str) -> DataError:
-    """The error of what lies beside the folders of the classes."""
+    """Return the error of something next to the folders of the classes."""
     return DataError(
         f"{folder} must hold one sub-folder of images for each class",
         got=Plain(what),

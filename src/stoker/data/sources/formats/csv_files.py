@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -28,8 +28,9 @@ from stoker.data.sources.columns.table import (
 )
 from stoker.data.sources.columns.text import Tally, assumed_of, clean, missing_texts, read_text
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.files.file_kind import EndMarked, open_text, reading, unescaped
+from stoker.data.sources.files.file_kind import reading
 from stoker.data.sources.files.listing import Listing, SourceFile
+from stoker.data.sources.files.text import EndMarked, text_chunks, unescaped
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     WORKERS,
@@ -40,12 +41,12 @@ from stoker.data.sources.records import (
     Fault,
     Progress,
     Reading,
+    RowNumbers,
     Scan,
     block_of,
-    demand_label,
-    with_content,
+    require_label,
 )
-from stoker.data.sources.workers.workers import InThreads, Made
+from stoker.data.sources.workers import Workers
 
 BLOCK_BYTES = 16 << 20
 """Text that is parsed at a time, and so the longest record: a few times this is the memory."""
@@ -62,18 +63,14 @@ _LAST = b"\x00end\x00"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chunk:
-    """Some records of one file as they stand there."""
+    """Some records of one file, not yet typed."""
 
-    file: str
+    numbers: RowNumbers
     columns: list[pa.Array]
-    rows: NDArray[np.int64]
-    broken: list[Fault]
-    broken_count: int
 
-    @property
-    def size_bytes(self) -> int:
-        """What the values take in memory."""
-        return sum(column.nbytes for column in self.columns)
+
+def _size_bytes(chunk: _Chunk) -> int:
+    return sum(column.nbytes for column in chunk.columns)
 
 
 @dataclass(slots=True)
@@ -133,13 +130,16 @@ class CsvFiles:
     """How they are read."""
 
     labels: Collection[str]
-    """The column that a record cannot miss."""
+    """The columns that no record may miss."""
+
+    workers: Workers
+    """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn each column's type from all its values.
 
         Raises:
-            DataError: a file is no CSV, its header is unusable, or the files' columns differ.
+            DataError: a file is not CSV, its header is unusable, or the files' columns differ.
             ConfigError: `data.types` names a column that is not there, or `data.columns.lists` any.
         """
         names = self._names()
@@ -157,11 +157,13 @@ class CsvFiles:
         with ThreadPoolExecutor(WORKERS) as pool:
 
             def counted_chunk(chunk: _Chunk) -> tuple[int, list[Tally]]:
-                return len(chunk.rows), list(pool.map(counted, names, chunk.columns))
+                return len(chunk.numbers.rows), list(pool.map(counted, names, chunk.columns))
 
             for file in self.listing.files:
                 of_file = [Tally() for _ in names]
-                for count, found in self._worked_on(counted_chunk, self._chunks(file, names)):
+                for count, found in self.workers.map(
+                    counted_chunk, self._chunks(file, names), bytes_of=_size_bytes
+                ):
                     for tally, each in zip(of_file, found, strict=True):
                         tally.merge(each)
                     rows += count
@@ -213,31 +215,22 @@ class CsvFiles:
         def typed(column: Column, how: Reading, raw: pa.Array) -> Cells:
             text = clean(raw, self.config.types.get(column.name))
             read = read_text(text, how, missing, wide=column.dtype == "float64")
-            return demand_label(read) if column.name in self.labels else read
+            return require_label(read) if column.name in self.labels else read
 
         with ThreadPoolExecutor(WORKERS) as pool:
 
             def block(chunk: _Chunk) -> Block:
-                found = block_of(
+                return block_of(
                     scan.columns,
                     list(pool.map(typed, scan.columns, scan.readings, chunk.columns)),
-                    file=chunk.file,
-                    rows=chunk.rows,
-                    broken=chunk.broken,
-                    broken_count=chunk.broken_count,
-                    limit=self.config.max_bad_rows + SHOWN_FAULTS,
+                    chunk.numbers,
+                    max_bad_rows=self.config.max_bad_rows,
+                    content=content,
                 )
-                return with_content(found, content, scan.columns)
 
             names = [column.name for column in scan.columns]
-            yield from self._worked_on(block, self._all_chunks(names))
-
-    def _worked_on(
-        self, function: Callable[[_Chunk], Made], chunks: Iterator[_Chunk]
-    ) -> Iterator[Made]:
-        return InThreads(self.config.workers).map(
-            function, chunks, bytes_of=lambda chunk: chunk.size_bytes
-        )
+            chunks = (chunk for file in self.listing.files for chunk in self._chunks(file, names))
+            yield from self.workers.map(block, chunks, bytes_of=_size_bytes)
 
     def _names(self) -> list[str]:
         for name in self.config.columns.lists:
@@ -250,10 +243,6 @@ class CsvFiles:
 
     def _kept(self, file: SourceFile) -> list[str]:
         return kept_names(self.config, [name for name in self._header(file) if name])
-
-    def _all_chunks(self, names: Sequence[str]) -> Iterator[_Chunk]:
-        for file in self.listing.files:
-            yield from self._chunks(file, names)
 
     def _chunks(self, file: SourceFile, names: Sequence[str]) -> Iterator[_Chunk]:
         """One file's records, the columns in the order of `names`."""
@@ -272,13 +261,10 @@ class CsvFiles:
             columns = [batch.column(index)[first:stop] for index in order]
             if numbering.is_escaped:
                 columns = [unescaped(column) for column in columns]
-            yield _Chunk(
-                file=file.name,
-                columns=columns,
-                rows=rows[first:stop],
-                broken=broken,
-                broken_count=count,
+            numbers = RowNumbers(
+                file=file.name, rows=rows[first:stop], broken=broken, broken_count=count
             )
+            yield _Chunk(numbers=numbers, columns=columns)
         if not ended:
             raise _endless_record(file, numbering.last_row)
 
@@ -287,14 +273,14 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
     """The names of a CSV file's columns; "" for a first one without a name, pandas' index.
 
     Raises:
-        DataError: there is no header, or a name is empty, stands twice or is no UTF-8.
+        DataError: there is no header, or a name is empty, occurs twice or is not UTF-8.
     """
-    with (
-        file.opened() as path,
-        reading(file.location, "CSV"),
-        open_text(path, location=file.location) as stream,
-    ):
-        head = bytes(stream.read(HEADER_BYTES))
+    with file.opened() as path, reading(file.location, "CSV"):
+        head = b""
+        for chunk in text_chunks(path, location=file.location):
+            head += chunk
+            if len(head) >= HEADER_BYTES:
+                break
     try:
         # The end may be in the middle of a character; the header is not there.
         text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
@@ -336,7 +322,7 @@ def _batches(
     with (
         file.opened() as path,
         reading(file.location, "CSV"),
-        EndMarked(open_text(path, location=file.location), last_line=last_line) as stream,
+        EndMarked(text_chunks(path, location=file.location), last_line=last_line) as stream,
     ):
         try:
             for batch in pa.csv.open_csv(
@@ -366,7 +352,7 @@ def _two_kinds(name: str, seen: dict[str, str]) -> DataError:
     return DataError(
         f"column {name!r} must have one type in all files",
         got=Plain(", ".join(f"{kind} in {where}" for kind, where in seen.items())),
-        fix=f"Mend the file, or set data.types: {{{name}: string}}.",
+        fix=f"Fix the file, or set data.types: {{{name}: string}}.",
     )
 
 

@@ -1,42 +1,86 @@
-"""TFRecord's framing: every length and every checksum is looked at before TensorFlow sees a byte.
+"""TFRecord's framing: every length and every checksum is checked before TensorFlow sees a byte.
 
 A record is its length (uint64), the length's check (uint32), the payload and the payload's check;
 a check is a masked CRC32C, all little-endian. A file may be plain, gzip or zlib; its first bytes
 say which, not its name.
 
-TensorFlow believes a header of 64 GiB and crashes, and takes a file that is cut inside its last
-header for a whole one. Here each fault is a `Damage` with record and byte, and the records after it
-are found again: by the length where its check holds, else by looking for the next place where both
-checks of a record hold, which happens by chance once in 2^64 places.
+TensorFlow believes a header of 64 GiB and crashes, and accepts a file that is cut inside its last
+header as whole. Here each fault is a `Damage` with record and byte, and the records after it are
+found again: by the length if its check holds, else by searching for the next position at which both
+checks of a record hold, which happens by chance once in 2^64 positions.
 
-Source: tensorflow/core/lib/io/record_writer.h.
+Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/lib/hash/crc32c.h (the mask); RFC
+3720, B.4 (CRC32C).
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.sources.files.file_kind import kind_of
-from stoker.data.sources.files.unpacking import (
+from stoker.data.sources.files.file_kind import (
     CHUNK_BYTES,
     Unpacked,
     is_packed,
+    kind_of,
     plain_chunks,
     unpacked_head,
 )
-from stoker.data.sources.formats.framing_checks import (
-    CHECK,
-    HEADER,
-    LENGTH,
-    header_holds,
-    headers_in,
-    masked_crc,
-)
+
+HEADER, LENGTH, CHECK = struct.Struct("<QI"), struct.Struct("<Q"), struct.Struct("<I")
+"""A record's header: its length, and the length's check; and each of them alone."""
+
+_MASK_DELTA = 0xA282EAD8
+
+
+def masked_crc(data: bytes) -> int:
+    """The check that TFRecord stores for some bytes."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def header_holds(head: bytes) -> bool:
+    """True where some bytes begin with a length and its check."""
+    if len(head) < HEADER.size:
+        return False
+    return masked_crc(head[:8]) == CHECK.unpack_from(head, 8)[0]
+
+
+def headers_in(window: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """[found] the places in some bytes where a length stands with its check.
+
+    A CRC is linear: that of eight bytes is the exclusive or of one term for each of them.
+    """
+    count = len(window) - HEADER.size + 1
+    crc = np.full(count, _CRC_OF_ZEROS, np.uint32)
+    stored = np.zeros(count, np.uint32)
+    for index in range(8):
+        crc ^= _CRC_TERMS[index][window[index : index + count]]
+    for index in range(4):
+        stored |= window[8 + index : 8 + index + count].astype(np.uint32) << np.uint32(8 * index)
+    masked = (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(_MASK_DELTA)
+    return np.flatnonzero(masked == stored)
+
+
+def _crc_terms() -> NDArray[np.uint32]:
+    """[8, 256] by how much each value of each byte of a length changes the CRC of a zero length."""
+    terms = [
+        [google_crc32c.value(LENGTH.pack(value << 8 * index)) for value in range(256)]
+        for index in range(8)
+    ]
+    return np.array(terms, np.uint32) ^ _CRC_OF_ZEROS
+
+
+_CRC_OF_ZEROS = np.uint32(google_crc32c.value(bytes(8)))
+_CRC_TERMS = _crc_terms()
+
 
 MAX_RECORD_BYTES = 256 << 20
 """Longest record that is read: a length is believed, and memory set aside, only up to here."""
@@ -54,16 +98,16 @@ _HEAD_BYTES = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """A place in a TFRecord file where no whole record stands."""
+    """A position in a TFRecord file at which there is no complete record."""
 
     row: int
-    """1-based number of the record that should stand there, as far as records can be counted."""
+    """1-based number of the record expected there, as far as records can be counted."""
 
     offset: int
     """Its first byte, counted in the file, or in what the file unpacks to."""
 
     reason: str
-    """What is wrong there, and how many bytes are left out if they are more than the record."""
+    """What is wrong there, and the number of bytes skipped if they are more than the record."""
 
     def __str__(self) -> str:
         return f"at byte {self.offset:,}: {self.reason}"
@@ -80,7 +124,7 @@ class Frames:
     """The 1-based number of each of them in the file."""
 
     damages: list[Damage] = field(default_factory=list)
-    """What stands between them and is no whole record."""
+    """What is between them and not a complete record."""
 
 
 def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
@@ -91,7 +135,7 @@ def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
         location: What a message calls it.
 
     Raises:
-        DataError: the file is empty, is no TFRecord at all, or its gzip or zlib data is damaged.
+        DataError: the file is empty, is not a TFRecord, or its gzip or zlib data is damaged.
     """
     reader = _Reader(path, location)
     yield from reader.blocks()
@@ -142,7 +186,6 @@ class _Reader:
         self._size = path.stat().st_size
         self._buffer = _Buffer(iter(self._unpacked or plain_chunks(path)))
         self._row = 1
-        self._ends_inside = False
 
     def blocks(self) -> Iterator[Frames]:
         """Everything, in order."""
@@ -150,93 +193,77 @@ class _Reader:
         while buffer.has(1):
             frames, until = Frames(), buffer.offset + BLOCK_BYTES
             while len(frames.rows) + len(frames.damages) < BLOCK_RECORDS and buffer.offset < until:
-                self._take_whole(frames)
+                self._read_next(frames)
                 if not buffer.has(1):
                     break
-                self._take_next(frames)
             yield frames
         if self._unpacked is not None and self._unpacked.is_cut:
-            # Nobody can say how many records are lost, so no number of bad rows permits it.
+            # The number of lost records is unknown, so `data.max_bad_rows` cannot permit it.
             raise DataError(
                 f"{self._location} must be whole gzip or zlib data",
                 got=Plain(f"a file that is cut, the last record in it being {self._row - 1:,}"),
                 fix="Fetch or write the file again.",
             )
 
-    def _take_whole(self, frames: Frames) -> None:
-        """Take the whole records at hand: the quick way, which ends before anything unusual."""
-        found: list[bytes] = []
-        data, at = self._buffer.data, self._buffer.at
-        last = len(data) - _LEAST_BYTES
-        while at <= last and len(found) < BLOCK_RECORDS:
-            length, check = HEADER.unpack_from(data, at)
-            start = at + HEADER.size
-            stop = start + length
-            if masked_crc(data[at : at + 8]) != check or at + length > last:
-                break
-            payload = data[start:stop]
-            if masked_crc(payload) != CHECK.unpack_from(data, stop)[0]:
-                break
-            found.append(payload)
-            at = stop + CHECK.size
-        self._buffer.at = at
-        frames.payloads += found
-        frames.rows += range(self._row, self._row + len(found))
-        self._row += len(found)
-        self.is_tfrecord |= bool(found)
-
-    def _take_next(self, frames: Frames) -> None:
-        """Take one record that is not wholly at hand, or is not whole."""
-        buffer, offset = self._buffer, self._buffer.offset
+    def _read_next(self, frames: Frames) -> None:
+        """Take the next record, or name the damage at its place."""
+        buffer = self._buffer
         buffer.has(HEADER.size)
         head = buffer.data[buffer.at : buffer.at + HEADER.size]
-        reason = _header_fault(head, left=self._left())
-        self.is_tfrecord |= header_holds(head)
-        length = LENGTH.unpack_from(head)[0] if not reason else 0
-        if not reason and not buffer.has(_LEAST_BYTES + length):
-            reason = _beyond(length, left=buffer.left)
+        offset, length, reason = buffer.offset, 0, ""
+        if header_holds(head):
+            self.is_tfrecord = True
+            (length,) = LENGTH.unpack_from(head)
+            reason = self._length_fault(length)
+        elif len(head) < HEADER.size:
+            reason = f"the file ends inside a header, {len(head)} of {HEADER.size} bytes"
+        else:
+            reason = "the checksum of the length does not hold"
         if reason:
             reason += self._find_next()
-            frames.damages.append(self._damage(offset, reason))
-            return
-        stop = buffer.at + HEADER.size + length
-        payload = buffer.data[buffer.at + HEADER.size : stop]
-        (check,) = CHECK.unpack_from(buffer.data, stop)
-        buffer.at = stop + CHECK.size
-        if masked_crc(payload) != check:
-            reason = "the checksum of the payload does not hold"
-            frames.damages.append(self._damage(offset, reason))
-            return
-        frames.payloads.append(payload)
-        frames.rows.append(self._row)
+        else:
+            start = buffer.at + HEADER.size
+            payload = buffer.data[start : start + length]
+            (check,) = CHECK.unpack_from(buffer.data, start + length)
+            buffer.at = start + length + CHECK.size
+            if masked_crc(payload) == check:
+                frames.payloads.append(payload)
+                frames.rows.append(self._row)
+            else:
+                reason = "the checksum of the payload does not hold"
+        if reason:
+            frames.damages.append(Damage(row=self._row, offset=offset, reason=reason))
         self._row += 1
 
-    def _left(self) -> int | None:
-        """Bytes from here to the end, None where only unpacking would tell."""
-        return None if self._unpacked else self._size - self._buffer.offset
-
-    def _damage(self, offset: int, reason: str) -> Damage:
-        self._row += 1
-        return Damage(row=self._row - 1, offset=offset, reason=reason)
+    def _length_fault(self, length: int) -> str:
+        """Return why no record of this length starts here, "" if one does; read until its end."""
+        size, buffer = length + _LEAST_BYTES, self._buffer
+        # How much a packed file unpacks to is not known before.
+        fits = self._unpacked is not None or size <= self._size - buffer.offset
+        if fits and length > MAX_RECORD_BYTES:
+            return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
+        if fits and buffer.has(size):
+            return ""
+        left = self._size - buffer.offset if self._unpacked is None else buffer.left
+        return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
 
     def _find_next(self) -> str:
-        """Go to the next place where a whole record stands, or to the end; say which."""
+        """Go to the next complete record, or to the end; return which, for the message."""
         buffer, offset = self._buffer, self._buffer.offset
         buffer.at += 1
         while buffer.has(_LEAST_BYTES):
             window = np.frombuffer(buffer.data, np.uint8)[buffer.at :][:CHUNK_BYTES]
             for ahead in headers_in(window).tolist():
-                if self._stands(ahead):
+                if self._is_record_at(ahead):
                     buffer.at += ahead
                     skipped = buffer.offset - offset
                     return f"; {skipped:,} bytes are left out, up to the next whole record"
             buffer.at += len(window) - HEADER.size + 1
         buffer.at = len(buffer.data)
-        self._ends_inside = True
         return f"; {buffer.offset - offset:,} bytes are left out, up to the end"
 
-    def _stands(self, ahead: int) -> bool:
-        """True where a whole record stands so many bytes ahead, at a header that holds."""
+    def _is_record_at(self, ahead: int) -> bool:
+        """Whether a complete record starts this many bytes ahead, at a valid header."""
         buffer = self._buffer
         (length,) = LENGTH.unpack_from(buffer.data, buffer.at + ahead)
         if length > MAX_RECORD_BYTES or not buffer.has(ahead + _LEAST_BYTES + length):
@@ -253,38 +280,6 @@ def _is_packed(path: Path) -> bool:
     if header_holds(head) or not is_packed(head):
         return False
     return kind_of(path) == "gzip" or header_holds(unpacked_head(head, HEADER.size))
-
-
-def _header_fault(head: bytes, *, left: int | None) -> str:
-    """Why no record of this header can be read, "" where one may.
-
-    Args:
-        head: The twelve bytes of the header, or what there is of it.
-        left: Bytes from the header's first to the end of the file; None where nobody knows.
-    """
-    if len(head) < HEADER.size:
-        return f"the file ends inside a header, {len(head)} of {HEADER.size} bytes"
-    if not header_holds(head):
-        return "the checksum of the length does not hold"
-    length = LENGTH.unpack_from(head)[0]
-    if left is not None and length > left - _LEAST_BYTES:
-        return _beyond(length, left=left)
-    if length > MAX_RECORD_BYTES:
-        return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
-    return ""
-
-
-def _beyond(length: int, *, left: int) -> str:
-    size = length + _LEAST_BYTES
-    return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
-
-
-def _damaged(path: Path, damage: Damage) -> DataError:
-    return DataError(
-        f"{path} must be whole TFRecord data",
-        got=Plain(f"record {damage.row} {damage}"),
-        fix="Fetch or write the file again.",
-    )
 
 
 def _no_tfrecord(path: Path, location: str) -> DataError:

@@ -6,8 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
@@ -17,7 +16,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.data.sources.columns.gathered import Gathered, Gathering, Held, Values, values_of
 from stoker.data.sources.columns.named_columns import (
     NOTHING,
     NULLS,
@@ -27,13 +25,18 @@ from stoker.data.sources.columns.named_columns import (
     WHOLE_NUMBER,
     WIDE_NUMBER,
 )
-from stoker.data.sources.columns.named_records import NamedReader, scan_named
+from stoker.data.sources.columns.named_records import NamedFormat
+from stoker.data.sources.columns.parsed_block import (
+    BlockBuilder,
+    Collected,
+    ParsedBlock,
+    Values,
+    values_of,
+)
 from stoker.data.sources.config import IngestConfig
-from stoker.data.sources.files.file_kind import UTF16, kind_of, open_text, reading
-from stoker.data.sources.files.listing import Listing, SourceFile
-from stoker.data.sources.files.unpacking import Unpacked, plain_chunks
-from stoker.data.sources.records import Block, Content, Progress, Scan
-from stoker.data.sources.workers.workers import InThreads, Workers
+from stoker.data.sources.files.file_kind import UTF16, Unpacked, kind_of, plain_chunks
+from stoker.data.sources.files.listing import SourceFile
+from stoker.data.sources.files.text import utf16_chunks
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line: a few times this is the memory."""
@@ -51,49 +54,6 @@ _ENDLESS = "a number beyond all 64-bit floats"
 
 _KINDS = {int: NUMBER, float: NUMBER, bool: TRUTH, str: TEXT}
 _WIDEST = 1 << 63
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonlFiles:
-    """One or more JSON Lines files whose objects have the same keys."""
-
-    listing: Listing
-    """The files."""
-
-    config: IngestConfig
-    """How they are read."""
-
-    labels: Collection[str]
-    """The column that a record cannot miss."""
-
-    workers: Workers = field(default_factory=InThreads)
-    """The workers that parse them."""
-
-    def scan(self, progress: Progress) -> Scan:
-        """Learn each key's kind, length and type from all lines.
-
-        Raises:
-            DataError: a file is no JSON Lines, its keys differ from the first's, or a key's values
-                differ from line to line.
-            ConfigError: `data.types` names a key that is not there.
-        """
-        parse = partial(_gathered, types=self.config.types)
-        gathered = self.workers.map(parse, self._lines(), bytes_of=_text_bytes)
-        return scan_named(
-            gathered, self.config, labels=self.labels, in_order=True, progress=progress
-        )
-
-    def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Every line in its columns' types, or named with what is wrong with it."""
-        reader = NamedReader(
-            scan=scan, config=self.config, labels=tuple(self.labels), content=content
-        )
-        return self.workers.map(partial(_block, reader=reader), self._lines(), bytes_of=_text_bytes)
-
-    def _lines(self) -> Iterator[_Lines]:
-        for file in self.listing.files:
-            with file.opened() as path, reading(file.location, "JSON Lines"):
-                yield from _cut(file, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,19 +76,26 @@ class _Lines:
     """True if the file's gzip data ends too early, after these lines."""
 
 
-def _text_bytes(lines: _Lines) -> int:
-    return len(lines.text)
+def jsonl_files(config: IngestConfig) -> NamedFormat[_Lines]:
+    """Return how JSON Lines are read."""
+    return NamedFormat(
+        title="JSON Lines",
+        split=_split,
+        parse=partial(_parse, types=config.types),
+        bytes_of=lambda lines: len(lines.text),
+        in_order=True,
+    )
 
 
-def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
+def _split(file: SourceFile, path: Path) -> Iterator[_Lines]:
     """A file's lines, in portions of the size that is passed to a worker."""
     kind = kind_of(path)
     if kind not in ("", "gzip", UTF16):
         raise _no_json_lines(file, kind)
     unpacked = Unpacked(path, location=file.location) if kind == "gzip" else None
+    chunks = utf16_chunks(path, location=file.location) if kind == UTF16 else plain_chunks(path)
     first, text, is_start = 1, b"", True
-    chunks = _recoded(path, file) if kind == UTF16 else plain_chunks(path)
-    for text, count in _runs(unpacked or chunks, file):
+    for text, count in _line_blocks(unpacked or chunks, file):
         is_cut = not count and unpacked is not None and unpacked.is_cut
         yield _Lines(file=file, first=first, text=text, is_start=is_start, is_cut=is_cut)
         is_start = is_start and not (text.removeprefix(_BOM) if first == 1 else text).strip()
@@ -137,31 +104,25 @@ def _cut(file: SourceFile, path: Path) -> Iterator[_Lines]:
         raise _no_json_lines(file, "an empty file")
 
 
-def _recoded(path: Path, file: SourceFile) -> Iterator[bytes]:
-    with open_text(path, location=file.location) as stream:
-        while chunk := stream.read(BLOCK_BYTES):
-            yield chunk
-
-
-def _runs(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:
+def _line_blocks(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:
     """Complete lines and their number; at the end the remaining bytes and 0."""
-    held, ends, lines = bytearray(), np.zeros(0, np.int64), 0
+    collected, ends, lines = bytearray(), np.zeros(0, np.int64), 0
     for chunk in chunks:
-        found = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END) + len(held)
+        found = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END) + len(collected)
         ends = np.concatenate([ends, found])
-        held += chunk
+        collected += chunk
         while count := _block_lines(ends):
             stop = int(ends[count - 1]) + 1
-            yield bytes(held[:stop]), count
-            del held[:stop]
+            yield bytes(collected[:stop]), count
+            del collected[:stop]
             ends, lines = ends[count:] - stop, lines + count
-        if len(held) - (int(ends[-1]) + 1 if len(ends) else 0) > MAX_LINE_BYTES:
+        if len(collected) - (int(ends[-1]) + 1 if len(ends) else 0) > MAX_LINE_BYTES:
             raise DataError(
                 f"every line of {file.location} must end within {MAX_LINE_BYTES >> 20} MiB",
                 got=Plain(f"a longer one in line {lines + len(ends) + 1}"),
                 fix="Write one JSON object a line.",
             )
-    yield bytes(held), 0
+    yield bytes(collected), 0
 
 
 def _block_lines(ends: NDArray[np.int64]) -> int:
@@ -177,12 +138,7 @@ def _block_lines(ends: NDArray[np.int64]) -> int:
     return BLOCK_LINES if len(ends) >= BLOCK_LINES else 0
 
 
-def _block(lines: _Lines, *, reader: NamedReader) -> Block:
-    with ThreadPoolExecutor(1) as pool:
-        return reader.block(_gathered(lines, types=reader.config.types), pool=pool)
-
-
-def _gathered(lines: _Lines, *, types: Mapping[str, object]) -> Gathered:
+def _parse(lines: _Lines, *, types: Mapping[str, object]) -> ParsedBlock:
     """Parse each line into its columns.
 
     Args:
@@ -190,7 +146,7 @@ def _gathered(lines: _Lines, *, types: Mapping[str, object]) -> Gathered:
         types: `data.types`: a number in a column of strings becomes text here, with all its digits.
     """
     as_text = frozenset(name for name, override in types.items() if override == "string")
-    block, file, is_start = Gathering(lines.file), lines.file, lines.is_start
+    block, file, is_start = BlockBuilder(lines.file), lines.file, lines.is_start
     *whole, rest = lines.text.split(b"\n")
     number = lines.first - 1
     for number, line in enumerate([*whole, rest] if rest else whole, lines.first):
@@ -200,13 +156,13 @@ def _gathered(lines: _Lines, *, types: Mapping[str, object]) -> Gathered:
         if is_start and text.lstrip().startswith(b"["):
             raise _no_json_lines(file, "a JSON array")
         is_start = False
-        _take(block, text, number, as_text)
+        _add_line(block, text, number, as_text)
     if lines.is_cut:
         block.refuse(number + 1, "the gzip data is cut: everything after this is lost")
-    return block.finished(_finish)
+    return block.build(_finish)
 
 
-def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) -> None:
+def _add_line(block: BlockBuilder, line: bytes, number: int, as_text: Collection[str]) -> None:
     record = _record(line)
     if isinstance(record, str):
         block.refuse(number, record)
@@ -223,12 +179,12 @@ def _take(block: Gathering, line: bytes, number: int, as_text: Collection[str]) 
         if name in as_text and kind in (NUMBER, TRUTH, _MIXED):
             kind, given = _as_text(given)
         if kind:
-            held = kinds.get(kind)
-            if held is None:
-                held = kinds[kind] = Held([])
-            held.rows.append(row)
-            held.counts.append(len(given) if is_list else -1)
-            held.flat += given
+            collected = kinds.get(kind)
+            if collected is None:
+                collected = kinds[kind] = Collected([])
+            collected.rows.append(row)
+            collected.counts.append(len(given) if is_list else -1)
+            collected.flat += given
 
 
 def _record(line: bytes) -> dict[str, Any] | str:
@@ -240,11 +196,11 @@ def _record(line: bytes) -> dict[str, Any] | str:
     except RecursionError:
         return "it is nested too deeply"
     except json.JSONDecodeError as error:
-        return f"it is no JSON: {error.msg}, at character {error.pos + 1}"
+        return f"it is not JSON: {error.msg}, at character {error.pos + 1}"
     except ValueError as error:
-        return f"it is no JSON that can be read: {error}"
+        return f"it is not JSON that can be read: {error}"
     is_usable = isinstance(record, dict) and record
-    return record if is_usable else "it is no JSON object with at least one key"
+    return record if is_usable else "it is not a JSON object with at least one key"
 
 
 def _as_text(values: list[Any]) -> tuple[str, list[Any]]:
@@ -267,20 +223,20 @@ def _kind_of_list(given: list[Any]) -> str:
     return kinds.pop() if len(kinds) < 2 and kinds else _MIXED if kinds else ""
 
 
-def _finish(kind: str, held: Held) -> list[Values]:
+def _finish(kind: str, collected: Collected) -> list[Values]:
     if kind == NUMBER:
-        if float not in set(map(type, held.flat)):
-            if _fits(held.flat):
-                return [values_of(WHOLE_NUMBER, held, pa.array(held.flat, pa.int64()))]
-            texts = [None if number is None else str(number) for number in held.flat]
-            return [values_of(WIDE_NUMBER, held, pa.array(texts, pa.string()))]
-        return [values_of(NUMBER, held, pa.array(_floats(held.flat), from_pandas=True))]
+        if float not in set(map(type, collected.flat)):
+            if _fits(collected.flat):
+                return [values_of(WHOLE_NUMBER, collected, pa.array(collected.flat, pa.int64()))]
+            texts = [None if number is None else str(number) for number in collected.flat]
+            return [values_of(WIDE_NUMBER, collected, pa.array(texts, pa.string()))]
+        return [values_of(NUMBER, collected, pa.array(_floats(collected.flat), from_pandas=True))]
     if kind == TEXT:
-        return [values_of(TEXT, held, _texts(held.flat))]
+        return [values_of(TEXT, collected, _texts(collected.flat))]
     if kind == TRUTH:
-        flat = pa.array(held.flat, pa.bool_()).cast(pa.int64())
-        return [values_of(TRUTH, held, flat)]
-    return [values_of(kind, held, pa.nulls(len(held.flat)))]
+        flat = pa.array(collected.flat, pa.bool_()).cast(pa.int64())
+        return [values_of(TRUTH, collected, flat)]
+    return [values_of(kind, collected, pa.nulls(len(collected.flat)))]
 
 
 def _fits(numbers: list[int | None]) -> bool:
@@ -303,7 +259,7 @@ def _texts(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        # Half of a pair of \u escapes is no character; as bytes it is found to be no UTF-8.
+        # Half of a pair of \u escapes is not a character; as bytes it is refused as not UTF-8.
         encoded = [None if t is None else t.encode("utf-8", "surrogatepass") for t in texts]
         return pa.array(encoded, pa.binary())
 
@@ -313,12 +269,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} stands twice")
+        raise ValueError(f"key {twice!r} occurs twice")
     return found
 
 
 def _constant(text: str) -> Never:
-    raise ValueError(f"{text} is no JSON value; a missing number is null")
+    raise ValueError(f"{text} is not a JSON value; a missing number is null")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)

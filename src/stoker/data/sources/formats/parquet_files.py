@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.data.sources.columns.arrow_types import item_type, plain
-from stoker.data.sources.columns.column_typing import ColumnTyping
+from stoker.data.sources.columns.column_typing import ColumnTyping, item_type, plain
 from stoker.data.sources.columns.table import (
     check_names,
     check_same_columns,
@@ -24,21 +23,24 @@ from stoker.data.sources.columns.vectors import list_cells
 from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.file_kind import reading
 from stoker.data.sources.files.listing import Listing, SourceFile, no_record
-from stoker.data.sources.images.batches import ImageTally, needs_headers
-from stoker.data.sources.images.cells import checked_images, tally_images
+from stoker.data.sources.images.batches import (
+    ImageTally,
+    checked_images,
+    needs_headers,
+    tally_images,
+)
 from stoker.data.sources.records import (
-    SHOWN_FAULTS,
     WORKERS,
     Block,
     Cells,
     Content,
     Progress,
+    RowNumbers,
     Scan,
     block_of,
-    demand_label,
-    with_content,
+    require_label,
 )
-from stoker.data.sources.workers.workers import InThreads
+from stoker.data.sources.workers import Workers
 
 BATCH_ROWS = 65_536
 """Records of a table that are read at a time."""
@@ -61,7 +63,10 @@ class ParquetFiles:
     """How they are read."""
 
     labels: Collection[str]
-    """The column that a record cannot miss."""
+    """The columns that no record may miss."""
+
+    workers: Workers
+    """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn from the files' types, and from the values where gaps or images leave them open.
@@ -74,17 +79,17 @@ class ParquetFiles:
         learned, rows = self._schema()
         if not rows:
             raise no_record(self.config.source)
-        self._look(learned, progress)
+        images = ImageTally()
+        self._scan_values(learned, images, progress)
         readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
         columns = tuple(
             each.column(how, most_bad=self.config.max_bad_rows)
             for each, how in zip(learned, readings, strict=True)
         )
-        images = [each for each, how in zip(learned, readings, strict=True) if how == "image"]
         if needs_headers(self.config.images):
-            for each in images:
-                each.require_some_image()
-        with_image = [each.images for each in images]
+            for each, how in zip(learned, readings, strict=True):
+                if how == "image":
+                    each.require_some_image()
         return Scan(
             columns=columns,
             readings=readings,
@@ -92,7 +97,7 @@ class ParquetFiles:
             assumptions=tuple(
                 filter(None, (e.assumed(c) for e, c in zip(learned, columns, strict=True)))
             ),
-            image=_merged(with_image).shape(self.config.images) if with_image else None,
+            image=images.shape(self.config.images) if "image" in readings else None,
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
@@ -103,20 +108,17 @@ class ParquetFiles:
 
             def block(part: tuple[SourceFile, int, pa.RecordBatch]) -> Block:
                 file, row, batch = part
-                found = block_of(
+                return block_of(
                     scan.columns,
                     self._typed(batch, scan, learned, pool),
-                    file=file.name,
-                    rows=np.arange(row, row + batch.num_rows),
-                    limit=self.config.max_bad_rows + SHOWN_FAULTS,
+                    RowNumbers(file=file.name, rows=np.arange(row, row + batch.num_rows)),
+                    max_bad_rows=self.config.max_bad_rows,
+                    content=content,
                 )
-                return with_content(found, content, scan.columns)
 
             names = [each.name for each in learned] if self.config.columns.exclude else None
             parts = self._numbered(names, images=has_image)
-            yield from InThreads(self.config.workers).map(
-                block, parts, bytes_of=lambda part: part[2].nbytes
-            )
+            yield from self.workers.map(block, parts, bytes_of=lambda part: part[2].nbytes)
 
     def _numbered(
         self, names: Sequence[str] | None, *, images: bool
@@ -156,11 +158,13 @@ class ParquetFiles:
             rows += added
         return learned, rows
 
-    def _look(self, learned: list[ColumnTyping], progress: Progress) -> None:
+    def _scan_values(
+        self, learned: Sequence[ColumnTyping], images: ImageTally, progress: Progress
+    ) -> None:
         """Read the columns whose type the schema does not settle."""
-        images = needs_headers(self.config.images)
+        by_headers = needs_headers(self.config.images)
         open_ones = [
-            each for each in learned if each.is_open or (each.family == "image" and images)
+            each for each in learned if each.is_open or (each.family == "image" and by_headers)
         ]
         missing, rows = missing_texts(self.config.missing_values), 0
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -170,16 +174,12 @@ class ParquetFiles:
                     for each in open_ones:
                         values = batch.column(each.name)
                         if each.is_open:
-                            each.look(values, missing)
+                            each.add_values(values, missing)
                         else:
                             encoded = plain(values).values
-                            each.look_at_images(encoded)
+                            each.add_images(encoded)
                             tally_images(
-                                each.images,
-                                encoded,
-                                self.config.images,
-                                name=each.name,
-                                pool=pool,
+                                images, encoded, self.config.images, name=each.name, pool=pool
                             )
                     rows += batch.num_rows
                     progress(rows, None)
@@ -207,7 +207,7 @@ class ParquetFiles:
                 read = list_cells(values, length=column.length, read=read_values)
             else:
                 read = read_values(values)
-            typed.append(demand_label(read) if column.name in self.labels else read)
+            typed.append(require_label(read) if column.name in self.labels else read)
         return typed
 
 
@@ -230,10 +230,3 @@ def _batch_rows(opened: pq.ParquetFile) -> int:
     groups = [file.row_group(index) for index in range(file.num_row_groups)]
     values = sum(g.column(index).num_values for g in groups for index in range(file.num_columns))
     return max(1, min(BATCH_ROWS, BATCH_VALUES * file.num_rows // max(values, 1)))
-
-
-def _merged(tallies: Sequence[ImageTally]) -> ImageTally:
-    first, *others = tallies
-    for other in others:
-        first.merge(other)
-    return first

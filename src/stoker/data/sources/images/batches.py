@@ -1,43 +1,20 @@
-"""Work on many images in threads, and their common shape."""
+"""Checks many encoded images in threads, and finds the shape that they have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.config import ImagesConfig
-from stoker.data.sources.images.check import BadImage, ImageHeader
+from stoker.data.sources.images.check import check_image
+from stoker.data.sources.images.headers import BadImage, ImageHeader, read_header
+from stoker.data.sources.records import Cells, with_fault
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageResult(Generic[Made]):
-    """The result for one image: a value, or the reason why the image is bad."""
-
-    value: Made | None
-    """None if the image is bad."""
-
-    reason: str
-    """Why the image is bad; "" if it is good."""
-
-
-def in_threads(
-    work: Callable[[Given], Made], given: Iterable[Given], pool: ThreadPoolExecutor
-) -> Iterator[ImageResult[Made]]:
-    """Yield the result for each image, in order; `BadImage` becomes the reason."""
-
-    def attempt(one: Given) -> ImageResult[Made]:
-        try:
-            return ImageResult(value=work(one), reason="")
-        except BadImage as error:
-            return ImageResult(value=None, reason=f"the image {error}")
-
-    return pool.map(attempt, given)
+NO_IMAGE = "the image is missing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -63,7 +40,7 @@ class ImageTally:
     largest: _Sized | None = None
     """The image with the most pixels."""
 
-    colour: bool = False
+    has_color: bool = False
     """True if at least one image is not gray."""
 
     def add(self, header: ImageHeader, name: str) -> None:
@@ -72,16 +49,7 @@ class ImageTally:
         size = _Sized(pixels=area, height=header.height, width=header.width, name=name)
         self.smallest = min(self.smallest or size, size)
         self.largest = max(self.largest or size, size)
-        self.colour = self.colour or header.channels != 1
-
-    def merge(self, other: ImageTally) -> None:
-        """Count what another tally has counted."""
-        ends = [
-            size for size in (self.smallest, self.largest, other.smallest, other.largest) if size
-        ]
-        if ends:
-            self.smallest, self.largest = min(ends), max(ends)
-        self.colour = self.colour or other.colour
+        self.has_color = self.has_color or header.channels != 1
 
     def shape(self, config: ImagesConfig) -> tuple[int, int, int]:
         """Return the height, width and channels that all images are converted to.
@@ -89,20 +57,20 @@ class ImageTally:
         Raises:
             ConfigError: The sizes differ, and `data.images.size` is not set.
         """
-        channels = config.channels or (3 if self.colour else 1)
+        channels = config.channels or (3 if self.has_color else 1)
         if config.size is not None:
             return *config.size, channels
         if self.smallest is None or self.largest is None:
             # Every image is bad; the records say why.
             return 1, 1, channels
-        ends = self.smallest, self.largest
-        if (ends[0].height, ends[0].width) != (ends[1].height, ends[1].width):
+        height, width = self.smallest.height, self.smallest.width
+        if (height, width) != (self.largest.height, self.largest.width):
             raise ConfigError(
                 "data.images.size must be set if the images differ in size",
-                got=Plain(f"from {ends[0]} to {ends[1]}"),
+                got=Plain(f"from {self.smallest} to {self.largest}"),
                 fix="Set for example `images: {size: [224, 224]}` under `data`.",
             )
-        return self.smallest.height, self.smallest.width, channels
+        return height, width, channels
 
 
 def needs_headers(config: ImagesConfig) -> bool:
@@ -110,13 +78,53 @@ def needs_headers(config: ImagesConfig) -> bool:
     return config.size is None or config.channels is None
 
 
-def batched_by_bytes(sizes: Sequence[int], *, most: int, most_bytes: int) -> Iterator[slice]:
-    """Yield runs of consecutive items within both limits; an item above the limit is alone."""
-    start = total = 0
-    for index, size in enumerate(sizes):
-        if index > start and (index - start == most or total + size > most_bytes):
-            yield slice(start, index)
-            start, total = index, 0
-        total += size
-    if start < len(sizes):
-        yield slice(start, len(sizes))
+def tally_images(
+    tally: ImageTally,
+    encoded: pa.Array,
+    config: ImagesConfig,
+    *,
+    name: str,
+    pool: ThreadPoolExecutor,
+) -> None:
+    """Count the shapes of the images of one column.
+
+    Args:
+        tally: Receives the shapes.
+        encoded: [rows] bytes; those without a valid header are left to `checked_images`.
+        config: Sets the limit on pixels.
+        name: The column's name.
+        pool: Threads that read the headers.
+    """
+    for header in pool.map(lambda data: usable_header(data, config), encoded.to_pylist()):
+        if header is not None:
+            tally.add(header, name)
+
+
+def usable_header(data: bytes | None, config: ImagesConfig) -> ImageHeader | None:
+    """Return an image's header; None if it is missing, invalid or above `max_pixels`."""
+    try:
+        header = read_header(data or b"")
+    except BadImage:
+        return None
+    return header if header.height * header.width <= config.max_pixels else None
+
+
+def checked_images(
+    column: Cells, config: ImagesConfig, *, channels: int | None, pool: ThreadPoolExecutor
+) -> Cells:
+    """Mark the images of a column that are missing or cannot be used as bad."""
+
+    def fault(data: bytes | None) -> str:
+        if data is None:
+            return NO_IMAGE
+        try:
+            check_image(data, max_pixels=config.max_pixels, channels=channels)
+        except BadImage as error:
+            return f"the image {error}"
+        return ""
+
+    faults = np.array(list(pool.map(fault, column.values.to_pylist())), object)
+    checked = replace(column, raw=pa.nulls(len(faults)))
+    for reason in sorted(set(faults) - {""}):
+        checked = with_fault(checked, faults == reason, reason)
+    return checked

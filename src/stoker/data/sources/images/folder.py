@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.columns import Column
-from stoker.data.sources.config import ColumnsConfig, IngestConfig
+from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.files.listing import Listing, SourceFile
-from stoker.data.sources.images.batches import ImageTally, batched_by_bytes, needs_headers
-from stoker.data.sources.images.check import BadImage, ImageHeader, check_image, read_header
+from stoker.data.sources.images.batches import ImageTally, needs_headers
+from stoker.data.sources.images.check import check_image
+from stoker.data.sources.images.headers import BadImage, ImageHeader, read_header
 from stoker.data.sources.records import (
     SHOWN_FAULTS,
     Block,
@@ -25,8 +26,7 @@ from stoker.data.sources.records import (
     Scan,
     shard_schema,
 )
-from stoker.data.sources.workers.messages import share
-from stoker.data.sources.workers.workers import InThreads, Workers
+from stoker.data.sources.workers import Workers
 
 PATH = "path"
 """The column that names the file."""
@@ -64,7 +64,7 @@ class ImageFolder:
     config: IngestConfig
     """How they are read."""
 
-    workers: Workers = field(default_factory=InThreads)
+    workers: Workers
     """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
@@ -73,18 +73,17 @@ class ImageFolder:
         Raises:
             ConfigError: the sizes differ and none is configured; or there is `data.types`.
         """
-        if self.config.types:
-            raise ConfigError(
-                "data.types must be left out for a folder of images",
-                got=dict(self.config.types),
-                fix="Its columns are image, label and path.",
-            )
-        if self.config.columns != ColumnsConfig():
-            raise ConfigError(
-                "data.columns must be left out for a folder of images",
-                got=Plain(", ".join((*self.config.columns.exclude, *self.config.columns.lists))),
-                fix="Its columns are image, label and path.",
-            )
+        columns = self.config.columns
+        for key, names in (
+            ("types", tuple(self.config.types)),
+            ("columns", (*columns.exclude, *columns.lists)),
+        ):
+            if names:
+                raise ConfigError(
+                    f"data.{key} must be left out for a folder of images",
+                    got=Plain(", ".join(names)),
+                    fix="Its columns are image, label and path.",
+                )
         files, tally = self.listing.files, ImageTally()
         if needs_headers(self.config.images):
             parts = [files[at : at + PART_FILES] for at in range(0, len(files), PART_FILES)]
@@ -106,17 +105,12 @@ class ImageFolder:
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
         """Every image with its class, or named with what is wrong with it."""
         files = self.listing.files
-        runs = list(
-            batched_by_bytes(
-                [file.size_bytes for file in files], most=BLOCK_FILES, most_bytes=BLOCK_BYTES
-            )
-        )
+        runs = list(_block_slices([file.size_bytes for file in files]))
         read = partial(
             _read_part,
             max_pixels=self.config.images.max_pixels,
             channels=None if scan.image is None else scan.image[2],
             content=content,
-            shared=self.workers.shares_memory,
         )
         parts = (files[part] for run in runs for part in _parts(run))
         made = self.workers.map(read, parts, bytes_of=_file_bytes)
@@ -155,6 +149,18 @@ def _file_bytes(files: Sequence[SourceFile]) -> int:
     return sum(file.size_bytes for file in files)
 
 
+def _block_slices(sizes: Sequence[int]) -> Iterator[slice]:
+    """Yield runs of consecutive files within both limits of a block; a larger file is alone."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if index > start and (index - start == BLOCK_FILES or total + size > BLOCK_BYTES):
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
 def _parts(run: slice) -> list[slice]:
     starts = range(run.start, run.stop, PART_FILES)
     return [slice(start, min(start + PART_FILES, run.stop)) for start in starts]
@@ -186,9 +192,8 @@ def _read_part(
     max_pixels: int,
     channels: int | None,
     content: Content | None,
-    shared: bool,
 ) -> _Part:
-    """Read and check some images; on request their bytes go to shared memory."""
+    """Read and check some images."""
     good: list[SourceFile] = []
     images: list[bytes] = []
     faults: list[Fault] = []
@@ -204,7 +209,7 @@ def _read_part(
             images.append(data)
     table = pa.Table.from_arrays(
         [
-            _array(images) if shared else pa.array(images, pa.binary()),
+            pa.array(images, pa.binary()),
             pa.array([class_of(file) for file in good], pa.string()),
             pa.array([file.name for file in good], pa.string()),
         ],
@@ -212,14 +217,6 @@ def _read_part(
     )
     found = None if content is None else content(table, IMAGE_COLUMNS)
     return _Part(table=table, content=found, faults=faults)
-
-
-def _array(images: Sequence[bytes]) -> pa.Array:
-    """The same as `pa.array`, in shared memory."""
-    ends = np.cumsum([0, *map(len, images)], dtype=np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(images), [None, pa.py_buffer(ends), share(images)]
-    )
 
 
 def _read(file: SourceFile, size: int = -1) -> bytes:

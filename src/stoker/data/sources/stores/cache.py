@@ -2,11 +2,11 @@
 
 objects/KEY[:3]/KEY-SHA256   one object; the name holds the checksum of its content
 parts/KEY[:3].part           one that is being fetched, at its full length from the start
-slots/KEY[:3].lock           held by who fetches it: one process a time, one fetch an object
+slots/KEY[:3].lock           held while it is fetched: by one process at a time, so each object is fetched once
 lock, used                   held while room is made; the bytes that objects and parts take up
 
 KEY is made from the object's place, length and time, so that a changed object is another entry.
-Who reads an entry holds a shared lock on it, and what is locked is not evicted. The kernel gives
+A reader of an entry holds a shared lock on it, and a locked entry is not evicted. The kernel gives
 every lock back when its owner dies. Nothing is flushed to the disk on purpose: an entry that a
 power cut tore has not its checksum, and is fetched again.
 
@@ -34,8 +34,8 @@ from stoker.core.files import alone, sha256_file
 from stoker.core.fingerprint import fingerprint
 
 SETTLED_S = 3.0
-"""A store tells times to the second. What was fetched within that second may have been replaced in
-it, unseen; later processes fetch it again."""
+"""Stores report times in seconds. An object fetched within that second may have been replaced in the
+same second without a visible change; later processes fetch it again."""
 
 ROOM_SHARE = 0.05
 """Share of the bound that is freed beyond need, since looking for what is oldest takes a moment."""
@@ -61,7 +61,7 @@ class Wanted:
     """Its length."""
 
     mtime_ns: int
-    """When it was written, nanoseconds; stores tell seconds or milliseconds."""
+    """When it was written, nanoseconds; stores report seconds or milliseconds."""
 
     @property
     def key(self) -> str:
@@ -108,20 +108,20 @@ class Cache:
                 `fetch` fails.
             BusyError: other readers hold the room for too long.
         """
-        path, stream = self._held(wanted, fetch, wait_s=WAIT_S)
+        path, stream = self._acquire(wanted, fetch, wait_s=WAIT_S)
         with stream:
             yield path
 
-    def hold_ready(self, wanted: Wanted, fetch: Fetch) -> None:
+    def prefetch(self, wanted: Wanted, fetch: Fetch) -> None:
         """Fetch an object that will be read soon, if there is room for it now."""
         with contextlib.suppress(BusyError):
-            self._held(wanted, fetch, wait_s=0.0)[1].close()
+            self._acquire(wanted, fetch, wait_s=0.0)[1].close()
 
     def known_sha256(self, wanted: Wanted) -> str | None:
         """The SHA-256 of an object that this process has had, even if it was evicted since."""
         return self._digests.get(wanted.key)
 
-    def _held(self, wanted: Wanted, fetch: Fetch, *, wait_s: float) -> tuple[Path, BinaryIO]:
+    def _acquire(self, wanted: Wanted, fetch: Fetch, *, wait_s: float) -> tuple[Path, BinaryIO]:
         until_s = time.monotonic() + wait_s
         with self._faults_named(wanted):
             while (found := self._pin(wanted)) is None:
@@ -141,7 +141,7 @@ class Cache:
         status = os.fstat(stream.fileno())
         # Between finding and locking it may have been evicted.
         if status.st_nlink and self._is_good(wanted, path, status):
-            # The access time says who was used last; the other stays the time of the fetch.
+            # The access time orders eviction; the modification time stays the time of the fetch.
             os.utime(stream.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
             return path, stream
         stream.close()
@@ -156,7 +156,7 @@ class Cache:
             return None
 
     def _is_good(self, wanted: Wanted, path: Path, status: os.stat_result) -> bool:
-        """True for what this process fetched or checked, and for what bears a check now."""
+        """Whether this process fetched or checked the entry before, or its checksum is right now."""
         key, now = wanted.key, (status.st_ino, status.st_size, status.st_mtime_ns)
         if self._checked.get(key) == now:
             return True
@@ -237,7 +237,7 @@ class Cache:
                 self._write_used(self._used() - size_bytes)
 
     def _evicted(self, need_bytes: int) -> int:
-        """Remove what was used longest ago and nobody reads; the bytes that are left."""
+        """Remove the least recently used entries without a reader; return the bytes that remain."""
         for part in (self._folder / "parts").glob("*.part"):
             _remove_orphan(part, self._slot(part.stem))
         entries, used = self._counts()
@@ -283,7 +283,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _faults_named(self, wanted: Wanted) -> Iterator[None]:
-        """Turn what the disk refuses into one line that names the object, need and free space."""
+        """Report an error of the disk as one line with the object, the need and the free space."""
         try:
             yield
         except OSError as error:
@@ -303,7 +303,7 @@ class Cache:
 
 
 def sha256_in(path: Path) -> str:
-    """The SHA-256 that the name of a pinned file tells."""
+    """Return the SHA-256 in the name of a pinned file."""
     return path.name.partition("-")[2]
 
 
@@ -339,7 +339,7 @@ def _remove_unread(path: str) -> bool:
 
 
 def _remove_orphan(part: Path, slot: Path) -> None:
-    """Remove what a killed process left; where its slot is held, somebody is at work on it."""
+    """Remove what a killed process left, unless its slot is held: then it is being fetched."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError), slot.open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         part.unlink(missing_ok=True)

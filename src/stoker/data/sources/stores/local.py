@@ -26,6 +26,7 @@ from stoker.data.sources.files.listing import (
     listed,
     no_class,
     no_match,
+    not_plain,
 )
 
 _KINDS = {
@@ -154,11 +155,7 @@ def _source_file(path: Path, root: Path, *, named_by_user: bool = False) -> Sour
         _check_link(path, root)
     status = _status(path)
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(
-            f"{path} must be a plain file",
-            got=Plain(_KINDS.get(stat.S_IFMT(status.st_mode), "something else")),
-            fix="Take it out of the source, or name the files by a glob in data.source.",
-        )
+        raise not_plain(path, _KINDS.get(stat.S_IFMT(status.st_mode), "something else"))
     name = path.relative_to(root).as_posix()
     if not name.isascii() and name.encode("utf-8", "replace").decode() != name:
         raise DataError(

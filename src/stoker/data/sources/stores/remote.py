@@ -1,4 +1,4 @@
-"""Files in a bucket: listed by name as folders are, fetched ahead of who reads them.
+"""Files in a bucket: listed by name like folders, and fetched before they are read.
 
 A store has no folders. What is refused in one, or left out, is what is refused or left out in a
 local folder of the same names, so that the same files are the same source wherever they lie.
@@ -28,9 +28,10 @@ from stoker.data.sources.files.listing import (
     listed,
     no_class,
     no_match,
+    not_plain,
 )
 from stoker.data.sources.stores.cache import Cache, Wanted, sha256_in, shared_cache
-from stoker.data.sources.stores.store import ChangedMeanwhile, Retry, Store, is_ending
+from stoker.data.sources.stores.store import ChangedMeanwhile, Store, is_ending
 from stoker.data.sources.uri import StoreUri, parse_uri
 
 FETCHERS = 16
@@ -58,15 +59,15 @@ class Bucket:
             config: Its source is the URI of a bucket or of something in it.
         """
         self.uri = parse_uri(config.source)
-        retry = Retry(attempts=config.store_attempts, backoff_s=config.store_backoff_s)
-        self._store = Store(self.uri, retry)
+        attempts, backoff_s = config.store_attempts, config.store_backoff_s
+        self._store = Store(self.uri, attempts=attempts, backoff_s=backoff_s)
         self._cache = _cache(config)
         self._ahead_bytes = min(AHEAD_BYTES, round(config.cache_bytes * AHEAD_SHARE))
-        self._look_again: Callable[[], list[fs.FileInfo]] = list
+        self._list_again: Callable[[], list[fs.FileInfo]] = list
         self._files: tuple[SourceFile, ...] = ()
         self._positions: dict[str, int] = {}
-        self._asked_until = 0
-        self._asking = threading.Lock()
+        self._prefetched_until = 0
+        self._prefetch_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
 
     def file_type(self, key: str) -> fs.FileType:
@@ -75,15 +76,15 @@ class Bucket:
 
     def files_below(self, folder: str) -> list[SourceFile]:
         """Every file in a folder, at any depth, without the hidden ones."""
-        self._look_again = lambda: self._store.below(folder)
-        found = (info for info in self._look_again() if info.type == fs.FileType.File)
+        self._list_again = lambda: self._store.below(folder)
+        found = (info for info in self._list_again() if info.type == fs.FileType.File)
         files = (self._file(info, folder) for info in found)
         return [file for file in files if not f"/{file.name}".count("/.")]
 
     def file_at(self, key: str) -> SourceFile:
         """One object."""
-        self._look_again = lambda: [self._store.status(key)]
-        return self._file(self._look_again()[0], key.rpartition("/")[0])
+        self._list_again = lambda: [self._store.status(key)]
+        return self._file(self._list_again()[0], key.rpartition("/")[0])
 
     def read_in_order(self, files: Sequence[SourceFile]) -> None:
         """Say which files will be read one after another, so that they are fetched ahead."""
@@ -93,7 +94,7 @@ class Bucket:
     @contextlib.contextmanager
     def opened(self, file: SourceFile) -> Iterator[Path]:
         """The pinned entry of the cache; the files after it are asked for meanwhile."""
-        self._ask_ahead(self._positions.get(file.name, 0) + 1)
+        self._prefetch_from(self._positions.get(file.name, 0) + 1)
         with contextlib.ExitStack() as held:
             try:
                 path = held.enter_context(self._cache.pinned(self._wanted(file), self._fetch))
@@ -110,8 +111,8 @@ class Bucket:
             return sha256_in(path)
 
     def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
-        """Look just as the first time: MinIO lists times to the millisecond, and tells seconds."""
-        found = {self._store.key_of(info): info for info in self._look_again()}
+        """List again in the same way: MinIO lists times in milliseconds, and returns seconds for one object."""
+        found = {self._store.key_of(info): info for info in self._list_again()}
         infos = (found.get(self._key(file)) for file in files)
         return [(-1, -1) if info is None else (info.size, info.mtime_ns) for info in infos]
 
@@ -140,33 +141,33 @@ class Bucket:
         key = wanted.location.removeprefix(self.uri.location(""))
         return self._store.pieces(key, size_bytes=wanted.size_bytes, mtime_ns=wanted.mtime_ns)
 
-    def _ask_ahead(self, start: int) -> None:
+    def _prefetch_from(self, start: int) -> None:
         """Fetch the files from `start` on in threads, each of them once in a pass."""
-        with self._asking:
-            if not start <= self._asked_until <= start + AHEAD_FILES:
-                self._asked_until = start  # another pass begins
+        with self._prefetch_lock:
+            if not start <= self._prefetched_until <= start + AHEAD_FILES:
+                self._prefetched_until = start  # another pass begins
             room = self._ahead_bytes - sum(
-                file.size_bytes for file in self._files[start : self._asked_until]
+                file.size_bytes for file in self._files[start : self._prefetched_until]
             )
-            while self._asked_until < min(start + AHEAD_FILES, len(self._files)):
-                file = self._files[self._asked_until]
+            while self._prefetched_until < min(start + AHEAD_FILES, len(self._files)):
+                file = self._files[self._prefetched_until]
                 if file.size_bytes > room:
                     return
                 room -= file.size_bytes
-                self._asked_until += 1
+                self._prefetched_until += 1
                 self._pool.submit(self._hold_ready, file)
 
     def _hold_ready(self, file: SourceFile) -> None:
-        """Nobody looks at how this ends: who reads the file tries for himself, and says it."""
+        """Fetch a file ahead; an error is not reported here, because reading the file reports it."""
         if not is_ending():
-            self._cache.hold_ready(self._wanted(file), self._fetch)
+            self._cache.prefetch(self._wanted(file), self._fetch)
 
 
 def list_remote(config: IngestConfig) -> Listing:
     """Find the files of a `data.source` that is a URI.
 
     Raises:
-        DataError: there is none, or something there is no plain file inside the source.
+        DataError: there is none, or something there is not a plain file inside the source.
         ConfigError: the files are of several formats, or of none that is known.
         UserError: the store fails, or refuses.
     """
@@ -226,27 +227,14 @@ def _listed_folder(config: IngestConfig, uri: StoreUri, files: list[SourceFile])
     root = uri.location(uri.key)
     if are_classes(config, tops, folders):
         for file in files:
-            if file.name.count("/") != 1:
-                raise _no_image(root, file)
+            if "/" not in file.name:
+                raise no_class(root, f"{file.name}, which is a file")
+            if file.name.count("/") > 1:
+                raise not_plain(file.location.rpartition("/")[0], "a folder")
         return listed(config, files, known="images")
     if folders:
-        raise DataError(
-            f"{root.rstrip('/')}/{folders[0]} must be a plain file",
-            got=Plain("a folder"),
-            fix="Take it out of the source, or name the files by a glob in data.source.",
-        )
+        raise not_plain(f"{root.rstrip('/')}/{folders[0]}", "a folder")
     return listed(config, [file for file in files if not is_mark(file.name)])
-
-
-def _no_image(root: str, file: SourceFile) -> DataError:
-    if "/" not in file.name:
-        return no_class(root, f"{file.name}, which is a file")
-    folder = file.location.rpartition("/")[0]
-    return DataError(
-        f"{folder} must be a plain file",
-        got=Plain("a folder"),
-        fix="Take it out of the source, or name the files by a glob in data.source.",
-    )
 
 
 def _cache(config: IngestConfig) -> Cache:

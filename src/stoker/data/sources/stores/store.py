@@ -14,7 +14,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -65,7 +64,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "See that the credentials are not expired and may list and read; what was fetched is kept.",
     ),
     (
-        # S3 tells no more than this where a question has no body.
+        # S3 reports no more than this for a request without a body.
         r"HTTP status 400",
         "a request that the store refuses (400)",
         "See that the credentials have not expired and that AWS_REGION is the bucket's.",
@@ -81,49 +80,39 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "Check data.source.",
     ),
 )
-"""What no further attempt can mend: what the store's library says, what it means, what to do."""
+"""Errors that another attempt cannot fix: text of the store's library, its meaning, the next action."""
 
 
 class ChangedMeanwhile(Exception):
     """An object is not what it was when it was listed or opened."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retry:
-    """How often a request is made before the store is said to fail."""
-
-    attempts: int
-    """At least 1."""
-
-    backoff_s: float
-    """Pause after the first failure, seconds; doubled after each further one."""
-
-
 class Store:
     """One bucket's service."""
 
-    def __init__(self, uri: StoreUri, retry: Retry) -> None:
+    def __init__(self, uri: StoreUri, *, attempts: int, backoff_s: float) -> None:
         """Connect lazily: nothing is asked before the first call.
 
         Args:
             uri: A place in the store; which one does not matter, but for its bucket.
-            retry: How often a request is made.
+            attempts: How often a request is made before the store is said to fail.
+            backoff_s: Pause after the first failure, seconds; doubled after each further one.
         """
         self.endpoint = _endpoint(uri)
         self._uri = uri
-        self._retry = retry
+        self._attempts, self._backoff_s = attempts, backoff_s
         self._made: fs.FileSystem | None = None
         self._making = threading.Lock()
 
     def status(self, key: str) -> fs.FileInfo:
         """What a key is: an object, a folder (others' prefix), or nothing."""
         path = self._path(key)
-        return self._asked(key, lambda system: system.get_file_info(path))
+        return self._request(key, lambda system: system.get_file_info(path))
 
     def below(self, key: str) -> list[fs.FileInfo]:
         """Every object whose key starts with a folder's, at any depth."""
         wanted = fs.FileSelector(self._path(key), recursive=True, allow_not_found=True)
-        return self._asked(key, lambda system: system.get_file_info(wanted))
+        return self._request(key, lambda system: system.get_file_info(wanted))
 
     def key_of(self, info: fs.FileInfo) -> str:
         """The key of what was listed."""
@@ -147,10 +136,10 @@ class Store:
             for start in range(0, size_bytes, PIECE_BYTES):
                 if is_ending():
                     raise InterruptedError("the program has ended")
-                yield self._asked(key, functools.partial(reading.piece, start))
+                yield self._request(key, functools.partial(reading.piece, start))
             # One request sees one version of an object; several may not.
             if reading.requests > 1:
-                self._asked(key, reading.check_etag)
+                self._request(key, reading.check_etag)
                 if self._uri.scheme == "gs" and self.status(key).mtime_ns != mtime_ns:
                     raise ChangedMeanwhile
         except DataError as gone:
@@ -165,18 +154,18 @@ class Store:
                 self._made = _filesystem(self._uri, self.endpoint)
             return self._made
 
-    def _asked(self, key: str, ask: Callable[[fs.FileSystem], _T]) -> _T:
-        """Ask, and again after a pause where the answer may be another one then."""
+    def _request(self, key: str, request: Callable[[fs.FileSystem], _T]) -> _T:
+        """Send a request, and repeat it after a pause if it may succeed then."""
         attempt = 1
         while True:
             try:
-                return ask(self._system())
+                return request(self._system())
             except (OSError, pa.ArrowException) as error:
                 meaning = _meaning(error)
-                if meaning is not None or attempt >= self._retry.attempts or is_ending():
+                if meaning is not None or attempt >= self._attempts or is_ending():
                     location = self._uri.location(key)
                     raise _failure(location, error, meaning, attempt) from error
-            pause_s = min(LONGEST_PAUSE_S, self._retry.backoff_s * 2 ** (attempt - 1))
+            pause_s = min(LONGEST_PAUSE_S, self._backoff_s * 2 ** (attempt - 1))
             # Many readers that fail together must not come back together.
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             attempt += 1
@@ -204,7 +193,7 @@ class _Reading:
         return data
 
     def check_etag(self, system: fs.FileSystem) -> None:
-        """Hold that S3 has the version still that was opened; GCS tells none without a request."""
+        """Check that S3 still has the version that was opened; GCS needs a request for that."""
         if self._etag is not None and _etag(self._open(system)) != self._etag:
             raise ChangedMeanwhile
 
@@ -239,7 +228,7 @@ def _etag(opened: pa.NativeFile) -> object:
 
 
 def is_ending() -> bool:
-    """True when the main thread has ended: nobody waits for what is fetched ahead any more."""
+    """Whether the main thread has ended, so that no reader waits for what is fetched ahead."""
     return not threading.main_thread().is_alive()
 
 
@@ -272,7 +261,7 @@ def _filesystem(uri: StoreUri, endpoint: str) -> fs.FileSystem:
             **reached,
         )
     return fs.GcsFileSystem(
-        # An emulator knows nobody, and where there is one there may be no credentials to find.
+        # An emulator needs no credentials, and this machine may have none.
         anonymous=anonymous or "STORAGE_EMULATOR_HOST" in os.environ,
         retry_time_limit=timedelta(seconds=_INNER_RETRY_S),
         **reached,
@@ -291,7 +280,7 @@ def _region(uri: StoreUri, endpoint: str) -> str:
 
 
 def _meaning(error: Exception) -> tuple[str, str] | None:
-    """What an error means and what to do, None where another attempt may succeed."""
+    """Return the meaning of an error and the next action; None if another attempt may succeed."""
     if isinstance(error, FileNotFoundError):
         return _CAUSES[-1][1:]
     for pattern, cause, fix in _CAUSES:
@@ -307,13 +296,13 @@ def _failure(
         f"{_said(error)}, after {attempts} attempts",
         "Run it again when the store answers; what was fetched is kept.",
     )
-    # Only what is not there is wrong with the data: all else is mended by going on.
+    # Only a missing object is an error in the data; after any other, running again can succeed.
     kind = DataError if cause == _CAUSES[-1][1] else UserError
     return kind(f"{location} must be readable", got=Plain(cause), fix=fix)
 
 
 def _said(error: Exception) -> str:
-    """The part of what a store's library says that tells a person something."""
+    """Return the meaningful part of an error of a store's library."""
     text = " ".join(str(error).split())
     for pattern in (r"last message of (.*?) error_info=", r"AWS Error (.*?)(?: \(Request ID.*)?$"):
         if found := re.search(pattern, text):

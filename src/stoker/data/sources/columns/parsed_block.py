@@ -19,7 +19,7 @@ MOST_NAMES = 100_000
 
 
 @dataclass(slots=True)
-class Held:
+class Collected:
     """What records hold under one name, in values of one kind, while a block is gathered."""
 
     flat: Any
@@ -30,7 +30,7 @@ class Held:
 
     counts: list[int] = field(default_factory=list)
     """How many values each of them has, at least one; -1 where it holds a single value, in
-    records that tell that from a list of one."""
+    records that distinguish that from a list of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Values:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gathered:
+class ParsedBlock:
     """Some records of one file, taken apart."""
 
     file: SourceFile
@@ -80,9 +80,6 @@ class Gathered:
     broken: list[Fault]
     """Those that could not."""
 
-    broken_count: int
-    """How many they are."""
-
     @property
     def size_bytes(self) -> int:
         """What the values take in memory."""
@@ -90,17 +87,17 @@ class Gathered:
         return sum(v.flat.nbytes + v.rows.nbytes + v.counts.nbytes for v in values)
 
 
-Finish = Callable[[str, Held], Iterable[Values]]
+Finish = Callable[[str, Collected], Iterable[Values]]
 """Turns what was gathered under one kind into Arrow values, of one kind or several."""
 
 
-class Gathering:
+class BlockBuilder:
     """A block that is being taken apart."""
 
     def __init__(self, file: SourceFile) -> None:
         """Start with nothing."""
-        self.names: dict[str, dict[str, Held]] = {}
-        """Name -> kind -> what is held; the source's inner loop writes here."""
+        self.names: dict[str, dict[str, Collected]] = {}
+        """Name -> kind -> what is collected; the source's inner loop writes here."""
         self.rows: list[int] = []
         """Numbers of the records taken apart."""
         self._file = file
@@ -110,7 +107,7 @@ class Gathering:
         """Name a record that cannot be taken apart."""
         self._broken.append(Fault(file=self._file.name, row=row, column="", reason=reason))
 
-    def finished(self, finish: Finish) -> Gathered:
+    def build(self, finish: Finish) -> ParsedBlock:
         """The block.
 
         Raises:
@@ -123,24 +120,28 @@ class Gathering:
                 fix="Names that are data belong into a column of their own.",
             )
         columns = {
-            name: [v for kind, held in kinds.items() for v in finish(kind, held) if len(v.rows)]
+            name: [
+                v
+                for kind, collected in kinds.items()
+                for v in finish(kind, collected)
+                if len(v.rows)
+            ]
             for name, kinds in self.names.items()
         }
-        return Gathered(
+        return ParsedBlock(
             file=self._file,
             rows=np.array(self.rows, np.int64),
             columns=columns,
             broken=self._broken,
-            broken_count=len(self._broken),
         )
 
 
-def values_of(kind: str, held: Held, flat: pa.Array) -> Values:
+def values_of(kind: str, collected: Collected, flat: pa.Array) -> Values:
     """What was gathered, with its values as Arrow has them."""
-    counts = np.array(held.counts, np.int64)
+    counts = np.array(collected.counts, np.int64)
     return Values(
         kind=kind,
-        rows=np.array(held.rows, np.int64),
+        rows=np.array(collected.rows, np.int64),
         counts=np.abs(counts),
         flat=flat,
         single=counts < 0,

@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from stoker.cluster.limits import (
     kernel_refusals,
@@ -26,7 +26,7 @@ from stoker.cluster.limits import (
 )
 from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
 from stoker.core.errors import Plain, UserError
-from stoker.data.sources.workers.messages import Failure, receive, send
+from stoker.data.sources.worker_process import Failure, receive, send
 
 Part = TypeVar("Part")
 Made = TypeVar("Made")
@@ -52,48 +52,8 @@ def _no_bytes(_: object) -> int:
     return 0
 
 
-class Workers(Protocol):
-    """Workers that process the parts of a source."""
-
-    @property
-    def count(self) -> int:
-        """Number of parts that are processed at the same time."""
-        ...
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether results come from another process, see `messages.share`."""
-        ...
-
-    def map(
-        self,
-        function: Callable[[Part], Made],
-        parts: Iterable[Part],
-        *,
-        bytes_of: Callable[[Part], int] = _no_bytes,
-    ) -> Iterator[Made]:
-        """The results, in the order of the parts, which are drawn as they are needed.
-
-        Args:
-            function: Of a module, so that another process can import it.
-            parts: What can be pickled.
-            bytes_of: Memory that a part takes until its result is given. Where the parts are large, fewer
-                are worked on at a time.
-
-        Raises:
-            UserError: a worker was killed; or whatever the function raises.
-        """
-        ...
-
-    def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """Wait for one result; callable from any thread. Raises as `map`."""
-        ...
-
-
 class InThreads:
     """Threads of this process."""
-
-    shares_memory = False
 
     def __init__(self, count: int | None = None) -> None:
         """Create the pool; threads start when they are needed.
@@ -110,21 +70,29 @@ class InThreads:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """See `Workers`; any function will do."""
+        """Yield the results in the order of the parts, which are drawn as they are needed.
+
+        Args:
+            function: Any function.
+            parts: Its arguments.
+            bytes_of: Memory that a part takes until its result is given. Fewer parts are processed at a
+                time if they are large.
+
+        Raises:
+            Whatever the function raises.
+        """
         with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
             yield from _in_order(
                 lambda part: pool.submit(function, part), parts, most=self.count, bytes_of=bytes_of
             )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """See `Workers`; runs in the calling thread."""
+        """Return one result, computed in the calling thread."""
         return function(part)
 
 
 class InProcesses:
     """Worker processes, ended by `close`."""
-
-    shares_memory = True
 
     def __init__(self, count: int) -> None:
         """Start them; they are ready after some tenths of a second."""
@@ -148,7 +116,11 @@ class InProcesses:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """See `Workers`."""
+        """As `InThreads.map`, with a function of a module, and parts that can be pickled.
+
+        Raises:
+            UserError: a worker was killed; or whatever the function raises.
+        """
         yield from _in_order(
             lambda part: self._pool.submit(self.call, function, part),
             parts,
@@ -157,7 +129,7 @@ class InProcesses:
         )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """See `Workers`."""
+        """Wait for one result; callable from any thread. Raises as `map`."""
         worker = self._free.get()
         try:
             found = worker.ask(function, part)
@@ -185,15 +157,24 @@ class _Worker:
         self._link, theirs = socket.socketpair()
         try:
             with theirs:
-                module = "stoker.data.sources.workers.worker_process"
+                command = (
+                    f"from stoker.data.sources.worker_process import main; main({theirs.fileno()})"
+                )
                 self._child = Child(
                     "a worker process",
+<<<<<<< HEAD:src/stoker/data/sources/workers/workers.py
                     [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                     ProcessOptions(
                         pass_fds=[theirs.fileno()],
                         # One thread per core would compete with the other workers.
                         environ={**os.environ, "OMP_NUM_THREADS": "1"},
                     ),
+=======
+                    [sys.executable, "-P", "-c", command],
+                    pass_fds=[theirs.fileno()],
+                    # One thread per core would compete with the other workers.
+                    environ={**os.environ, "OMP_NUM_THREADS": "1"},
+>>>>>>> refs/heads/data1:src/stoker/data/sources/workers.py
                 )
         except BaseException:
             self._link.close()
@@ -240,6 +221,10 @@ class _Worker:
             fix="Run it again: it continues from the last complete shard. If memory was short, set "
             "data.workers to fewer processes.",
         )
+
+
+Workers = InThreads | InProcesses
+"""Workers that process the parts of a source."""
 
 
 @contextlib.contextmanager

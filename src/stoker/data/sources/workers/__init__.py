@@ -1,1 +1,0 @@
-"""Processes that read many parts of a source in parallel."""
