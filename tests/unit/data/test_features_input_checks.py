@@ -343,7 +343,32 @@ def test_numbers_that_float32_merges_are_found_and_no_others(tmp_path: Path) -> 
 
     rounded = {each.column: each.message for each in found if each.kind == "rounded"}
     assert rounded.keys() == {"seconds", "cents"}
-    assert rounded["cents"].startswith("float32 has 2 values from 12345678.0 to 12345679.0")
+    assert rounded["cents"] == (
+        "float32 has 2 values from 12345678.0 to 12345679.0, 1 apart, and stores all numbers as one "
+        "of them (whole numbers lose nothing)"
+    )
+
+
+@pytest.mark.parametrize("first", [2**23, 12_345_678, 2**24 - 99, -(2**24)])
+def test_whole_numbers_with_gaps_that_float32_holds_are_not_rounded(
+    tmp_path: Path, first: int
+) -> None:
+    values = first + np.arange(ROWS) % 90
+    is_missing = np.arange(ROWS) % 7 == 0
+    source = tmp_path / "d.csv"
+    cells = ("" if gap else str(value) for value, gap in zip(values, is_missing, strict=True))
+    source.write_text("".join(f"{cell},1\n" for cell in ["id", *cells]))
+    dataset = ingest(IngestConfig(source=str(source)), tmp_path / "out")
+    statistics = compute_statistics(dataset)
+    [numbers] = [each.numbers for each in statistics.splits["train"] if each.name == "id"]
+
+    found = find_anomalies(statistics, infer_schema(statistics))
+
+    assert dataset.column("id").dtype == "float32"
+    assert numbers is not None
+    assert numbers.max is not None
+    assert numbers.max <= 2**24
+    assert "rounded" not in {each.kind for each in found}
 
 
 def spec(*vocabularies: tuple[str, str, dict[str, Any]]) -> TransformSpec:

@@ -11,6 +11,7 @@ import numpy as np
 from stoker.data.columns import VARYING
 from stoker.data.features.analysis.schema import TRAIN, ColumnSchema, Schema
 from stoker.data.features.analysis.statistics import TOP_VALUES, ColumnStatistics, Statistics
+from stoker.data.sources.columns.text import WIDEST_FLOAT32
 
 MISSING_RISE = 0.05
 """More of the rows missing than in training, as a share of all rows, that is worth a word."""
@@ -143,12 +144,16 @@ def _rounded(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
     if column.dtype != "float32" or numbers is None or numbers.min is None or numbers.max is None:
         return
     span, widest = numbers.max - numbers.min, max(abs(numbers.min), abs(numbers.max))
-    steps = span / float(np.spacing(np.float32(widest)))
-    if 0 < steps < FEW_STEPS:
+    if column.whole and widest <= WIDEST_FLOAT32:
+        return
+    step = float(np.spacing(np.float32(widest)))
+    if 0 < span / step < FEW_STEPS:
         text = (
-            f"float32 has {steps + 1:.0f} values from {numbers.min!r} to {numbers.max!r}, and stores "
-            "all numbers as one of them"
+            f"float32 has {span / step + 1:.0f} values from {numbers.min!r} to {numbers.max!r}, "
+            f"{step:g} apart, and stores all numbers as one of them"
         )
+        if step <= 1:
+            text += " (whole numbers lose nothing)"
         yield _make(split, column.name, "rounded", "warning", text)
 
 

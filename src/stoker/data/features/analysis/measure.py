@@ -185,6 +185,7 @@ def _column(split: engine.Split, column: Column, total: Totals, rows: int) -> Co
         name=column.name,
         dtype=column.dtype,
         length=column.length,
+        whole=column.whole,
         count=count,
         distinct=distinct,
         numbers=_numbers(values, count, total) if is_number else None,

@@ -107,6 +107,9 @@ class ColumnStatistics:
     length: int | None = None
     """Values in each row; None where it is a single one, 0 where lists vary in length."""
 
+    whole: bool = False
+    """Whether the source has whole numbers only, stored as floats because some are missing."""
+
     list_lengths: LengthStatistics | None = None
     """Values in each list, where they vary; a missing list has none."""
 

@@ -137,7 +137,8 @@ def explain(call: Call, walked: Walk, answer: Any) -> dict[str, Any]:
 def _plain(answer: Any) -> Any:
     match answer:
         case analyzers.Moments():
-            return {name: json_number(value) for name, value in asdict(answer).items()}
+            numbers = asdict(answer) | {"mean": float(answer.mean)}
+            return {name: json_number(value) for name, value in numbers.items()}
         case VocabularyFile():
             return {"file": answer.name, "terms": answer.terms}
         case bytes():
@@ -178,7 +179,7 @@ def _answered(
                 table = engine.read_parquet(backend, [spilled[index]]).table
             else:
                 train = engine.read_split(backend, plan.dataset, TRAIN)
-                table = _prepared(train.only(plan.dataset.column(column)), calls[index])
+                table = train.only(plan.dataset.column(column))
             return _answer(calls[index], index, table, scratch)
 
     sums = [index for index in ready if calls[index].kind in _SUMS]
@@ -209,22 +210,12 @@ def _raw_column(walked: Walk, tensor: tf.Tensor) -> str | None:
     return known.get(tensor.ref())
 
 
-def _prepared(values: ir.Table, call: Call) -> ir.Table:
-    match call.kind:
-        case "moments":
-            return analyzers.value_moments(values)
-        case "range":
-            return analyzers.value_range(values)
-        case _:
-            return values
-
-
 def _answer(call: Call, index: int, table: ir.Table, scratch: Path) -> Any:
     match call.kind:
         case "moments":
             return analyzers.moments(table)
         case "range":
-            return analyzers.value_limits(table)
+            return analyzers.value_range(table)
         case "quantiles":
             return analyzers.quantiles(table, call.params["num_buckets"])
         case "classes":
@@ -297,15 +288,14 @@ def _storable(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _columns(call: Call, values: Any) -> dict[str, Any]:
-    match call.kind:
-        case "moments":
-            return analyzers.row_moments(values)
-        case "range":
-            return analyzers.row_range(values)
-        case _:
-            flat = np.asarray(values).reshape(-1)
-            is_text = flat.dtype == object
-            return {"value": pa.array(flat.tolist(), pa.binary()) if is_text else pa.array(flat)}
+    # Partial results are float64, which does not hold every integer of 64 bits.
+    if call.kind == "moments" and values.dtype not in (np.int64, np.uint64):
+        return analyzers.row_moments(values)
+    if call.kind == "range":
+        return analyzers.row_range(values)
+    flat = np.asarray(values).reshape(-1)
+    is_text = flat.dtype == object
+    return {"value": pa.array(flat.tolist(), pa.binary()) if is_text else pa.array(flat)}
 
 
 def _told(progress: Progress, dataset: Dataset, phase: int) -> Callable[[int], None]:

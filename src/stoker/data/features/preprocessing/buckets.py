@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.data.features.analyzers import EXACT_IN_FLOAT64
 from stoker.data.features.preprocessing.tft_arguments import IGNORED, also_takes
 from stoker.data.features.preprocessing.trace import (
     Domain,
@@ -43,7 +46,8 @@ def apply_buckets(
 
     Args:
         x: [batch, ...] numbers.
-        bucket_boundaries: [1, boundaries] ascending, e.g. of `quantiles`, or `[[1.0, 5.0]]`.
+        bucket_boundaries: [1, boundaries] ascending, e.g. of `quantiles`, or `[[1.0, 5.0]]`. For
+            64-bit integers beyond 2^53 write integers, which are compared exactly.
 
     Returns:
         Of x's shape, int64 in [0, boundaries]; a value equal to a boundary is above it. NaN goes to
@@ -55,11 +59,14 @@ def apply_buckets(
     Source: `tft.apply_buckets`.
     """
     required_numbers("apply_buckets", x)
-    boundaries = _as_boundaries(bucket_boundaries, _wide(x.dtype))
+    boundaries = _as_boundaries(bucket_boundaries, x.dtype)
     count = int(boundaries.shape[1] or 0)
     if not count:
         return _annotated(tf.zeros_like(x, tf.int64), 1)
-    common = tf.float64 if tf.float64 in (_wide(x.dtype), boundaries.dtype) else tf.float32
+    if boundaries.dtype == x.dtype and x.dtype in (tf.int64, tf.uint64):
+        common = x.dtype
+    else:
+        common = tf.float64 if tf.float64 in (_wide(x.dtype), boundaries.dtype) else tf.float32
     flat = tf.searchsorted(
         tf.cast(boundaries[0], common),
         tf.reshape(tf.cast(x, common), [-1]),
@@ -82,8 +89,9 @@ def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
         num_buckets: How many buckets, at least 1.
 
     Returns:
-        [1, num_buckets - 1] ascending; float64 for float64, else float32. Boundary i is the sorted
-        value at position floor(i * n / num_buckets).
+        [1, num_buckets - 1] ascending; float64 for float64, else float32, which rounds integers
+        beyond 2^24 (`bucketize` does not). Boundary i is the sorted value at position
+        floor(i * n / num_buckets).
 
     Source: `tft.quantiles`, which approximates the same.
     """
@@ -125,7 +133,7 @@ def hash_strings(
 
 
 def _boundaries(function: str, x: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """[1, num_buckets - 1], float64 where float32 would round the values of x."""
+    """[1, num_buckets - 1] of a type that holds the values of x."""
     required_numbers(function, x)
     required_whole("num_buckets", num_buckets, least=1)
     trace = required(function, x)
@@ -139,11 +147,15 @@ def _boundaries(function: str, x: tf.Tensor, num_buckets: int) -> tf.Tensor:
             got=Plain("only missing values"),
             fix="Leave the column out.",
         )
-    return tf.constant([found], _wide(x.dtype), shape=[1, num_buckets - 1])
+    return tf.constant([found], _holding(found, x.dtype), shape=[1, num_buckets - 1])
 
 
 def _as_boundaries(given: tf.Tensor | Sequence[Sequence[float]], dtype: tf.DType) -> tf.Tensor:
-    boundaries = given if isinstance(given, tf.Tensor) else tf.convert_to_tensor(given, dtype)
+    if isinstance(given, tf.Tensor):
+        boundaries = given
+    else:
+        numbers = np.array(given, object).ravel()
+        boundaries = tf.convert_to_tensor(given, _holding(numbers, dtype))
     if boundaries.shape.rank != 2 or boundaries.shape[0] != 1 or boundaries.shape[1] is None:
         raise ConfigError(
             "bucket_boundaries must have the shape [1, boundaries]",
@@ -151,6 +163,13 @@ def _as_boundaries(given: tf.Tensor | Sequence[Sequence[float]], dtype: tf.DType
             fix="Write them as [[1.0, 5.0]], or take them from stoker.transform.quantiles.",
         )
     return boundaries
+
+
+def _holding(numbers: Iterable[Any], dtype: tf.DType) -> tf.DType:
+    """The type of boundaries for values of a type: the type itself for integers beyond 2^53."""
+    whole = [number for number in numbers if isinstance(number, int)]
+    is_beyond = max(map(abs, whole), default=0) > EXACT_IN_FLOAT64
+    return dtype if is_beyond and dtype in (tf.int64, tf.uint64) else _wide(dtype)
 
 
 def _wide(dtype: tf.DType) -> tf.DType:

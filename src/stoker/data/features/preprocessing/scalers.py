@@ -3,12 +3,14 @@
 What differs from TensorFlow Transform, because a missing value is a NaN here and not a gap in a
 sparse tensor: analyzers leave missing values out; a NaN passes through a scaler as NaN. Scalers
 multiply by a stored reciprocal, and add nothing after the product, so that eager, graph, tf.data
-and XLA agree to the bit (XLA may fuse a product and a sum).
+and XLA agree to the bit (XLA may fuse a product and a sum). Integers beyond 2^53, which float64 would
+round, are scaled by their exact difference from the mean or the smallest value.
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import tensorflow as tf
@@ -141,8 +143,10 @@ def _limit(function: str, x: tf.Tensor, end: int) -> tf.Tensor:
     return _constant(None if limits is None else limits[end], trace.calls[call].stand_in, x.dtype)
 
 
-def _constant(value: float | None, stand_in: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.cast(stand_in, dtype) if value is None else tf.constant(value, dtype)
+def _constant(value: float | Fraction | None, stand_in: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if value is None:
+        return tf.cast(stand_in, dtype)
+    return tf.constant(float(value) if isinstance(value, Fraction) else value, dtype)
 
 
 def _float_type(x: tf.Tensor) -> tf.DType:
@@ -162,14 +166,34 @@ def _scale_between(function: str, x: tf.Tensor, low: float, high: float) -> tf.T
     factor = _finite_ratio(high - low, moments.high - moments.low)
     if moments.is_constant or factor is None:
         return tf.sigmoid(tf.cast(x, tf.float32)) * (high - low) + low
-    return _scale(x, shift=moments.low - low / factor, factor=factor, dtype=tf.float32)
+    offset = low / factor
+    is_exact = isinstance(moments.mean, Fraction)
+    shift = moments.low - Fraction(offset) if is_exact else moments.low - offset
+    return _scale(x, shift=shift, factor=factor, dtype=tf.float32)
 
 
-def _scale(x: tf.Tensor, *, shift: float, factor: float, dtype: tf.DType) -> tf.Tensor:
+def _scale(x: tf.Tensor, *, shift: float | Fraction, factor: float, dtype: tf.DType) -> tf.Tensor:
     """(x - shift) * factor; what float32 cannot hold is subtracted in float64."""
-    wide = tf.float64 if x.dtype == tf.float64 or x.dtype.is_integer else tf.float32
-    away = tf.cast(x, wide) - tf.constant(shift, wide)
+    if isinstance(shift, Fraction):
+        away = _difference(x, shift)
+    else:
+        wide = tf.float64 if x.dtype == tf.float64 or x.dtype.is_integer else tf.float32
+        away = tf.cast(x, wide) - tf.constant(shift, wide)
     return tf.cast(away, dtype) * tf.constant(factor, dtype)
+
+
+def _difference(x: tf.Tensor, shift: Fraction) -> tf.Tensor:
+    """X - shift of 64-bit integers, rounded to float64 once: by halves, which cannot overflow."""
+    upper = tf.bitwise.right_shift(x, tf.constant(_HALF_BITS, x.dtype))
+    lower = tf.bitwise.bitwise_and(x, tf.constant(2**_HALF_BITS - 1, x.dtype))
+    upper_shift = math.floor(shift / 2**_HALF_BITS)
+    lower_shift = float(shift - upper_shift * 2**_HALF_BITS)
+    # A product with a power of two is exact, so XLA may fuse it with the sum.
+    above = (tf.cast(upper, tf.float64) - float(upper_shift)) * float(2**_HALF_BITS)
+    return above + (tf.cast(lower, tf.float64) - lower_shift)
+
+
+_HALF_BITS = 32
 
 
 def _finite_ratio(over: float, under: float) -> float | None:
