@@ -190,7 +190,7 @@ def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.analysis.input_checks import anomalies_as_facts, vocabulary_losses
     from stoker.data.features.analysis.labels import require_known_labels, unread
     from stoker.data.features.analysis.leaks import MadeLabels
-    from stoker.data.features.analysis.schema import TRAIN
+    from stoker.data.features.analysis.statistics import TRAIN
     from stoker.data.features.preprocessing.build import build_transform
 
     experiment = context.experiment

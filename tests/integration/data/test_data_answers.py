@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import DataError
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.agreement import TIE, agrees, compare_answers, other_answers
 from stoker.data.feed.images.decode import Engine, Target
 from stoker.data.feed.images.decode_engines import choose_engine
-from stoker.data.feed.images.image_feed import ImageFeed
-from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.image_feed import ImageFeed, ImageRows
 from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw
 from stoker.data.ingest import IngestConfig, ingest

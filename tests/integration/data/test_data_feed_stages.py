@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.feed.images.augment import AugmentConfig, RandomResizedCrop
 from stoker.data.feed.images.decode_engines import choose_engine
-from stoker.data.feed.images.image_feed import ImageFeed
-from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.image_feed import ImageFeed, ImageRows
 from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw
 from stoker.data.feed.stages import bottleneck, measure_stages

@@ -22,7 +22,7 @@ import stoker.transform as st
 from stoker.core.errors import DataError
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.feed.agreement import agrees, share_within
 from stoker.data.feed.calls import Calls

@@ -16,9 +16,7 @@ from PIL import Image, ImageOps
 
 from stoker.core.errors import UserError
 from stoker.data.dataset import ImageShape
-from stoker.data.features.images.encoded_bytes import heads
-from stoker.data.features.images.images import decode_images, decode_whole
-from stoker.data.features.images.orientation import orientations
+from stoker.data.features.image_decoding import decode_images, decode_whole, heads, orientations
 from stoker.data.sources.images.check import BadImage, check_image
 from stoker.data.sources.images.exif import orientation
 from stoker.registry.callpath import LoadedModel, load_model

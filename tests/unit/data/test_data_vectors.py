@@ -21,8 +21,7 @@ from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.analysis.anomalies import find_anomalies
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.report import render_report
-from stoker.data.features.analysis.schema import infer_schema
-from stoker.data.features.analysis.statistics import statistics_to_json
+from stoker.data.features.analysis.statistics import infer_schema, statistics_to_json
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.assign import SplitRule
 from stoker.data.ingest.column_hash import ColumnHash

@@ -24,7 +24,7 @@ from stoker.data.features.analysis.input_checks import (
 )
 from stoker.data.features.analysis.leaks import MadeLabels, find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.schema import infer_schema
+from stoker.data.features.analysis.statistics import infer_schema
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
 from stoker.data.ingest import IngestConfig, ingest
 

@@ -22,7 +22,7 @@ from stoker.data.feed.images.augment import (
     evaluation_views,
     training_views,
 )
-from stoker.data.feed.images.jitter import jitter_colors
+from stoker.data.feed.images.image_feed import jitter_colors
 
 GOLDEN = Path(__file__).parent / "golden_augment.json"
 SHAPE = ImageShape(height=24, width=32, channels=3)

@@ -16,9 +16,15 @@ from tensorflow.core.framework import model_pb2
 from stoker.core.errors import UserError
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.feed.dataset_stages import dataset_stages, iterator_stages, model_stages
 from stoker.data.feed.pipeline import Feed, Raw, as_it_is
-from stoker.data.feed.stages import StageCost, bottleneck, measure_stages
+from stoker.data.feed.stages import (
+    StageCost,
+    bottleneck,
+    dataset_stages,
+    iterator_stages,
+    measure_stages,
+    model_stages,
+)
 from stoker.data.feed.tables.rows import TableRows
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]

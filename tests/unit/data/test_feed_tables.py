@@ -17,7 +17,7 @@ from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.tables.columns import Text
 from stoker.data.feed.tables.row_groups import shuffled_windows
-from stoker.data.feed.tables.tensors import table_batches
+from stoker.data.feed.tables.rows import table_batches
 from stoker.data.feed.tables.windows import Block, TableStream
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]

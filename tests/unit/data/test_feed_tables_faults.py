@@ -16,7 +16,7 @@ from stoker.core.errors import DataError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.feed.tables.tensors import table_batches
+from stoker.data.feed.tables.rows import table_batches
 from stoker.data.feed.tables.windows import TableStream
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]

@@ -15,7 +15,7 @@ from tests.dataset_graph import set_to
 from stoker.core.errors import ConfigError
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import ByteForm, FeedConfig
-from stoker.data.feed.dataset_stages import dataset_stages
+from stoker.data.feed.stages import dataset_stages
 from stoker.data.user_dataset.analysis import analyze_own_dataset
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.user_dataset.description import SPLITS, Count

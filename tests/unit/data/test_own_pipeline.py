@@ -13,12 +13,10 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError
 from stoker.data.feed import options
 from stoker.data.feed.calls import Calls
-from stoker.data.user_dataset.cache import element_bytes
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.user_dataset.description import SPLITS, Count
-from stoker.data.user_dataset.feed import OwnFeed
+from stoker.data.user_dataset.feed import OwnFeed, element_bytes, passes_agree
 from stoker.data.user_dataset.load_dataset import open_own_dataset, piped
-from stoker.data.user_dataset.passes import passes_agree
 
 ROWS = 23
 EPOCHS = 3

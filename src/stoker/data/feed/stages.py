@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from stoker.core.errors import UserError
 
 MEASURED_S = 0.05
 """CPU time that a stage is run for, at least: some of the scheduler's slices."""
@@ -124,3 +129,129 @@ def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, .
         )
         for name, cost, parallelism in found
     )
+
+
+def iterator_stages(iterator: Any, *, samples_per_element: float) -> tuple[StageCost, ...]:
+    """What TensorFlow's own model of a running pipeline says of its stages.
+
+    It times the threads that work on a stage, without their waits for the stage before; where more
+    threads want to run than there are cores, the time that they stand in line counts too. Elements of
+    a stage that are still on their way do not distort it: costs are by element of the stage.
+
+    Args:
+        iterator: Of a dataset, some elements in: at least one has come out.
+        samples_per_element: Rows of an element, mean.
+
+    Returns:
+        From the source on; stages of one name are numbered.
+
+    Raises:
+        UserError: the dataset's autotuner is off, without which there is no model.
+
+    Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
+    """
+    try:
+        model = tf.data.experimental.get_model_proto(iterator)
+    except tf.errors.NotFoundError as error:
+        raise UserError(
+            "the stages of a dataset are known only while TensorFlow's autotuner is on",
+            fix="Leave `autotune.enabled` of its options alone.",
+        ) from error
+    return model_stages(model, samples_per_element=samples_per_element)
+
+
+def model_stages(model: Any, *, samples_per_element: float) -> tuple[StageCost, ...]:
+    """The same of a model that was kept.
+
+    Args:
+        model: A `ModelProto`.
+        samples_per_element: Rows of an element, mean.
+    """
+    found = _Costs(model).in_order()
+    return with_shares(
+        [(name, cost / samples_per_element, at_once) for name, cost, at_once in found]
+    )
+
+
+def dataset_stages(dataset: tf.data.Dataset[Any], *, elements: int) -> tuple[StageCost, ...]:
+    """Read the beginning of a dataset, and see what TensorFlow's model says of it.
+
+    Args:
+        dataset: Elements are batches; its autotuner is on. Where the pass ends it begins anew.
+        elements: How many are read, at least 1.
+
+    Returns:
+        As `iterator_stages`, by row of the batches.
+
+    Raises:
+        UserError: as `iterator_stages`; or the dataset is empty.
+        tf.errors.OpError: the dataset failed.
+    """
+    iterator = iter(dataset.repeat())
+    rows = 0
+    for _ in range(elements):
+        element = next(iterator, None)
+        if element is None:
+            raise UserError("a dataset must hold at least one element to be measured", got=0)
+        shape = tf.nest.flatten(element)[0].shape
+        rows += shape[0] if shape.rank else 1
+    return iterator_stages(iterator, samples_per_element=rows / elements)
+
+
+class _Costs:
+    """Nodes of a model, with how many of their elements go into one that leaves the pipeline."""
+
+    def __init__(self, model: Any) -> None:
+        self._nodes = model.nodes
+        self._found: dict[tuple[str, ...], tuple[str, float, float]] = {}
+        self._add(model.output, 1.0, ())
+
+    def in_order(self) -> Iterator[tuple[str, float, float]]:
+        """Name, CPU seconds an output and parallelism, from the source on; equal names numbered."""
+        seen: Counter[str] = Counter()
+        for name, cost, at_once in self._found.values():
+            seen[name] += 1
+            yield name if seen[name] == 1 else f"{name} {seen[name]}", cost, at_once
+
+    def _add(self, number: int, per_output: float, path: tuple[str, ...]) -> None:
+        """Take what a node reads, then the node.
+
+        Args:
+            number: Its key.
+            per_output: How many of its elements one output takes.
+            path: Where it stands. The pipelines that an interleave takes in turn stand in one place.
+        """
+        node = self._nodes[number]
+        inputs = [key for key in node.inputs if key in self._nodes]
+        inner: Sequence[int] = ()
+        if node.node_class in _INTERLEAVES:
+            inputs, inner = inputs[:1], inputs[1:]
+        for place, key in enumerate(inputs):
+            taken = self._elements(key) / max(1, node.num_elements)
+            ratio = node.ratio if node.node_class in _KNOWN_RATIOS and node.ratio else taken
+            self._add(key, per_output * ratio, (*path, f"{place}"))
+        total = sum(map(self._elements, inner))
+        for key in inner:
+            if self._elements(key):
+                share = self._elements(key) / total
+                self._add(key, per_output * share, (*path, "in turn"))
+        # The root only counts what leaves.
+        if path:
+            cost = per_output * node.processing_time * 1e-9 / max(1, node.num_elements)
+            _, before, at_once = self._found.get(path, (node.name, 0.0, 1.0))
+            self._found[path] = node.name, before + cost, max(at_once, _parallelism(node))
+
+    def _elements(self, key: int) -> int:
+        return int(self._nodes[key].num_elements)
+
+
+def _parallelism(node: Any) -> float:
+    of = {parameter.name: parameter.state_value for parameter in node.parameters}
+    return max(1.0, of.get("parallelism", 1.0))
+
+
+_INTERLEAVES = (1, 2)
+"""`NodeClass` of stages that take a pipeline for each element: interleave, flat_map."""
+
+_KNOWN_RATIOS = (3, 4)
+"""`NodeClass` of stages that take equally many elements for each that they give."""

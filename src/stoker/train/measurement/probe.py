@@ -15,9 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
-from stoker.data.feed.stages import StageCost, measure_stages
+from stoker.data.feed.stages import StageCost, dataset_stages, measure_stages
 from stoker.data.user_dataset.feed import OwnFeed
 from stoker.train.context.start_position import RunStart
 from stoker.train.loop.run import Run

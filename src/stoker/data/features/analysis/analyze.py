@@ -11,10 +11,12 @@ from stoker.data.features.analysis.anomalies import Anomaly, anomalies_to_json, 
 from stoker.data.features.analysis.leaks import find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.report import render_report
-from stoker.data.features.analysis.schema import Schema, infer_schema, schema_to_json
 from stoker.data.features.analysis.splits import find_split_anomalies, relate_splits
 from stoker.data.features.analysis.statistics import (
+    Schema,
     Statistics,
+    infer_schema,
+    schema_to_json,
     statistics_to_json,
 )
 from stoker.data.features.engine import Progress, unseen

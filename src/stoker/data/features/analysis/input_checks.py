@@ -17,7 +17,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.schema import TRAIN
+from stoker.data.features.analysis.statistics import TRAIN
 from stoker.data.features.spec import LabelSpec, TransformSpec
 from stoker.data.sources.config import leaving_out
 

@@ -27,8 +27,7 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.schema import TRAIN
-from stoker.data.features.analysis.statistics import ColumnStatistics, Statistics
+from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, Statistics
 from stoker.data.features.spec import LabelSpec
 
 LEAST_ROWS = 100

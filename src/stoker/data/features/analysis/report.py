@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.schema import Schema
-from stoker.data.features.analysis.statistics import ColumnStatistics, Statistics, ValueCount
+from stoker.data.features.analysis.statistics import (
+    ColumnStatistics,
+    Schema,
+    Statistics,
+    ValueCount,
+)
 from stoker.pages.bars import histogram, meter
 from stoker.pages.document import page
 from stoker.pages.html import Html, element, join, paragraph, section

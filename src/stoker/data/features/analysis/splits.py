@@ -14,10 +14,8 @@ from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import engine
-from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.schema import TRAIN
-from stoker.data.features.analysis.skew import find_skew
-from stoker.data.features.analysis.statistics import ColumnStatistics, SplitFacts, Statistics
+from stoker.data.features.analysis.anomalies import Anomaly, find_skew
+from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, SplitFacts, Statistics
 from stoker.data.sources.config import Duplicates, IngestConfig
 
 CHANCE = 4.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -13,9 +16,8 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
 from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images
+from stoker.data.features.image_decoding import decode_images
 from stoker.data.features.preprocessing.trace import Trace, sources, tracing
-from stoker.data.features.user_code import defined_at, raised_at
 from stoker.data.sources.config import leaving_out
 
 PreprocessingFn = Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
@@ -393,3 +395,21 @@ def class_table(classes: Sequence[bytes]) -> Any:
         ),
         default_value=-1,
     )
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """Where a function begins, as `model.py, line 12`."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _shown(code.co_filename, code.co_firstlineno) if code else repr(function)
+
+
+def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
+    """The deepest line of the function's own file that an error came through."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    return _shown(own[-1].filename, own[-1].lineno or 0) if own else defined_at(function)
+
+
+def _shown(file: str, line: int) -> str:
+    return f"{Path(file).name}, line {line}"

@@ -38,11 +38,11 @@ JOB = np.dtype(
         ("unused", "<i4"),
     ],
 )
-"""One image of a batch; `struct job` in native/decode.c says what each field is."""
+"""One image of a batch; `struct job` in decode.c says what each field is."""
 
 
 class Status(IntEnum):
-    """How a job ended; `enum status` in native/decode.c."""
+    """How a job ended; `enum status` in decode.c."""
 
     DONE = 0
     OTHER_FORMAT = 1

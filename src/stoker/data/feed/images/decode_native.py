@@ -6,13 +6,14 @@ import ctypes
 import functools
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from stoker.core.native_build import NotBuilt
+from stoker.core.native_build import NotBuilt, load_compiled
 from stoker.data.feed.images.decode import (
     JOB,
     DecodeWhole,
@@ -21,12 +22,11 @@ from stoker.data.feed.images.decode import (
     empty_batch,
     read_job,
 )
-from stoker.data.feed.images.native.library import load_library
 from stoker.data.ingest.stored_images import raw_bytes
 
 
 class _Output(ctypes.Structure):
-    """`struct output` in native/decode.c."""
+    """`struct output` in decode.c."""
 
     _fields_ = (
         ("pixels", ctypes.c_void_p),
@@ -142,3 +142,17 @@ def _check_library() -> None:
     means = np.rint((wanted[:, :-1].astype(np.float32) + wanted[:, 1:]) / 2)
     if job["status"][0] != Status.DONE or not np.array_equal(between[0], means):
         raise NotBuilt("what was compiled does not resize a small image as it should")
+
+
+SOURCE = Path(__file__).with_name("decode.c")
+"""Our own code, with libjpeg-turbo's header as all that it needs."""
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """The compiled decoder.
+
+    Raises:
+        NotBuilt: there is no compiler, no libjpeg, or nowhere to keep the result.
+    """
+    return load_compiled(SOURCE, "-ljpeg", "-lpthread", "-lm")
