@@ -190,7 +190,11 @@ def machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[..., str]]:
     """Chooses an engine as a new process does, with a cache of its own; gives its name."""
-    remembered = (decode_native.load_library, decode_native._check_library, decode_engines._say_once)
+    remembered = (
+        decode_native.load_library,
+        decode_native._check_library,
+        decode_engines._say_once,
+    )
 
     def choose(**environment: str) -> str:
         for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():

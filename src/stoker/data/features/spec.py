@@ -7,12 +7,14 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from stoker.core.config import nearest
+from stoker.core.config import build, nearest
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.multi_output import alone
 from stoker.data.columns import Column
+
+Described = TypeVar("Described")
 
 SPEC = "spec.json"
 """The transform's own description, beside its graph."""
@@ -210,31 +212,31 @@ def to_json(spec: TransformSpec) -> dict[str, Any]:
 
 
 def from_json(raw: dict[str, Any]) -> TransformSpec:
-    """The description back.
+    """Read back what `to_json` made.
 
     Raises:
-        DataError: it is not what `to_json` wrote.
+        DataError: it is something else.
+    """
+    labels = raw.get("labels")
+    if isinstance(labels, list) and all("output" in each for each in labels):
+        by_output = {each["output"]: dict(each) for each in labels}
+        for each in by_output.values():
+            del each["output"]
+        raw = raw | {"labels": by_output}
+    return read_as(TransformSpec, raw, f"{SPEC} must describe a transform")
+
+
+def read_as(cls: type[Described], raw: dict[str, Any], rule: str) -> Described:
+    """Build a dataclass from the JSON values that `dataclasses.asdict` made of one.
+
+    Raises:
+        DataError: they are something else; begins with the rule.
     """
     try:
-        return TransformSpec(
-            features=tuple(_feature(item) for item in raw["features"]),
-            labels={item["output"]: _label(item) for item in raw["labels"]},
-            serving_columns=tuple(Column(**item) for item in raw["serving_columns"]),
-            label_columns=tuple(Column(**item) for item in raw["label_columns"]),
-            weight=raw["weight"],
-            weight_columns=tuple(Column(**item) for item in raw["weight_columns"]),
-            vocabularies={
-                name: VocabularySpec(**item) for name, item in raw["vocabularies"].items()
-            },
-            ids={name: IdSpec(**item) for name, item in raw["ids"].items()},
-            analyzers=tuple(raw["analyzers"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{SPEC} must describe a transform",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker analyze` again.",
-        ) from error
+        return build(cls, raw)
+    except ConfigError as error:
+        fix = "Run `stoker analyze` again."
+        raise DataError(rule, got=Plain(error.rule), fix=fix) from error
 
 
 def json_number(value: float) -> float | int | str | None:
@@ -242,14 +244,3 @@ def json_number(value: float) -> float | int | str | None:
     if isinstance(value, int) or math.isfinite(value):
         return value
     return None if math.isnan(value) else str(value)
-
-
-def _feature(raw: dict[str, Any]) -> FeatureSpec:
-    return FeatureSpec(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]))
-
-
-def _label(raw: dict[str, Any]) -> LabelSpec:
-    classes = None if raw["classes"] is None else tuple(raw["classes"])
-    return LabelSpec(
-        name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]), classes=classes
-    )

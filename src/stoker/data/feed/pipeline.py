@@ -3,57 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
-from stoker.data.feed.calls import Calls, RowOrder, plain
+from stoker.cluster.limits import usable_cores
+from stoker.data.feed.calls import Calls, plain
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
-from stoker.data.feed.images.decode_engines import usable_cores
+from stoker.data.feed.images.image_feed import ImageRows
 from stoker.data.feed.options import as_written
 from stoker.data.feed.stages import StageWork
+from stoker.data.feed.tables.rows import TableRows
 
 Raw = dict[str, Any]
 """Raw columns by name, each [batch, ...]; an image column as `ImageFeed.read` gives it."""
 
 
-class RawRows(Protocol):
-    """One split, read as raw columns."""
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def whole_calls(self) -> bool:
-        """Whether an element of `shuffled` holds the rows of a whole call, else those of a step."""
-        ...
-
-    @property
-    def changes(self) -> bool:
-        """Whether a row looks otherwise in every epoch."""
-        ...
-
-    def order(self, *, seed: int) -> RowOrder:
-        """The shuffled order of the rows."""
-        ...
-
-    def shuffled(self, calls: Calls) -> AbstractContextManager[tf.data.Dataset[Any]]:
-        """Raw columns of the rows of these calls, in that order.
-
-        The context ends the reader, and raises its own error where TensorFlow raises a text of it.
-        """
-        ...
-
-    def in_order(self, *, batch_size: int) -> AbstractContextManager[tf.data.Dataset[Any]]:
-        """One pass in the split's own order, nothing augmented."""
-        ...
-
-    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        """How training batches are made; see `stages.Staged`."""
-        ...
+RawRows = TableRows | ImageRows
+"""One split, read as raw columns."""
 
 
 class Feed:

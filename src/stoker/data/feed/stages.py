@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -61,28 +61,14 @@ class StageWork:
     """One run."""
 
 
-class Staged(Protocol):
-    """A feed whose stages can be run alone."""
+def measure_stages(stages: Iterable[StageWork]) -> tuple[StageCost, ...]:
+    """Run each stage of a feed alone and measure the CPU time of this process.
 
-    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        """Its stages in their order; each may be run until the next one is asked for."""
-        ...
-
-
-def measure_stages(
-    feed: Staged, *, batch_size: int, samples: int = 1024, seed: int = 0
-) -> tuple[StageCost, ...]:
-    """Run each stage of a feed alone, and take the CPU time of this process.
-
-    Nothing else may be at work in the process for long: TensorFlow's and the decoder's threads are
-    counted by what the whole process takes.
+    TensorFlow's and the decoder's threads are counted too, so nothing else in the process may work for
+    long.
 
     Args:
-        feed: A `stoker.data.feed.pipeline.Feed`; what it keeps in memory is made all the same.
-        batch_size: Rows of a batch.
-        samples: How many images are taken of the split; of a table it is a window, however many
-            rows that is.
-        seed: Seed of the order, and of what is done to images.
+        stages: Those of a `stoker.data.feed.pipeline.Feed`.
 
     Returns:
         The stages in the samples' order.
@@ -91,7 +77,7 @@ def measure_stages(
         DataError: a shard is missing, cut or damaged.
     """
     found = []
-    for stage in feed.stages(batch_size=batch_size, samples=samples, seed=seed):
+    for stage in stages:
         # The first run traces, and fills what is filled once.
         stage.run()
         found.append((stage.name, _cpu_s(stage.run) / stage.samples, float(stage.parallelism)))
@@ -131,61 +117,25 @@ def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, .
     )
 
 
-def iterator_stages(iterator: Any, *, samples_per_element: float) -> tuple[StageCost, ...]:
-    """What TensorFlow's own model of a running pipeline says of its stages.
+def dataset_stages(dataset: tf.data.Dataset[Any], *, elements: int) -> tuple[StageCost, ...]:
+    """Read the beginning of a dataset, and return what TensorFlow's model of it says of its stages.
 
-    It times the threads that work on a stage, without their waits for the stage before; where more
-    threads want to run than there are cores, the time that they stand in line counts too. Elements of
-    a stage that are still on their way do not distort it: costs are by element of the stage.
+    TensorFlow times the threads that work on a stage, without their waits for the stage before. If more
+    threads want to run than there are cores, the time in the queue counts too. Costs are per element
+    of the stage, so elements in between do not distort them.
 
     Args:
-        iterator: Of a dataset, some elements in: at least one has come out.
-        samples_per_element: Rows of an element, mean.
+        dataset: Its elements are batches, its autotuner is on. After its end it is read again.
+        elements: How many elements are read, at least 1.
 
     Returns:
-        From the source on; stages of one name are numbered.
+        From the source on, per row of the batches; stages of one name are numbered.
 
     Raises:
-        UserError: the dataset's autotuner is off, without which there is no model.
+        UserError: the dataset is empty, or its autotuner is off.
+        tf.errors.OpError: the dataset failed.
 
     Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
-    """
-    try:
-        model = tf.data.experimental.get_model_proto(iterator)
-    except tf.errors.NotFoundError as error:
-        raise UserError(
-            "the stages of a dataset are known only while TensorFlow's autotuner is on",
-            fix="Leave `autotune.enabled` of its options alone.",
-        ) from error
-    return model_stages(model, samples_per_element=samples_per_element)
-
-
-def model_stages(model: Any, *, samples_per_element: float) -> tuple[StageCost, ...]:
-    """The same of a model that was kept.
-
-    Args:
-        model: A `ModelProto`.
-        samples_per_element: Rows of an element, mean.
-    """
-    found = _Costs(model).in_order()
-    return with_shares(
-        [(name, cost / samples_per_element, at_once) for name, cost, at_once in found]
-    )
-
-
-def dataset_stages(dataset: tf.data.Dataset[Any], *, elements: int) -> tuple[StageCost, ...]:
-    """Read the beginning of a dataset, and see what TensorFlow's model says of it.
-
-    Args:
-        dataset: Elements are batches; its autotuner is on. Where the pass ends it begins anew.
-        elements: How many are read, at least 1.
-
-    Returns:
-        As `iterator_stages`, by row of the batches.
-
-    Raises:
-        UserError: as `iterator_stages`; or the dataset is empty.
-        tf.errors.OpError: the dataset failed.
     """
     iterator = iter(dataset.repeat())
     rows = 0
@@ -195,7 +145,22 @@ def dataset_stages(dataset: tf.data.Dataset[Any], *, elements: int) -> tuple[Sta
             raise UserError("a dataset must hold at least one element to be measured", got=0)
         shape = tf.nest.flatten(element)[0].shape
         rows += shape[0] if shape.rank else 1
-    return iterator_stages(iterator, samples_per_element=rows / elements)
+    try:
+        model = tf.data.experimental.get_model_proto(iterator)
+    except tf.errors.NotFoundError as error:
+        raise UserError(
+            "the stages of a dataset are known only while TensorFlow's autotuner is on",
+            fix="Leave `autotune.enabled` of its options alone.",
+        ) from error
+    return model_stages(model, samples_per_element=rows / elements)
+
+
+def model_stages(model: Any, *, samples_per_element: float) -> tuple[StageCost, ...]:
+    """Return the costs that a `ModelProto` holds, with a mean number of rows per element."""
+    found = _Costs(model).in_order()
+    return with_shares(
+        [(name, cost / samples_per_element, at_once) for name, cost, at_once in found]
+    )
 
 
 class _Costs:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.data.columns import Column
+from stoker.data.features.spec import read_as
 
 DESCRIPTION = "dataset.json"
 """The description's file."""
@@ -99,20 +97,4 @@ def read_description(path: Path) -> Description:
     Raises:
         DataError: it is missing, or something else.
     """
-    raw = read_json(path)
-    try:
-        return Description(
-            features=tuple(_column(item) for item in raw["features"]),
-            labels={output: _column(item) for output, item in raw["labels"].items()},
-            named=raw["named"],
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} must describe a dataset",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker ingest` again.",
-        ) from error
-
-
-def _column(raw: Mapping[str, Any]) -> TensorColumn:
-    return TensorColumn(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]))
+    return read_as(Description, read_json(path), f"{path} must describe a dataset")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
-from stoker.data.feed.options import DatasetOptions, as_written, free_memory_bytes, tuned
+from stoker.data.feed.options import as_written, free_memory_bytes, tuned
 from stoker.data.feed.pipeline import Feed
 from stoker.data.user_dataset.as_bytes import Bytes
 from stoker.data.user_dataset.description import Count
@@ -129,14 +129,14 @@ class OwnFeed:
         config, set_to = self._config, dataset.options()
         # What the user turned off on purpose stays off: their order may be loose.
         ordered = set_to.deterministic is not False
-        options = DatasetOptions(
+        return tuned(
+            dataset,
             deterministic=ordered,
             autotune=self._autotunes(dataset) if autotune is None else autotune,
             threads=config.threads,
             ahead=ahead if config.prefetch is None else config.prefetch,
             slack=config.slack,
         )
-        return tuned(dataset, options)
 
 
 def _unprefetched(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:

@@ -157,7 +157,7 @@ class Probe:
         if not isinstance(feed, Feed) or feed.keeps_features:
             return ()
         size = run.compiled.resolved.global_batch
-        return measure_stages(feed, batch_size=size, samples=STAGE_SAMPLES)
+        return measure_stages(feed.stages(batch_size=size, samples=STAGE_SAMPLES, seed=0))
 
     def checkpoint_s(self) -> float:
         """Return the time that checkpoints delay the step, seconds per step."""

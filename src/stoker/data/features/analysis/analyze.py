@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from stoker.core.files import write_atomic, write_json
 from stoker.data.dataset import Dataset
-from stoker.data.features.analysis.anomalies import Anomaly, anomalies_to_json, find_anomalies
+from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
 from stoker.data.features.analysis.leaks import find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.report import render_report
@@ -16,8 +17,6 @@ from stoker.data.features.analysis.statistics import (
     Schema,
     Statistics,
     infer_schema,
-    schema_to_json,
-    statistics_to_json,
 )
 from stoker.data.features.engine import Progress, unseen
 from stoker.data.sources.config import IngestConfig
@@ -74,8 +73,8 @@ def write_analysis(
     anomalies = [*find_anomalies(statistics, schema), *leaks]
     if config is not None:
         anomalies += find_split_anomalies(statistics, labels=schema.labels, config=config)
-    write_json(out_dir / "statistics.json", statistics_to_json(statistics))
-    write_json(out_dir / "schema.json", schema_to_json(schema))
-    write_json(out_dir / "anomalies.json", anomalies_to_json(anomalies))
+    write_json(out_dir / "statistics.json", asdict(statistics))
+    write_json(out_dir / "schema.json", asdict(schema))
+    write_json(out_dir / "anomalies.json", [asdict(anomaly) for anomaly in anomalies])
     write_atomic(out_dir / "report.html", render_report(statistics, schema, anomalies))
     return schema, anomalies

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -70,11 +70,6 @@ def find_anomalies(statistics: Statistics, schema: Schema) -> list[Anomaly]:
         anomaly for split in statistics.splits for anomaly in _split(statistics, schema, split)
     ]
     return sorted(found, key=lambda anomaly: anomaly.severity != "error")
-
-
-def anomalies_to_json(anomalies: list[Anomaly]) -> list[dict[str, Any]]:
-    """As JSON's own types."""
-    return [asdict(anomaly) for anomaly in anomalies]
 
 
 def _split(statistics: Statistics, schema: Schema, split: str) -> Iterator[Anomaly]:

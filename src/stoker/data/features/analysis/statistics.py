@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json
+from stoker.data.features.spec import read_as
 
 TOP_VALUES = 100
 """Most frequent values kept by column; a column with no more values is known whole."""
@@ -173,54 +173,13 @@ class Statistics:
         raise KeyError(name)
 
 
-def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
-    """As JSON's own types; no NaN and no infinity among them."""
-    return asdict(statistics)
-
-
 def load_statistics(path: Path) -> Statistics:
     """Read `statistics.json`.
 
     Raises:
         DataError: it is missing, damaged, or something else.
     """
-    raw = read_json(path)
-    try:
-        return Statistics(
-            fingerprint=raw["fingerprint"],
-            rows=raw["rows"],
-            splits={
-                split: tuple(_from_json(item) for item in columns)
-                for split, columns in raw["splits"].items()
-            },
-            distinct=raw.get("distinct"),
-            split_facts={
-                split: SplitFacts(**facts) for split, facts in raw.get("split_facts", {}).items()
-            },
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} must hold statistics",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker analyze` again.",
-        ) from error
-
-
-def _from_json(raw: dict[str, Any]) -> ColumnStatistics:
-    numbers, lengths = raw["numbers"], raw["lengths"]
-    if numbers is not None:
-        tuples = {name: tuple(numbers[name]) for name in ("quantiles", "histogram")}
-        numbers = NumberStatistics(**{**numbers, **tuples})
-    if lengths is not None:
-        lengths = LengthStatistics(**lengths)
-    lists = raw.get("list_lengths")
-    made = {
-        "numbers": numbers,
-        "lengths": lengths,
-        "list_lengths": None if lists is None else LengthStatistics(**lists),
-        "top": tuple(ValueCount(**item) for item in raw["top"]),
-    }
-    return ColumnStatistics(**{**raw, **made})
+    return read_as(Statistics, read_json(path), f"{path} must hold statistics")
 
 
 TRAIN = "train"
@@ -290,34 +249,13 @@ def infer_schema(statistics: Statistics, *, labels: Collection[str] = ()) -> Sch
     )
 
 
-def schema_to_json(schema: Schema) -> dict[str, Any]:
-    """As JSON's own types."""
-    return asdict(schema)
-
-
 def load_schema(path: Path) -> Schema:
     """Read `schema.json`.
 
     Raises:
         DataError: it is missing, damaged, or something else.
     """
-    raw = read_json(path)
-    try:
-        return Schema(
-            columns=tuple(
-                ColumnSchema(
-                    **{**item, "domain": None if item["domain"] is None else tuple(item["domain"])}
-                )
-                for item in raw["columns"]
-            ),
-            labels=tuple(raw["labels"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} must hold a schema",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker analyze` again.",
-        ) from error
+    return read_as(Schema, read_json(path), f"{path} must hold a schema")
 
 
 def _column(column: ColumnStatistics) -> ColumnSchema:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
@@ -13,6 +12,7 @@ import simplejpeg
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from stoker.cluster.limits import usable_cores
 from stoker.core.native_build import NotBuilt
 from stoker.data.feed.config import Decoder
 from stoker.data.feed.images.decode import (
@@ -150,8 +150,3 @@ def choose_engine(
 @functools.cache
 def _say_once(reason: str) -> None:
     _LOG.warning("images are decoded by OpenCV, which takes more CPU than Stoker's own: %s", reason)
-
-
-def usable_cores() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0))

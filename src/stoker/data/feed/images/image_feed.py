@@ -11,13 +11,13 @@ import pyarrow as pa
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from stoker.cluster.limits import usable_cores
 from stoker.core.errors import DataError
 from stoker.data.columns import Column, to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.feed.calls import Calls, RowOrder, plain, shaped_batch
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig, color_factors
-from stoker.data.feed.images.decode_engines import usable_cores
 from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.options import as_written
 from stoker.data.feed.order import shuffled_indices
@@ -107,9 +107,7 @@ class ImageFeed:
         """
         if self._augment is None and self._reference is not None:
             return self._reference(self._images.encoded(rows))
-        if self._augment is None:
-            return self._images.evaluation(rows)
-        return self._images.training(rows, augment=self._augment, seed=self._seed, epoch=epoch)
+        return self._images.pixels(rows, augment=self._augment, seed=self._seed, epoch=epoch)
 
     def stages(self, name: str, *, rows: NDArray[np.int64], threads: int) -> Iterator[StageWork]:
         """How the column's images of some rows are made, in the first epoch; see `measure_stages`.
@@ -124,14 +122,14 @@ class ImageFeed:
         def read() -> None:
             encoded[:] = images.encoded(rows)
 
-        views, exact = images.views(rows, augment=self._augment, seed=self._seed, epoch=0)
+        views = images.views(rows, augment=self._augment, seed=self._seed, epoch=0)
         by_graph = self._reference if self._augment is None else None
 
         def decode() -> None:
             if by_graph is not None:
                 by_graph(encoded)
             else:
-                images.decoded(encoded, rows, views, exact=exact)
+                images.decoded(encoded, rows, views)
 
         for what, run in (("read", read), ("decode", decode)):
             yield StageWork(name=f"{what} {name}", samples=len(rows), parallelism=threads, run=run)

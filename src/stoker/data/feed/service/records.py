@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
@@ -33,10 +31,11 @@ from stoker.core.files import (
     write_json,
 )
 from stoker.data.columns import PADDING, Column, list_lengths, to_numpy
-from stoker.data.dataset import Dataset
+from stoker.data.dataset import Dataset, Shard
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.ingest.stored_images import encoded_image
 from stoker.data.sources.records import Progress, silent
+from stoker.telemetry.writers.events import framed
 
 MANIFEST = "records.json"
 """Written last: a folder without it is no copy."""
@@ -51,25 +50,6 @@ BATCH_ROWS = 1024
 _DEAL_SEED = 0
 """The deal is no order of training: any fixed seed will do."""
 
-_CRC_DELTA = 0xA282EAD8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordFile:
-    """One file of a copy."""
-
-    file: str
-    """Relative to the copy's folder."""
-
-    rows: int
-    """Records in it."""
-
-    size_bytes: int
-    """Its length, bytes."""
-
-    sha256: str
-    """Hash of the file."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordCopy:
@@ -81,7 +61,7 @@ class RecordCopy:
     columns: tuple[Column, ...]
     """The raw columns that each Example holds."""
 
-    files: tuple[RecordFile, ...]
+    files: tuple[Shard, ...]
     """In the order of their names."""
 
     @property
@@ -160,7 +140,7 @@ def load_copy(root: Path, *, key: str) -> RecordCopy:
         copy = RecordCopy(
             root=root,
             columns=tuple(Column(**column) for column in raw["columns"]),
-            files=tuple(RecordFile(**file) for file in raw["files"]),
+            files=tuple(Shard(**file) for file in raw["files"]),
         )
         is_of_it = raw["dataset"] == key
     except (KeyError, TypeError) as error:
@@ -214,7 +194,7 @@ def _write(
     folder: Path,
     columns: Sequence[Column],
     progress: Progress,
-) -> list[RecordFile]:
+) -> list[Shard]:
     rows = dataset.rows(split)
     with ExitStack() as opened:
         writers = [
@@ -232,7 +212,7 @@ def _write(
             done += batch.num_rows
             progress(done, rows)
     return [
-        RecordFile(
+        Shard(
             file=f"{number:05}.tfrecord",
             rows=writer.rows,
             size_bytes=writer.size_bytes,
@@ -251,12 +231,11 @@ class _Writer:
         self._stream = stream
 
     def write(self, record: bytes) -> None:
-        length = struct.pack("<Q", len(record))
-        framed = b"".join((length, _masked_crc(length), record, _masked_crc(record)))
-        self._stream.write(framed)
-        self.sha256.update(framed)
+        stored = framed(record)
+        self._stream.write(stored)
+        self.sha256.update(stored)
         self.rows += 1
-        self.size_bytes += len(framed)
+        self.size_bytes += len(stored)
 
 
 def _column_values(column: Column, batch: pa.RecordBatch) -> NDArray[Any]:
@@ -265,11 +244,6 @@ def _column_values(column: Column, batch: pa.RecordBatch) -> NDArray[Any]:
     if column.dtype == "image":
         found[:] = [encoded_image(each) for each in found]
     return found
-
-
-def _masked_crc(content: bytes) -> bytes:
-    crc = google_crc32c.value(content)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_DELTA) & 0xFFFFFFFF)
 
 
 def examples(arrays: Mapping[str, NDArray[Any]], columns: Sequence[Column]) -> Iterator[bytes]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.config import split_address
@@ -20,7 +22,6 @@ POLL_S = 0.2
 
 _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
-_LENGTH_DELIMITED = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
             got=Plain("no answer" if _is_open(host, port) else "nothing listens there"),
             fix="Start it with `stoker data-service start`, or mend the address.",
         )
-    found = sorted(_worker_address(worker) for worker in _messages(answer, 1))
+    found = sorted(_worker_address(worker) for worker in _messages(answer))
     return ServiceStatus(
         address=where, workers=tuple(_worker(address, timeout_s) for address in found)
     )
@@ -127,12 +128,12 @@ def _not_ready(status: ServiceStatus, *, workers: int, timeout_s: float) -> Conf
 
 def _worker(address: str, timeout_s: float) -> WorkerStatus:
     answer = _ask(address, _TASKS, timeout_s)
-    tasks = 0 if answer is None else len(list(_messages(answer, 1)))
+    tasks = 0 if answer is None else len(_messages(answer))
     return WorkerStatus(address=address, answers=answer is not None, tasks=tasks)
 
 
 def _worker_address(worker: bytes) -> str:
-    return next(_messages(worker, 1)).decode()
+    return _messages(worker)[0].decode()
 
 
 def _ask(address: str, method: str, timeout_s: float) -> bytes | None:
@@ -152,33 +153,10 @@ def _is_open(host: str, port: int) -> bool:
         return False
 
 
-def _messages(message: bytes, number: int) -> Iterator[bytes]:
-    """The length-delimited fields of that number in a protobuf message.
+def _messages(message: bytes) -> list[bytes]:
+    """Return the messages in the first field of a protobuf message.
 
-    Source: protobuf.dev/programming-guides/encoding. TensorFlow's wheel lacks these Python classes.
+    TensorFlow's wheel lacks the Python classes of these services, so the field has no name here.
     """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        if key & 7 != _LENGTH_DELIMITED:
-            at = _skipped(message, at, key & 7)
-            continue
-        length, at = _varint(message, at)
-        if key >> 3 == number:
-            yield message[at : at + length]
-        at += length
-
-
-def _skipped(message: bytes, at: int, wire_type: int) -> int:
-    fixed = {1: 8, 5: 4}.get(wire_type)
-    return _varint(message, at)[1] if fixed is None else at + fixed
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+    fields: Any = UnknownFieldSet(Empty.FromString(message))  # the stubs know no `__iter__`
+    return [field.data for field in fields if field.field_number == 1]

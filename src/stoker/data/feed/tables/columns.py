@@ -27,10 +27,6 @@ class Text:
         """Some of the rows, the dictionary shared."""
         return replace(self, codes=self.codes[rows])
 
-    def strings(self) -> NDArray[Any]:
-        """The strings themselves, as Python objects: to be looked at, not to be trained on."""
-        return self.dictionary.to_numpy(zero_copy_only=False)[self.codes]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lists:
@@ -57,12 +53,6 @@ class Lists:
     def flat(self) -> NDArray[Any]:
         """The values of all lists, one after another; a missing float is NaN."""
         return self.rows.flatten().to_numpy(zero_copy_only=False)
-
-    def strings(self) -> list[list[str]]:
-        """The strings themselves, as Python objects: to be looked at, not to be trained on."""
-        words = pa.DictionaryArray.from_arrays(self.rows.flatten(), self.dictionary)
-        found: list[list[str]] = _lists(self.lengths(), words).to_pylist()
-        return found
 
 
 Values = NDArray[Any] | Text | Lists

@@ -51,25 +51,20 @@ def shuffled_windows(
     window_groups: int,
     seed: int,
     epoch: int,
-    worker: int = 0,
-    workers: int = 1,
 ) -> list[Window]:
-    """The windows that one worker reads in an epoch, in their order.
+    """Return the windows of an epoch in their order.
 
     Args:
         group_rows: [groups] rows of each row group of the split, in stored order.
         window_groups: Most row groups in a window; `MIN_WINDOW_GROUPS` goes before it.
         seed: The run's seed.
         epoch: The epoch, from 0.
-        worker: Which worker, from 0.
-        workers: How many read the split; they own disjoint windows.
 
     Returns:
-        Every row group stands in exactly one window of one worker. A worker has no window where
-        there are fewer row groups than workers.
+        Windows that hold each row group exactly once.
     """
     groups = len(group_rows)
-    count = _window_count(groups, window_groups=window_groups, workers=workers)
+    count = max(1, min(-(-groups // window_groups), groups // MIN_WINDOW_GROUPS))
     dealt = deal_groups(groups, windows=count, seed=seed, epoch=epoch)
     return [
         Window(
@@ -79,8 +74,7 @@ def shuffled_windows(
             seed=seed,
             turn=epoch * count + number,
         )
-        for number in range(worker, count, workers)
-        if len(dealt[number])
+        for number in range(count)
     ]
 
 
@@ -117,12 +111,6 @@ def deal_groups(groups: int, *, windows: int, seed: int, epoch: int) -> list[NDA
     starts = windows * np.arange(stretches, dtype=np.int64)[:, None]
     dealt = starts + ranks.reshape(stretches, windows).argsort(axis=1)
     return [column[column < groups] for column in dealt.T]
-
-
-def _window_count(groups: int, *, window_groups: int, workers: int) -> int:
-    most = groups // workers // MIN_WINDOW_GROUPS
-    wanted = -(-groups // (window_groups * workers))
-    return workers * max(1, min(wanted, most))
 
 
 def rows_at(

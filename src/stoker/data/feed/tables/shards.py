@@ -78,17 +78,17 @@ class TableShards:
     def read(
         self,
         groups: NDArray[np.int64],
+        take: Callable[[int, pa.Table], None],
         *,
         pool: Executor,
-        take: Callable[[int, pa.Table], None],
     ) -> None:
         """Decode row groups in threads, and hand over each while it is in the cache.
 
         Args:
             groups: [n] their numbers, ascending.
-            pool: The threads.
-            take: Called in them with a position in `groups` and its columns. Strings are
+            take: Called in the threads with a position in `groups` and its columns. Strings are
                 dictionary-encoded, those of vectors are not.
+            pool: The threads.
 
         Raises:
             DataError: a shard was changed, cut or damaged since it was opened; names it.
@@ -106,7 +106,7 @@ class TableShards:
         """Memory that a row takes, as the split's first row group shows."""
         found: list[pa.Table] = []
         with ThreadPoolExecutor(1) as pool:
-            self.read(np.zeros(1, np.int64), pool=pool, take=lambda _, table: found.append(table))
+            self.read(np.zeros(1, np.int64), lambda _, table: found.append(table), pool=pool)
         return max(1, _table_bytes(found[0], self.columns) // max(1, found[0].num_rows))
 
     def _read_some(

@@ -7,11 +7,11 @@ step), so to resume is to start at a number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,7 @@ class Block:
     """Column -> [rows, ...]."""
 
     def batches(self) -> Iterator[dict[str, Values]]:
-        """Its batches, which are views of it."""
+        """Return its batches, which are views of it."""
         for start in range(0, self.rows, self.batch_size):
             rows = slice(start, start + self.batch_size)
             yield {name: values[rows] for name, values in self.columns.items()}
@@ -93,10 +93,6 @@ class TableStream:
         group_bytes = self._shards.row_bytes() * int(self._shards.group_rows.max())
         self.window_groups = max(MIN_WINDOW_GROUPS, window_bytes // group_bytes)
 
-    def rows_of(self, epoch: int, *, seed: int, worker: int = 0, workers: int = 1) -> int:
-        """Rows that one worker reads in an epoch; with one worker, all."""
-        return sum(window.rows for window in self._windows(epoch, seed, worker, workers))
-
     def shuffled(
         self,
         *,
@@ -104,8 +100,6 @@ class TableStream:
         seed: int,
         epochs: range,
         first_step: int = 0,
-        worker: int = 0,
-        workers: int = 1,
     ) -> Iterator[Block]:
         """Shuffled rows, epoch after epoch.
 
@@ -114,8 +108,6 @@ class TableStream:
             seed: Seed of the order.
             epochs: The epochs to read.
             first_step: The batch to begin with in the first of them; no window before it is read.
-            worker: Which worker reads, from 0.
-            workers: How many there are; each reads row groups of its own.
 
         Returns:
             An iterator that decodes one block ahead; close or drop it to end its threads.
@@ -127,15 +119,15 @@ class TableStream:
             window
             for epoch in epochs
             for window in _from_row(
-                self._windows(epoch, seed, worker, workers),
+                self._windows(epoch, seed),
                 first_step * batch_size if epoch == epochs.start else 0,
             )
         )
         return self._blocks(windows, batch_size)
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> NDArray[np.int64]:
-        """Which rows of the split one worker's `shuffled` gives at positions [first, last)."""
-        windows = self._windows(epoch, seed, 0, 1)
+        """Return which rows of the split `shuffled` gives at positions [first, last)."""
+        windows = self._windows(epoch, seed)
         return rows_at(windows, self._shards.group_rows, first=first, last=last)
 
     def in_order(self, *, batch_size: int) -> Iterator[Block]:
@@ -151,39 +143,37 @@ class TableStream:
             seed: Seed of the order.
             made: Takes the block that was made of it.
         """
-        window = self._windows(0, seed, 0, 1)[0]
+        window = self._windows(0, seed)[0]
         decoded: dict[int, pa.Table] = {}
         with ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-table") as pool:
             yield StageWork(
                 name="read",
                 samples=window.rows,
                 parallelism=self._threads,
-                run=lambda: self._shards.read(window.groups, pool=pool, take=decoded.__setitem__),
+                run=lambda: self._shards.read(window.groups, decoded.__setitem__, pool=pool),
             )
             part = _Part(window=window, skipped=0, is_last=True)
-            shards = _Decoded(self._shards, decoded)
+
+            def hand_over(_: object, take: Callable[[int, pa.Table], None]) -> None:
+                list(pool.map(take, decoded.keys(), decoded.values()))
 
             def shuffle() -> None:
-                made[:] = [_BlockMaker(shards, batch_size=batch_size, pool=pool).block(part)]
+                maker = _BlockMaker(self._shards, hand_over, batch_size=batch_size, pool=pool)
+                made[:] = [maker.block(part)]
 
             yield StageWork(
                 name="shuffle", samples=window.rows, parallelism=self._threads, run=shuffle
             )
 
-    def _windows(self, epoch: int, seed: int, worker: int, workers: int) -> list[Window]:
-        return shuffled_windows(
-            self._shards.group_rows,
-            window_groups=self.window_groups,
-            seed=seed,
-            epoch=epoch,
-            worker=worker,
-            workers=workers,
-        )
+    def _windows(self, epoch: int, seed: int) -> list[Window]:
+        rows = self._shards.group_rows
+        return shuffled_windows(rows, window_groups=self.window_groups, seed=seed, epoch=epoch)
 
     def _blocks(self, windows: Iterator[_Part], batch_size: int) -> Iterator[Block]:
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-table")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="stoker-window")
-        maker = _BlockMaker(self._shards, batch_size=batch_size, pool=pool)
+        read = partial(self._shards.read, pool=pool)
+        maker = _BlockMaker(self._shards, read, batch_size=batch_size, pool=pool)
         try:
             # One window at a time, since the rows left of one are the first of the next.
             coming = [ahead.submit(maker.block, window) for window in islice(windows, 1)]
@@ -220,42 +210,16 @@ def _from_row(windows: list[Window], first_row: int) -> Iterator[_Part]:
             yield _Part(window=window, skipped=skipped, is_last=number == len(windows) - 1)
 
 
-class _Shards(Protocol):
-    """What a block is made of."""
-
-    columns: tuple[Column, ...]
-    group_rows: NDArray[np.int64]
-
-    def read(
-        self, groups: NDArray[np.int64], *, pool: Executor, take: Callable[[int, pa.Table], None]
-    ) -> None:
-        """As `TableShards.read`."""
-        ...
-
-
-class _Decoded:
-    """Row groups of a window that have been read: what comes after can be run alone."""
-
-    def __init__(self, shards: TableShards, tables: Mapping[int, pa.Table]) -> None:
-        self.columns, self.group_rows = shards.columns, shards.group_rows
-        self._tables = tables
-
-    def read(
-        self,
-        groups: NDArray[np.int64],  # noqa: ARG002 - as TableShards has it
-        *,
-        pool: Executor,
-        take: Callable[[int, pa.Table], None],
-    ) -> None:
-        """Hand them over as `TableShards.read` does."""
-        list(pool.map(take, self._tables.keys(), self._tables.values()))
+Read = Callable[[NDArray[np.int64], Callable[[int, pa.Table], None]], object]
+"""Takes row groups and a function to call with each; see `TableShards.read`."""
 
 
 class _BlockMaker:
     """Makes windows into blocks of whole batches, in turn."""
 
-    def __init__(self, shards: _Shards, *, batch_size: int, pool: Executor) -> None:
-        self._shards, self._batch_size, self._pool = shards, batch_size, pool
+    def __init__(self, shards: TableShards, read: Read, *, batch_size: int, pool: Executor) -> None:
+        self._shards, self._read = shards, read
+        self._batch_size, self._pool = batch_size, pool
         self._left = {column.name: no_rows(column) for column in shards.columns}
         self._left_rows = 0
 
@@ -287,7 +251,7 @@ class _BlockMaker:
             for name, column in filling.items():
                 column.put(places[start:end], table.column(name), first=self._left_rows + start)
 
-        self._shards.read(window.groups, pool=self._pool, take=take)
+        self._read(window.groups, take)
         finished = self._pool.map(lambda column: column.finished(), filling.values())
         return dict(zip(filling, finished, strict=True))
 
