@@ -6,6 +6,7 @@ them. TensorFlow is imported only inside the stages that need it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import tempfile
@@ -191,7 +192,7 @@ def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.analysis.labels import require_known_labels, unread
     from stoker.data.features.analysis.leaks import MadeLabels
     from stoker.data.features.analysis.statistics import TRAIN
-    from stoker.data.features.preprocessing.build import build_transform
+    from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 
     experiment = context.experiment
     function = None
@@ -204,12 +205,13 @@ def _transform(context: Context, folder: Path) -> Done:
         function,
         folder,
         label=experiment.label,
-        label_only=experiment.label_only,
-        sample_weight=experiment.train.sample_weight,
+        roles=ColumnRoles(
+            label_only=experiment.label_only, sample_weight=experiment.train.sample_weight
+        ),
         progress=_row_progress(context),
     )
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        with MadeLabels(Path(scratch), transform.labels.values()) as made:
+        with contextlib.closing(MadeLabels(Path(scratch), transform.labels.values())) as made:
             seen = {} if function is None else {TRAIN: made.add}
             labels = {
                 split: require_known_labels(transform, dataset, split, seen=seen.get(split, unread))

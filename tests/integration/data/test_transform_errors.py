@@ -20,7 +20,7 @@ from stoker.core.files import sha256_file
 from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.analysis.labels import require_known_labels
-from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 from stoker.data.ingest import IngestConfig, ingest
 
 COLUMNS = (
@@ -203,7 +203,9 @@ def test_fault_is_one_line_of_the_users(fault: str, dataset: Dataset, tmp_path: 
     expected = re.sub("@(.+)@", lambda found: str(line_of(found[1])), expected)
 
     with pytest.raises(UserError, match=expected) as caught:
-        build_transform(dataset, function, tmp_path / "t", label=None, label_only=["tips"])
+        build_transform(
+            dataset, function, tmp_path / "t", label=None, roles=ColumnRoles(label_only=["tips"])
+        )
 
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -302,7 +304,9 @@ def test_feature_made_of_the_label_is_refused(dataset: Dataset, tmp_path: Path) 
 
 def test_unknown_label_only_column_is_named(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"label_only must name raw columns.*'tip'.*'tips'"):
-        build_transform(dataset, None, tmp_path / "t", label=None, label_only=["tip"])
+        build_transform(
+            dataset, None, tmp_path / "t", label=None, roles=ColumnRoles(label_only=["tip"])
+        )
 
 
 @pytest.mark.parametrize(

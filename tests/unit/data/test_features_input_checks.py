@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,7 @@ def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_other
     left_out = {"score", "rank", "sold" if made_from == "price" else "price"}
     served = [column for column in dataset.columns if column.name not in left_out]
 
-    with MadeLabels(tmp_path / "made", [spec]) as made:
+    with contextlib.closing(MadeLabels(tmp_path / "made", [spec])) as made:
         for part in np.array_split(values, 7):
             made.add({"made": part})
     found = made.leaks(

@@ -124,26 +124,7 @@ def input_findings(
         is_judged = name in served and (not served[name] or each["kind"] == "decides_label")
         if is_judged and name not in judged:
             judged.add(name)
-            leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
-            if each["kind"] == "decides_label":
-                yield _warning(
-                    "decides_label",
-                    f"column {name!r} of {TRAIN}: {each['message']}",
-                    f"{leave_out} if it is known only after the label; else a rule is enough.",
-                )
-            elif each["kind"] == "rounded":
-                yield _warning(
-                    "rounded",
-                    f"column {name!r} of {TRAIN}: {each['message']}",
-                    _subtracted(name, own=own),
-                )
-            else:
-                yield _warning(
-                    each["kind"],
-                    f"column {name!r} of {TRAIN}: {each['message']}, so the model learns nothing "
-                    "from it",
-                    f"{leave_out}.",
-                )
+            yield _anomaly_finding(each, own=own)
     scalar = all(not label.shape for label in labels.values())
     # A label may be the one place of a vector that the features leave out.
     whole = all(name in served and not served[name] for name in label_columns)
@@ -168,14 +149,22 @@ def input_findings(
             )
 
 
-def _subtracted(name: str, *, own: bool) -> str:
-    subtract = "Subtract an offset in the source"
-    if own:
-        return f"{subtract}, in float64."
-    return (
-        f"{subtract}; or set data.types: {{{name}: string}} and subtract it in preprocessing_fn from "
-        f"tf.strings.to_number(inputs[{name!r}], tf.float64)."
-    )
+def _anomaly_finding(anomaly: Mapping[str, Any], *, own: bool) -> Finding:
+    name, kind = anomaly["column"], anomaly["kind"]
+    message = f"column {name!r} of {TRAIN}: {anomaly['message']}"
+    leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
+    if kind == "decides_label":
+        fix = f"{leave_out} if it is known only after the label; else a rule is enough."
+    elif kind == "rounded":
+        fix = "Subtract an offset in the source" + (
+            ", in float64."
+            if own
+            else f"; or set data.types: {{{name}: string}} and subtract it in preprocessing_fn from "
+            f"tf.strings.to_number(inputs[{name!r}], tf.float64)."
+        )
+    else:
+        message, fix = f"{message}, so the model learns nothing from it", f"{leave_out}."
+    return _warning(kind, message, fix)
 
 
 def _look_alike(output: str, classes: Sequence[str]) -> Iterator[Finding]:

@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ibis.expr.types as ir
 import pyarrow as pa
@@ -99,16 +98,7 @@ class MadeLabels:
         schema = pa.schema([(column.name, column.arrow_type) for column in self._columns])
         self._file, self._rows = pq.ParquetWriter(self._path, schema), 0
 
-    def __enter__(self) -> Self:
-        """Accept labels."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close the file."""
         self._file.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,27 @@ from stoker.data.features.spec import (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnRoles:
+    """Columns that are neither a feature nor the label."""
+
+    label_only: Sequence[str] = ()
+    """Raw columns that serving will not have; the label's own is always one."""
+
+    sample_weight: str | None = None
+    """An output of the function, else a raw column: the weight of each row."""
+
+
+FEATURES_ONLY = ColumnRoles()
+
+
 def build_transform(
     dataset: Dataset,
     preprocessing_fn: PreprocessingFn | None,
     out_dir: Path,
     *,
     label: str | Mapping[str, str] | None,
-    label_only: Sequence[str] = (),
-    sample_weight: str | None = None,
+    roles: ColumnRoles = FEATURES_ONLY,
     progress: Progress = unseen,
 ) -> Transform:
     """Learn from the training split what `preprocessing_fn` asks, and save the graph.
@@ -69,8 +83,7 @@ def build_transform(
         label: An output of the function or, if none has the name, a raw column; for a model of
             several outputs each one's. Strings become the place of the class among the training
             split's sorted distinct ones.
-        label_only: Raw columns that serving will not have; the label's own is always one.
-        sample_weight: An output of the function, else a raw column: how much each row counts.
+        roles: Columns that are not features.
         progress: Told of the rows of each pass.
 
     Returns:
@@ -88,8 +101,8 @@ def build_transform(
         dataset=dataset,
         function=preprocessing_fn,
         labels=labels,
-        label_only=_label_only(dataset, labels, label_only),
-        weights=() if sample_weight is None else (sample_weight,),
+        label_only=_label_only(dataset, labels, roles.label_only),
+        weights=() if roles.sample_weight is None else (roles.sample_weight,),
     )
     with scratch_folder(out_dir) as scratch:
         made = scratch / "transform"

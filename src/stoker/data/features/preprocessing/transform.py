@@ -118,8 +118,7 @@ class Transform:
         return self._features_of(part, inputs)
 
     def _features_of(self, part: Any, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        names = identifiers((column.name for column in self.serving_columns), "c")
-        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        found = _computed(part, self.serving_columns, inputs)
         keys = identifiers((feature.name for feature in self.features), "f")
         return {
             feature.name: _shaped(found[keys[feature.name]], feature) for feature in self.features
@@ -141,9 +140,7 @@ class Transform:
         """
         if not self.labels:
             raise DataError("a transform must have a label to compute it", got=str(self.root))
-        names = identifiers((column.name for column in self.label_columns), "c")
-        part = self._root().labelling
-        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        found = _computed(self._root().labelling, self.label_columns, inputs)
         keys = identifiers(dict.fromkeys(label.name for label in self.labels.values()), "f")
         return alone(
             {
@@ -167,9 +164,7 @@ class Transform:
         """
         if self.spec.weight is None:
             raise DataError("a transform must have a weight to compute it", got=str(self.root))
-        names = identifiers((column.name for column in self.spec.weight_columns), "c")
-        part = self._root().weighing
-        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        found = _computed(self._root().weighing, self.spec.weight_columns, inputs)
         return tf.ensure_shape(found["f0"], [None])
 
     @tf.autograph.experimental.do_not_convert
@@ -221,12 +216,16 @@ def _asked(part: Any, columns: Sequence[Column]) -> set[str]:
     return {keys[key] for concrete in made for key in asked_for_missing(concrete)}
 
 
-def _column(inputs: Mapping[str, tf.Tensor], name: str) -> tf.Tensor:
-    if name not in inputs:
-        raise DataError(
-            f"the transform must be given column {name!r}", got=Plain(", ".join(inputs) or "none")
-        )
-    return inputs[name]
+def _computed(part: Any, columns: Sequence[Column], inputs: Mapping[str, tf.Tensor]) -> Any:
+    """Run a part of the graph on the columns that it needs."""
+    keys = identifiers((column.name for column in columns), "c")
+    for name in keys:
+        if name not in inputs:
+            raise DataError(
+                f"the transform must be given column {name!r}",
+                got=Plain(", ".join(inputs) or "none"),
+            )
+    return part.compute({key: inputs[name] for name, key in keys.items()})
 
 
 def _shaped(tensor: tf.Tensor, spec: FeatureSpec | LabelSpec) -> tf.Tensor:
