@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,11 +179,11 @@ def _label_rate(
         return
     total = sum(other.count for other in others)
     here = _counts(column)
-    for value, count in _all_counts(others).items():
+    for value, count in _counts(*others).items():
         share = count / total
         # Source: the hypergeometric distribution; a split is drawn from all rows.
         variance = column.count * share * (1 - share) * (1 - column.count / total)
-        if _differs(here.get(value, 0), column.count, share=share, variance=variance):
+        if _differs(here[value], column.count, share=share, variance=variance):
             rate, in_train = (counts.get(value, 0) for counts in (_rates(column), _rates(training)))
             text = (
                 f"{value[:40]!r} is {rate:.1%} of its labels and {in_train:.1%} of the training "
@@ -192,15 +193,10 @@ def _label_rate(
             return
 
 
-def _counts(column: ColumnStatistics) -> dict[str, int]:
-    return {top.value: top.count for top in column.top}
-
-
-def _all_counts(columns: Sequence[ColumnStatistics]) -> Mapping[str, int]:
-    total: dict[str, int] = {}
+def _counts(*columns: ColumnStatistics) -> Counter[str]:
+    total: Counter[str] = Counter()
     for column in columns:
-        for value, count in _counts(column).items():
-            total[value] = total.get(value, 0) + count
+        total.update({top.value: top.count for top in column.top})
     return total
 
 

@@ -30,7 +30,6 @@ from stoker.data.features.preprocessing.trace_function import (
     Plan,
     PreprocessingFn,
     Walk,
-    column_spec,
 )
 from stoker.data.features.preprocessing.transform import (
     FILES,
@@ -116,37 +115,6 @@ def build_transform(
     return load_transform(out_dir)
 
 
-class Part(tf.Module):
-    """Some outputs, and the tables that they need."""
-
-    def __init__(self, *, compute: Any, objects: list[Any]) -> None:
-        """Hold a `tf.function` and what it has captured."""
-        super().__init__()
-        self.compute = compute
-        self.objects = objects
-
-
-class Saved(tf.Module):
-    """What is saved: parts that share nothing, so that serving never sees the label's."""
-
-    def __init__(
-        self,
-        *,
-        serving: Part,
-        decoded: Part | None,
-        labelling: Part | None,
-        weighing: Part | None,
-        vocabularies: list[str],
-    ) -> None:
-        """Hold the parts; every vocabulary is kept, also one that no output uses."""
-        super().__init__()
-        self.serving = serving
-        self.decoded = decoded
-        self.labelling = labelling
-        self.weighing = weighing
-        self.vocabularies = [tf.saved_model.Asset(path) for path in vocabularies]
-
-
 def _label_only(dataset: Dataset, labels: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     columns = [column.name for column in dataset.columns]
     for name in names:
@@ -224,51 +192,47 @@ def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
-    walked = resolved.walk
-    vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
-    saved = Saved(
-        serving=_part(plan, resolved, walked.features),
-        decoded=_decoded_part(plan, resolved) if walked.decoded else None,
-        labelling=_part(plan, resolved, walked.labels) if walked.labels else None,
-        weighing=_part(plan, resolved, walked.weights) if walked.weights else None,
-        vocabularies=vocabularies,
+    """Save parts that share nothing, so that serving never contains the label's tables."""
+    traced = resolved.walk
+    files = [answer for answer in resolved.answers if isinstance(answer, VocabularyFile)]
+    module: Any = tf.Module()
+    module.serving = _part(plan, resolved, traced.features)
+    module.decoded = (
+        _part(plan, resolved, traced.features, takes_pixels=True) if traced.decoded else None
     )
-    tf.saved_model.save(saved, str(folder))
+    module.labelling = _part(plan, resolved, traced.labels) if traced.labels else None
+    module.weighing = _part(plan, resolved, traced.weights) if traced.weights else None
+    # Every vocabulary is kept, also one that no output uses.
+    module.vocabularies = [tf.saved_model.Asset(file.path) for file in files]
+    tf.saved_model.save(module, str(folder))
 
 
-def _part(plan: Plan, resolved: Resolved, outputs: Mapping[str, tf.Tensor]) -> Part:
-    """A module that computes these outputs, and holds only what they need."""
-    walked = resolved.walk
-    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
-    pruned = walked.wrapped.prune(
-        [walked.raw[column.name] for column in columns], list(outputs.values())
-    )
-    _probe(plan.dataset, pruned, columns, outputs)
-    specs = {column.name: column_spec(column, column.name) for column in columns}
-    return _cut_out(pruned, specs, outputs, resolved)
-
-
-def _decoded_part(plan: Plan, resolved: Resolved) -> Part:
-    """The features made of images that are decoded already, as the training feed has them."""
-    walked = resolved.walk
-    outputs = walked.features
-    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
-    feeds = {c.name: walked.decoded.get(c.name, walked.raw[c.name]) for c in columns}
-    pruned = walked.wrapped.prune(list(feeds.values()), list(outputs.values()))
-    specs = {name: tf.TensorSpec(feed.shape, feed.dtype) for name, feed in feeds.items()}
-    return _cut_out(pruned, specs, outputs, resolved)
-
-
-def _cut_out(
-    pruned: Any,
-    specs: Mapping[str, tf.TensorSpec],
-    outputs: Mapping[str, tf.Tensor],
+def _part(
+    plan: Plan,
     resolved: Resolved,
-) -> Part:
-    inputs = identifiers(specs, "c")
-    results = identifiers(outputs, "f")
+    outputs: Mapping[str, tf.Tensor],
+    *,
+    takes_pixels: bool = False,
+) -> Any:
+    """Make a module that computes these outputs, and holds only the tables that they need.
+
+    Args:
+        plan: What the transform is built from.
+        resolved: The last trace.
+        outputs: Output -> its tensor in the trace.
+        takes_pixels: Whether images are decoded already, as the training feed has them.
+    """
+    traced = resolved.walk
+    columns = needed_columns(traced, list(outputs.values()), plan.dataset)
+    feeds = {c.name: traced.raw[c.name] for c in columns}
+    if takes_pixels:
+        feeds |= {name: traced.decoded[name] for name in feeds if name in traced.decoded}
+    pruned = traced.wrapped.prune(list(feeds.values()), list(outputs.values()))
+    if not takes_pixels:
+        _probe(plan.dataset, pruned, columns, outputs)
+    inputs, results = identifiers(feeds, "c"), identifiers(outputs, "f")
     signature = {
-        key: tf.TensorSpec(specs[name].shape, specs[name].dtype, name=key)
+        key: tf.TensorSpec(feeds[name].shape, feeds[name].dtype, name=key)
         for name, key in inputs.items()
     }
 
@@ -276,8 +240,10 @@ def _cut_out(
         found = pruned(*[raw[name] for name in inputs.values()])
         return dict(zip(results.values(), found, strict=True))
 
-    function = tf.function(compute, input_signature=[signature], autograph=False)
-    return Part(compute=function, objects=_captured(pruned, resolved.objects))
+    part: Any = tf.Module()
+    part.compute = tf.function(compute, input_signature=[signature], autograph=False)
+    part.objects = _captured(pruned, resolved.objects)
+    return part
 
 
 def _probe(

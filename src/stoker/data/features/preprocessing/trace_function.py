@@ -14,7 +14,7 @@ import tensorflow as tf
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
-from stoker.data.columns import PADDING, Column
+from stoker.data.columns import PADDING
 from stoker.data.dataset import Dataset
 from stoker.data.features.image_decoding import decode_images
 from stoker.data.features.preprocessing.trace import Trace, sources, tracing
@@ -87,11 +87,6 @@ class RawInputs(dict[str, Any]):
         )
 
 
-def column_spec(column: Column, name: str) -> tf.TensorSpec:
-    """How a raw column enters the graph, under a name that the graph allows."""
-    return tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=name)
-
-
 def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: list[Any]) -> Walk:
     """Trace the user's function.
 
@@ -126,7 +121,11 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
         found.update(trace=trace, classes_calls=classes_calls, weights=weights)
         return [*features.values(), *labels.values(), *weights.values()]
 
-    specs = [column_spec(column, f"c{index}") for index, column in enumerate(columns)]
+    # Names that a graph allows.
+    specs = [
+        tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=f"c{index}")
+        for index, column in enumerate(columns)
+    ]
     wrapped = tf.compat.v1.wrap_function(body, specs)
     _refuse_what_cannot_be_served(wrapped.graph)
     return Walk(wrapped=wrapped, **found)

@@ -199,7 +199,13 @@ class Group:
         self._log = log
         self._deaths: list[float] = []
         for port in _fixed_ports(config):
-            require_free(port)
+            # TensorFlow would share the port silently (SO_REUSEPORT).
+            if why := why_taken(port):
+                raise BusyError(
+                    f"port {port} must be free for the tf.data service",
+                    got=Plain(why),
+                    fix="Give another --port or --worker-port, or 0 for any free one.",
+                )
         self._folder = Path(tempfile.mkdtemp(prefix="stoker-data-service-"))
         self._members: list[Member] = []
         try:
@@ -290,17 +296,3 @@ def _fixed_ports(config: GroupConfig) -> list[int]:
     if config.worker_port:
         ports += range(config.worker_port, config.worker_port + config.workers)
     return ports
-
-
-def require_free(port: int) -> None:
-    """Refuse a port that something listens on: TensorFlow would share it silently (SO_REUSEPORT).
-
-    Raises:
-        BusyError: it is in use, or may not be used.
-    """
-    if why := why_taken(port):
-        raise BusyError(
-            f"port {port} must be free for the tf.data service",
-            got=Plain(why),
-            fix="Give another --port or --worker-port, or 0 for any free one.",
-        )
