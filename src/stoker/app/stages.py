@@ -189,7 +189,7 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.analysis.input_checks import anomalies_as_facts, vocabulary_losses
-    from stoker.data.features.analysis.labels import require_known_labels, unread
+    from stoker.data.features.analysis.labels import ignore_labels, require_known_labels
     from stoker.data.features.analysis.leaks import MadeLabels
     from stoker.data.features.analysis.statistics import TRAIN
     from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
@@ -214,7 +214,9 @@ def _transform(context: Context, folder: Path) -> Done:
         with contextlib.closing(MadeLabels(Path(scratch), transform.labels.values())) as made:
             seen = {} if function is None else {TRAIN: made.add}
             labels = {
-                split: require_known_labels(transform, dataset, split, seen=seen.get(split, unread))
+                split: require_known_labels(
+                    transform, dataset, split, on_labels=seen.get(split, ignore_labels)
+                )
                 for split in dataset.splits
             }
         leaks = () if function is None else _leaks(context, transform, made)

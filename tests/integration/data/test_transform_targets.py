@@ -125,7 +125,7 @@ def test_a_weight_may_be_computed_of_a_column_that_a_feature_needs(
     [
         ("wieght", "raw column or an output.*Did you mean 'weight'"),
         ("note", "must be numbers. Received: 'note', which holds string"),
-        ("pair", r"one number a row. Received: 'pair', of shape \(None, 2\)"),
+        ("pair", r"one number per row. Received: 'pair', of shape \(None, 2\)"),
     ],
 )
 def test_what_can_be_no_weight_is_refused(

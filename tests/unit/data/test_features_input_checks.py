@@ -241,7 +241,7 @@ def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_th
         ("train", "label", "label_lists", "warning"),
         ("eval", "label", "new_values", "warning"),
     ]
-    assert "must hold one value a record" in found[1].message
+    assert "must hold one value per record" in found[1].message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What one analyzer learns from all values of a tensor: moments, range, quantiles, vocabulary.
+"""The results of analyzers over all values of a tensor: moments, range, quantiles, vocabulary.
 
 Every function takes a table of one column `value`; for moments and range, also a table of the partial
 results of each row.
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EMPTY_VOCABULARY_TOKEN = b"49d0cd50-04bb-48c0-bc6f-5b575dce351a"
-"""Stands in a vocabulary that would hold nothing, as in TensorFlow Transform: a table needs a row."""
+"""The only term of an empty vocabulary, as in TensorFlow Transform: a table needs a row."""
 
 
 EXACT_IN_FLOAT64 = 2**53
@@ -50,19 +50,19 @@ class Moments:
 
     @property
     def is_constant(self) -> bool:
-        """True where there is nothing to scale by: no value, or one distinct value."""
+        """Whether there is nothing to scale by: no value, or one distinct value."""
         return not self.low < self.high
 
 
 def row_moments(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The partial results of each row of a batch, from which `moments` goes on.
+    """Return the partial results of each row of a batch, for `moments`.
 
     Args:
         values: [rows, ...] numbers.
 
     Returns:
         Column -> [rows]: finite values in the row, their mean, the sum of squared differences from
-        it, smallest and largest. Where a row has none, the count is 0.
+        it, smallest and largest. The count of a row without any is 0.
     """
     flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     finite = np.isfinite(flat)
@@ -115,7 +115,7 @@ def moments(table: ir.Table) -> Moments:
 
 
 def _one_value_per_row(table: ir.Table) -> ir.Table:
-    """The partial results of rows that hold one value each."""
+    """Return the partial results of rows that hold one value each."""
     value = table.value.cast("float64")
     return table.filter(value.notnull() & ~value.isnan() & ~value.isinf()).select(
         count=ibis.literal(1, type="int64"),
@@ -127,7 +127,7 @@ def _one_value_per_row(table: ir.Table) -> ir.Table:
 
 
 def _exact_moments(table: ir.Table, low: int, high: int) -> Moments:
-    """The moments of integers that float64 would round."""
+    """Return the moments of integers that float64 would round."""
     value = table.value.cast(_WIDE)
     first = _one_row(table.aggregate(count=value.count(), total=value.sum()))
     count = first["count"]
@@ -143,7 +143,7 @@ _WIDE = "decimal(38, 0)"
 
 
 def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Smallest and largest value of each row of a batch, NaN left out; NaN where nothing is left.
+    """Return the smallest and largest value of each row of a batch without NaN; NaN if there are none.
 
     Args:
         values: [rows, ...] numbers; kept in their own type, so that wide integers stay exact.
@@ -160,7 +160,7 @@ def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def value_range(table: ir.Table) -> tuple[Any, Any]:
-    """The smallest and the largest value, infinities included; NaN twice if there are no values.
+    """Return the smallest and the largest value, infinities included; NaN twice without values.
 
     Args:
         table: A column `value`, or the partial results of `row_range`.
@@ -174,7 +174,7 @@ def value_range(table: ir.Table) -> tuple[Any, Any]:
 
 
 def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
-    """The exact boundaries that part the finite values into buckets of equal size.
+    """Return the exact boundaries that split the finite values into buckets of equal size.
 
     Returns:
         `num_buckets - 1` boundaries, ascending, repeated where the data repeats: of `n` sorted
@@ -205,7 +205,7 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
 def vocabulary(
     table: ir.Table, *, top_k: int | None, frequency_threshold: int | None
 ) -> list[bytes]:
-    """The distinct tokens, most frequent first; of equally frequent ones the greater first.
+    """Return the distinct tokens, most frequent first; of equally frequent ones the greater first.
 
     Empty strings are left out, as in TensorFlow Transform. Tokens that contain a line break are
     kept, which it drops. Without any token the vocabulary is `EMPTY_VOCABULARY_TOKEN` alone.
@@ -229,7 +229,7 @@ def vocabulary(
 
 
 def classes(table: ir.Table) -> list[bytes]:
-    """The distinct strings but the empty one, sorted by their bytes."""
+    """Return the distinct non-empty strings, sorted by their bytes."""
     distinct = table.select("value").distinct()
     return sorted(token for token in _stream(distinct, "value") if token)
 

@@ -18,7 +18,7 @@ from stoker.data.features.analysis.statistics import (
     Statistics,
     infer_schema,
 )
-from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.engine import Progress, no_progress
 from stoker.data.sources.config import IngestConfig
 
 
@@ -29,7 +29,7 @@ def analyze(
     labels: Collection[str] = (),
     label_only: Collection[str] = (),
     config: IngestConfig | None = None,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> tuple[Statistics, Schema, list[Anomaly]]:
     """Look at every record, and write down what the data is.
 

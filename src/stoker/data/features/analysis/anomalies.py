@@ -219,7 +219,7 @@ def _label(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
 
 
 _LABEL_LISTS = (
-    "a raw column that is the label must hold one value a record; it holds lists of varying length: "
+    "a raw column that is the label must hold one value per record; it holds lists of varying length: "
     "make the label of it in preprocessing_fn"
 )
 

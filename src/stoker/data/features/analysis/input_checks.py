@@ -82,7 +82,7 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
 def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
     """The number of a column's values, and of those that are not among the terms."""
     with engine.connection(threads=usable_cores()) as backend:
-        values = engine.read_split(backend, dataset, split).only(column)
+        values = engine.read_split(backend, dataset, split).present_values(column)
         tokens = values.select(term=values.value.cast("string"))
         lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term")
         count, of_lost = (backend.to_pyarrow(each.count()).as_py() for each in (tokens, lost))

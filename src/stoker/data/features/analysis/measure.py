@@ -28,7 +28,7 @@ from stoker.data.features.analysis.statistics import (
     Statistics,
     ValueCount,
 )
-from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.engine import Progress, no_progress
 
 _NUMBERS = ("int64", "float32", "float64")
 
@@ -36,7 +36,7 @@ Totals = dict[str, Any]
 """One column's counts, sums and limits, by their names."""
 
 
-def compute_statistics(dataset: Dataset, *, progress: Progress = unseen) -> Statistics:
+def compute_statistics(dataset: Dataset, *, progress: Progress = no_progress) -> Statistics:
     """Take the statistics of every split that holds a record.
 
     Args:
@@ -176,7 +176,7 @@ def _mean(total: Totals) -> float:
 
 
 def _column(split: engine.Split, column: Column, total: Totals, rows: int) -> ColumnStatistics:
-    values = split.only(column)
+    values = split.present_values(column)
     count = int(total["count"] or 0)
     distinct, top = (None, ()) if column.dtype == "image" else _frequencies(values)
     is_number = column.dtype in _NUMBERS

@@ -1,10 +1,10 @@
-"""Scalers and the single numbers that they are made of.
+"""Analyzers of numbers: scalers, moments, limits, buckets and quantiles.
 
-What differs from TensorFlow Transform, because a missing value is a NaN here and not a gap in a
-sparse tensor: analyzers leave missing values out; a NaN passes through a scaler as NaN. Scalers
-multiply by a stored reciprocal, and add nothing after the product, so that eager, graph, tf.data
-and XLA agree to the bit (XLA may fuse a product and a sum). Integers beyond 2^53, which float64 would
-round, are scaled by their exact difference from the mean or the smallest value.
+TensorFlow Transform has missing values as gaps in sparse tensors; here they are NaN. Analyzers skip
+them, and a NaN passes through a scaler as NaN. Scalers multiply by a stored reciprocal and add nothing
+after the product, so eager, graph, tf.data and XLA agree to the bit (XLA may fuse a product and a sum).
+Integers beyond 2^53, which float64 would round, are scaled by their exact difference from the mean or
+the smallest value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.data.features.analyzers import EXACT_IN_FLOAT64, Moments
-from stoker.data.features.preprocessing.tft_arguments import IGNORED, also_takes
+from stoker.data.features.preprocessing.tft_arguments import IGNORED, accepts
 from stoker.data.features.preprocessing.trace import (
     Domain,
     active,
@@ -29,7 +29,7 @@ from stoker.data.features.preprocessing.trace import (
 )
 
 
-@also_takes(elementwise=False, name=IGNORED, output_dtype=None)
+@accepts(elementwise=False, name=IGNORED, output_dtype=None)
 def scale_to_z_score(x: tf.Tensor) -> tf.Tensor:
     """Subtract the mean, multiply by the reciprocal of the standard deviation.
 
@@ -37,20 +37,20 @@ def scale_to_z_score(x: tf.Tensor) -> tf.Tensor:
         x: [batch, ...] numbers; all values of all rows share one mean and one deviation.
 
     Returns:
-        Of x's shape; float64 for float64, else float32. NaN stays NaN. A column with one distinct
-        value (or none) is only shifted by its mean.
+        A tensor of x's shape; float64 for float64, else float32. NaN stays NaN. A column with one
+        distinct value (or none) is only shifted by its mean.
 
     Source: `tft.scale_to_z_score` (biased variance; NaN and infinities left out of both).
     """
-    moments, stand_in = _moments("scale_to_z_score", x)
+    moments, placeholder = _moments("scale_to_z_score", x)
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
     if moments is None:
-        return tf.cast(x, dtype) + tf.cast(stand_in, dtype)
+        return tf.cast(x, dtype) + tf.cast(placeholder, dtype)
     factor = None if moments.is_constant else _finite_ratio(1.0, math.sqrt(moments.var))
     return _scale(x, shift=moments.mean, factor=factor or 1.0, dtype=dtype)
 
 
-@also_takes(elementwise=False, name=IGNORED)
+@accepts(elementwise=False, name=IGNORED)
 def scale_to_0_1(x: tf.Tensor) -> tf.Tensor:
     """Scale to [0, 1] by the smallest and largest value; see `scale_by_min_max`.
 
@@ -65,18 +65,18 @@ def scale_to_0_1(x: tf.Tensor) -> tf.Tensor:
     return _scale_between("scale_to_0_1", x, 0.0, 1.0)
 
 
-@also_takes(elementwise=False, name=IGNORED)
+@accepts(elementwise=False, name=IGNORED)
 def scale_by_min_max(x: tf.Tensor, output_min: float = 0.0, output_max: float = 1.0) -> tf.Tensor:
     """Scale to [output_min, output_max] by the smallest and largest finite value.
 
     Args:
         x: [batch, ...] numbers; all values of all rows share one range.
-        output_min: What the smallest value becomes.
-        output_max: What the largest becomes.
+        output_min: Result for the smallest value.
+        output_max: Result for the largest value.
 
     Returns:
-        Of x's shape, float32. NaN stays NaN; a value outside of the training split's range lands
-        outside. A column with one distinct value (or none) is `sigmoid(x)`, brought to the range.
+        A tensor of x's shape, float32. NaN stays NaN; a value outside the training split's range stays
+        outside. A column with one distinct value (or none) becomes `sigmoid(x)`, scaled to the range.
 
     Raises:
         ConfigError: `output_min` is not below `output_max`.
@@ -86,50 +86,50 @@ def scale_by_min_max(x: tf.Tensor, output_min: float = 0.0, output_max: float = 
     return _scale_between("scale_by_min_max", x, output_min, output_max)
 
 
-@also_takes(reduce_instance_dims=True, name=IGNORED, output_dtype=None)
+@accepts(reduce_instance_dims=True, name=IGNORED, output_dtype=None)
 def mean(x: tf.Tensor) -> tf.Tensor:
-    """The mean of all finite values of x over the training split.
+    """Return the mean of all finite values of x over the training split.
 
     Returns:
-        A scalar: of x's type where that is a float, else float32. 0 where there is no value.
+        A scalar, of x's type if that is a float, else float32. 0 if there is no value.
 
     Source: `tft.mean` ("NaNs and infinite input values are ignored").
     """
-    moments, stand_in = _moments("mean", x)
-    return _constant(None if moments is None else moments.mean, stand_in, _float_type(x))
+    moments, placeholder = _moments("mean", x)
+    return _constant(None if moments is None else moments.mean, placeholder, _float_type(x))
 
 
-@also_takes(reduce_instance_dims=True, name=IGNORED, output_dtype=None)
+@accepts(reduce_instance_dims=True, name=IGNORED, output_dtype=None)
 def var(x: tf.Tensor) -> tf.Tensor:
-    """The biased variance of all finite values of x over the training split.
+    """Return the biased variance of all finite values of x over the training split.
 
     Returns:
-        A scalar: of x's type where that is a float, else float32. 0 where there is no value.
+        A scalar, of x's type if that is a float, else float32. 0 if there is no value.
 
     Source: `tft.var` (0 delta degrees of freedom).
     """
-    moments, stand_in = _moments("var", x)
-    return _constant(None if moments is None else moments.var, stand_in, _float_type(x))
+    moments, placeholder = _moments("var", x)
+    return _constant(None if moments is None else moments.var, placeholder, _float_type(x))
 
 
-@also_takes(reduce_instance_dims=True, name=IGNORED)
+@accepts(reduce_instance_dims=True, name=IGNORED)
 def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
-    """The smallest value of x over the training split; NaN is left out, an infinity is not.
+    """Return the smallest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
-        A scalar of x's type; NaN where there is no value.
+        A scalar of x's type; NaN if there is no value.
 
     Source: `tft.min`.
     """
     return _limit("min", x, 0)
 
 
-@also_takes(reduce_instance_dims=True, name=IGNORED)
+@accepts(reduce_instance_dims=True, name=IGNORED)
 def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
-    """The largest value of x over the training split; NaN is left out, an infinity is not.
+    """Return the largest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
-        A scalar of x's type; NaN where there is no value.
+        A scalar of x's type; NaN if there is no value.
 
     Source: `tft.max`.
     """
@@ -139,21 +139,23 @@ def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
 def _moments(function: str, x: tf.Tensor) -> tuple[Moments | None, tf.Tensor]:
     required_numbers(function, x)
     trace = required(function, x)
-    call = trace.ask("moments", x)
-    return trace.answer(call), trace.calls[call].stand_in
+    call = trace.request("moments", x)
+    return trace.answer(call), trace.calls[call].placeholder
 
 
 def _limit(function: str, x: tf.Tensor, end: int) -> tf.Tensor:
     required_numbers(function, x)
     trace = required(function, x)
-    call = trace.ask("range", x)
+    call = trace.request("range", x)
     limits = trace.answer(call)
-    return _constant(None if limits is None else limits[end], trace.calls[call].stand_in, x.dtype)
+    return _constant(
+        None if limits is None else limits[end], trace.calls[call].placeholder, x.dtype
+    )
 
 
-def _constant(value: float | Fraction | None, stand_in: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _constant(value: float | Fraction | None, placeholder: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if value is None:
-        return tf.cast(stand_in, dtype)
+        return tf.cast(placeholder, dtype)
     return tf.constant(float(value) if isinstance(value, Fraction) else value, dtype)
 
 
@@ -168,9 +170,9 @@ def _scale_between(function: str, x: tf.Tensor, low: float, high: float) -> tf.T
             got=Plain(f"{low} and {high}"),
             fix="Swap them.",
         )
-    moments, stand_in = _moments(function, x)
+    moments, placeholder = _moments(function, x)
     if moments is None:
-        return tf.cast(x, tf.float32) + tf.cast(stand_in, tf.float32)
+        return tf.cast(x, tf.float32) + tf.cast(placeholder, tf.float32)
     factor = _finite_ratio(high - low, moments.high - moments.low)
     if moments.is_constant or factor is None:
         return tf.sigmoid(tf.cast(x, tf.float32)) * (high - low) + low
@@ -181,7 +183,7 @@ def _scale_between(function: str, x: tf.Tensor, low: float, high: float) -> tf.T
 
 
 def _scale(x: tf.Tensor, *, shift: float | Fraction, factor: float, dtype: tf.DType) -> tf.Tensor:
-    """(x - shift) * factor; what float32 cannot hold is subtracted in float64."""
+    """Return (x - shift) * factor; subtracts in float64 what float32 cannot hold."""
     if isinstance(shift, Fraction):
         away = _difference(x, shift)
     else:
@@ -205,22 +207,22 @@ _HALF_BITS = 32
 
 
 def _finite_ratio(over: float, under: float) -> float | None:
-    """A ratio that float32 can hold, None where it cannot: then there is nothing to scale by."""
+    """Return a ratio if float32 can hold it, else None: then there is nothing to scale by."""
     ratio = over / under if under > 0 else math.inf
     return ratio if 0 < ratio < float(np.finfo(np.float32).max) else None
 
 
-@also_takes(epsilon=IGNORED, weights=None, elementwise=False, name=IGNORED)
+@accepts(epsilon=IGNORED, weights=None, elementwise=False, name=IGNORED)
 def bucketize(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """Part x into buckets that hold equally many of the training split's values.
+    """Split x into buckets that hold equal numbers of the training split's values.
 
     Args:
         x: [batch, ...] numbers.
-        num_buckets: How many, at least 1.
+        num_buckets: Number of buckets, at least 1.
 
     Returns:
         Of x's shape, int64 in [0, num_buckets); a value equal to a boundary is above it. NaN goes
-        to the last bucket. Values that the data repeats can leave buckets empty.
+        to the last bucket. Repeated values can leave buckets empty.
 
     Source: `tft.bucketize`; there the boundaries are approximate and float32, here exact.
     """
@@ -228,11 +230,11 @@ def bucketize(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
     return apply_buckets(x, boundaries)
 
 
-@also_takes(name=IGNORED)
+@accepts(name=IGNORED)
 def apply_buckets(
     x: tf.Tensor, bucket_boundaries: tf.Tensor | Sequence[Sequence[float]]
 ) -> tf.Tensor:
-    """Part x at given boundaries; works anywhere, as it asks nothing of the data.
+    """Split x at given boundaries; needs no pass over the data, so it works anywhere.
 
     Args:
         x: [batch, ...] numbers.
@@ -244,7 +246,7 @@ def apply_buckets(
         the last bucket.
 
     Raises:
-        ConfigError: the boundaries have not the shape [1, boundaries].
+        ConfigError: the boundaries do not have the shape [1, boundaries].
 
     Source: `tft.apply_buckets`.
     """
@@ -270,13 +272,13 @@ def apply_buckets(
     return _annotated(ids, count + 1)
 
 
-@also_takes(epsilon=IGNORED, weights=None, reduce_instance_dims=True, name=IGNORED)
+@accepts(epsilon=IGNORED, weights=None, reduce_instance_dims=True, name=IGNORED)
 def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """The boundaries that part the finite values of x into buckets of equal size, exactly.
+    """Return the exact boundaries that split the finite values of x into buckets of equal size.
 
     Args:
         x: [batch, ...] numbers.
-        num_buckets: How many buckets, at least 1.
+        num_buckets: Number of buckets, at least 1.
 
     Returns:
         [1, num_buckets - 1] ascending; float64 for float64, else float32, which rounds integers
@@ -289,22 +291,22 @@ def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
     return tf.cast(boundaries, tf.float64 if x.dtype == tf.float64 else tf.float32)
 
 
-@also_takes(name=IGNORED)
+@accepts(name=IGNORED)
 def hash_strings(
     strings: tf.Tensor, hash_buckets: int, key: Sequence[int] | None = None
 ) -> tf.Tensor:
-    """Hash strings into buckets; works anywhere, as it asks nothing of the data.
+    """Hash strings into buckets; needs no pass over the data, so it works anywhere.
 
     Args:
         strings: [batch, ...] strings.
-        hash_buckets: How many buckets.
-        key: Two whole numbers for a hash that nobody can predict; a fast one by default.
+        hash_buckets: Number of buckets.
+        key: Two whole numbers for a hash that nobody can predict; the default is a fast hash.
 
     Returns:
         Of the same shape, int64 in [0, hash_buckets). The empty string has a bucket, too.
 
     Raises:
-        ConfigError: the tensor holds no strings, or there is less than one bucket.
+        ConfigError: the tensor does not hold strings, or there is less than one bucket.
 
     Source: `tft.hash_strings` (`tf.strings.to_hash_bucket_fast`, `_strong` with a key).
     """
@@ -323,17 +325,17 @@ def hash_strings(
 
 
 def _boundaries(function: str, x: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """[1, num_buckets - 1] of a type that holds the values of x."""
+    """Return [1, num_buckets - 1] boundaries, of a type that holds the values of x."""
     required_numbers(function, x)
     required_whole("num_buckets", num_buckets, least=1)
     trace = required(function, x)
-    call = trace.ask("quantiles", x, num_buckets=num_buckets)
+    call = trace.request("quantiles", x, num_buckets=num_buckets)
     found = trace.answer(call)
     if found is None:
-        return tf.fill([1, num_buckets - 1], tf.cast(trace.calls[call].stand_in, _wide(x.dtype)))
+        return tf.fill([1, num_buckets - 1], tf.cast(trace.calls[call].placeholder, _wide(x.dtype)))
     if num_buckets > 1 and not found:
         raise DataError(
-            f"what stoker.transform.{function} is given must hold a number in the training split",
+            f"the input of stoker.transform.{function} must hold a number in the training split",
             got=Plain("only missing values"),
             fix="Leave the column out.",
         )
@@ -356,7 +358,7 @@ def _as_boundaries(given: tf.Tensor | Sequence[Sequence[float]], dtype: tf.DType
 
 
 def _holding(numbers: Iterable[Any], dtype: tf.DType) -> tf.DType:
-    """The type of boundaries for values of a type: the type itself for integers beyond 2^53."""
+    """Return the type of boundaries for values of `dtype`: `dtype` itself for integers beyond 2^53."""
     is_beyond = any(isinstance(each, int) and abs(each) > EXACT_IN_FLOAT64 for each in numbers)
     return dtype if is_beyond and dtype in (tf.int64, tf.uint64) else _wide(dtype)
 

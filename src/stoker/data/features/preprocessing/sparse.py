@@ -1,4 +1,4 @@
-"""Sparse vectors, which raw data has as two lists: one of places, one of values."""
+"""Sparse vectors, which raw data holds as two lists: positions and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.data.features.preprocessing.trace import required_whole
 def sparse_from_lists(
     places: tf.RaggedTensor, values: tf.RaggedTensor, size: int
 ) -> tf.SparseTensor:
-    """Make sparse vectors of a column of places and a column of values, as `tf.io.SparseFeature` does.
+    """Build sparse vectors from a column of positions and one of values, as `tf.io.SparseFeature` does.
 
     In training and in serving, a row that breaks the rules below is an error.
 

@@ -28,7 +28,7 @@ class _Ignored:
 IGNORED: Any = _Ignored()
 
 
-def also_takes(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def accepts(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Let a function accept more of TensorFlow Transform's arguments.
 
     Args:
