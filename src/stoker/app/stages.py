@@ -41,7 +41,7 @@ from stoker.registry.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.analysis.anomalies import Anomaly
-    from stoker.data.features.analysis.leaks import MadeLabels
+    from stoker.data.features.analysis.leaks import ComputedLabels
     from stoker.data.features.preprocessing.transform import Transform
 
 _LOG = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.analysis.input_checks import anomalies_as_facts, vocabulary_losses
     from stoker.data.features.analysis.labels import ignore_labels, require_known_labels
-    from stoker.data.features.analysis.leaks import MadeLabels
+    from stoker.data.features.analysis.leaks import ComputedLabels
     from stoker.data.features.analysis.statistics import TRAIN
     from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 
@@ -211,7 +211,7 @@ def _transform(context: Context, folder: Path) -> Done:
         progress=_row_progress(context),
     )
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        with contextlib.closing(MadeLabels(Path(scratch), transform.labels.values())) as made:
+        with contextlib.closing(ComputedLabels(Path(scratch), transform.labels.values())) as made:
             seen = {} if function is None else {TRAIN: made.add}
             labels = {
                 split: require_known_labels(
@@ -235,13 +235,13 @@ def _transform(context: Context, folder: Path) -> Done:
     )
 
 
-def _leaks(context: Context, transform: Transform, made: MadeLabels) -> Iterator[Anomaly]:
+def _leaks(context: Context, transform: Transform, made: ComputedLabels) -> Iterator[Anomaly]:
     from stoker.data.features.analysis.statistics import load_statistics
 
     return made.leaks(
         context.shards(),
         load_statistics(context.outputs["analyze"] / "statistics.json"),
-        made_from=transform.label_columns,
+        computed_from=transform.label_columns,
         served=transform.serving_columns,
     )
 

@@ -23,7 +23,7 @@ from stoker.data.features.analysis.input_checks import (
     input_findings,
     vocabulary_losses,
 )
-from stoker.data.features.analysis.leaks import MadeLabels, find_leaks
+from stoker.data.features.analysis.leaks import ComputedLabels, find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.statistics import infer_schema
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
@@ -245,7 +245,7 @@ def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_th
 
 
 @pytest.mark.parametrize(
-    ("label", "dtype", "made_from", "decide"),
+    ("label", "dtype", "computed_from", "decide"),
     [
         # Two thresholds part the classes of the price by what is almost the price as well.
         (
@@ -260,7 +260,7 @@ def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_th
     ],
 )
 def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_others(
-    tmp_path: Path, label: Any, dtype: str, made_from: str, decide: list[str]
+    tmp_path: Path, label: Any, dtype: str, computed_from: str, decide: list[str]
 ) -> None:
     given = table()
     band = np.digitize(given["price"], [12, 25])
@@ -270,16 +270,16 @@ def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_other
     values = label(given).astype(dtype)
     spec = LabelSpec(name="made", dtype=dtype, shape=values.shape[1:], classes=None)
     (tmp_path / "made").mkdir()
-    left_out = {"score", "rank", "sold" if made_from == "price" else "price"}
+    left_out = {"score", "rank", "sold" if computed_from == "price" else "price"}
     served = [column for column in dataset.columns if column.name not in left_out]
 
-    with contextlib.closing(MadeLabels(tmp_path / "made", [spec])) as made:
+    with contextlib.closing(ComputedLabels(tmp_path / "made", [spec])) as made:
         for part in np.array_split(values, 7):
             made.add({"made": part})
     found = made.leaks(
         dataset,
         compute_statistics(dataset),
-        made_from=[column for column in dataset.columns if column.name == made_from],
+        computed_from=[column for column in dataset.columns if column.name == computed_from],
         served=served,
     )
 

@@ -1,4 +1,9 @@
-"""Encoded bytes -> one uint8 tensor, inside the graph, so that the exported model takes bytes."""
+"""Decode images inside the graph, so that the exported model takes encoded bytes.
+
+A phone stores what its sensor saw, and in Exif how it was held. If only ingest applied this orientation,
+a model would be trained on upright images and served with rotated ones. The rules and limits are those of
+`data/sources/images/exif.py`, for a whole batch at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +26,29 @@ from stoker.data.sources.images.exif import (
 )
 
 
-# AutoGraph has nothing to convert here, and takes a second to find that out.
+# AutoGraph has nothing to convert here, but takes a second to find that out.
 @tf.autograph.experimental.do_not_convert
 def decode_images(encoded: tf.Tensor, shape: ImageShape) -> tf.Tensor:
-    """Decode JPEG, PNG, GIF and WebP, stand them upright, and bring every image to one size.
+    """Decode JPEG, PNG, GIF and WebP, apply Exif's orientation, and resize all images to one size.
 
     Args:
-        encoded: [batch] strings, the bytes of an image each.
-        shape: What every image is brought to.
+        encoded: [batch] strings, each the bytes of an image.
+        shape: Size and channels of the result.
 
     Returns:
-        [batch, height, width, channels] uint8. Another size is resized bilinearly and rounded; under
-        `fit: crop` only the middle is, with antialias.
+        [batch, height, width, channels] uint8. Images of another size are resized bilinearly and
+        rounded; with `fit: crop` only their middle, with antialias.
     """
     images: tf.Tensor = tf.map_fn(  # type: ignore[call-overload]  # the stubs know no TensorSpec
         lambda one: _decode(one[0], one[1], shape),
-        (encoded, turns(encoded)),
+        (encoded, orientations_of(encoded)),
         fn_output_signature=tf.TensorSpec([shape.height, shape.width, shape.channels], tf.uint8),
     )
     return tf.ensure_shape(images, [None, shape.height, shape.width, shape.channels])
 
 
 def decode_whole(data: bytes, channels: int) -> NDArray[np.uint8]:
-    """One image as the graph decodes it, upright, before it is brought to a size.
+    """Return one image as the graph decodes it, upright, in its own size.
 
     Args:
         data: The encoded image.
@@ -53,7 +58,7 @@ def decode_whole(data: bytes, channels: int) -> NDArray[np.uint8]:
         [height, width, channels].
 
     Raises:
-        ValueError: it cannot be decoded.
+        ValueError: it cannot be decode_one.
     """
     try:
         with tf.device("CPU:0"):
@@ -66,13 +71,13 @@ def decode_whole(data: bytes, channels: int) -> NDArray[np.uint8]:
 def _whole_decoder(channels: int) -> Callable[[tf.Tensor], tf.Tensor]:
     @tf.function(input_signature=[tf.TensorSpec([1], tf.string)], autograph=False)
     def decoder(encoded: tf.Tensor) -> tf.Tensor:
-        return decoded(encoded[0], turns(encoded)[0], channels)
+        return decode_one(encoded[0], orientations_of(encoded)[0], channels)
 
     return decoder
 
 
-def _decode(encoded: tf.Tensor, turn: tf.Tensor, shape: ImageShape) -> tf.Tensor:
-    image = decoded(encoded, turn, shape.channels)
+def _decode(encoded: tf.Tensor, orientation_code: tf.Tensor, shape: ImageShape) -> tf.Tensor:
+    image = decode_one(encoded, orientation_code, shape.channels)
     if shape.fit == "crop":
         image = _middle(image, shape)
     wanted = tf.constant([shape.height, shape.width])
@@ -83,10 +88,10 @@ def _decode(encoded: tf.Tensor, turn: tf.Tensor, shape: ImageShape) -> tf.Tensor
 
 
 def _middle(image: tf.Tensor, shape: ImageShape) -> tf.Tensor:
-    """The middle of an image in the shape that is wanted.
+    """Return the middle of an image, in the aspect ratio of `shape`.
 
-    In whole numbers, as `feed/augment.py` has the same formula: of floats the graph's optimiser makes
-    others, by a reciprocal, and a box may differ by a pixel.
+    In whole numbers, as `feed/images/augment.py` has the same formula: the graph's optimizer replaces a
+    division of floats by a product with the reciprocal, and a box may differ by a pixel.
     """
     size = tf.shape(image, tf.int64)
     high, wide = size[0], size[1]
@@ -105,79 +110,81 @@ def _resize(image: tf.Tensor, size: tf.Tensor, *, antialias: bool) -> tf.Tensor:
     return tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
 
 
-_REFUSED, _EXACT, _COLOUR = range(3)
-"""Not decoded; JPEG and PNG; GIF and still WebP, which are always in colour."""
+_REFUSED, _EXACT, _COLOR = range(3)
+"""Kinds of images: refused; JPEG and PNG; GIF and still WebP, which are always in color."""
 
 _OTHER = 0
-"""In place of an orientation: neither JPEG nor PNG."""
+"""Orientation code of images that are neither JPEG nor PNG."""
 
 
-def turns(encoded: tf.Tensor) -> tf.Tensor:
-    """What `decoded` must know of each image beforehand: [batch] strings -> [batch] int32."""
-    head = heads(encoded)
-    return tf.where(_is_exact(head), orientations(encoded, head), _OTHER)
+def orientations_of(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the orientation codes that `decode_one` needs: [batch] strings -> [batch] int32."""
+    header = headers(encoded)
+    return tf.where(_is_exact(header), orientations(encoded, header), _OTHER)
 
 
-def decoded(encoded: tf.Tensor, turn: tf.Tensor, channels: int) -> tf.Tensor:
-    """Decode one image and stand it upright.
+def decode_one(encoded: tf.Tensor, orientation_code: tf.Tensor, channels: int) -> tf.Tensor:
+    """Decode one image and apply its orientation.
 
     Args:
         encoded: Scalar string: a JPEG, PNG, GIF (its first frame) or still WebP; others are
             refused.
-        turn: Scalar, what `turns` says of it.
-        channels: 1 (grey) or 3 (RGB). Alpha is left out; what is transparent in a GIF is black.
+        orientation_code: Scalar, from `orientations_of`.
+        channels: 1 (gray) or 3 (RGB). Alpha is dropped; transparent pixels of a GIF become black.
 
     Returns:
         [height, width, channels] uint8.
     """
-    # One branch for nearly every image: each costs some microseconds, an image.
+    # One branch for nearly every image, because each branch costs some microseconds per image.
     image: tf.Tensor = tf.cond(
-        tf.equal(turn, 1),
+        tf.equal(orientation_code, 1),
         lambda: _exact_pixels(encoded, channels),
-        lambda: upright(_pixels(encoded, channels), turn),
+        lambda: upright(_pixels(encoded, channels), orientation_code),
     )
     return image
 
 
-def _is_exact(head: tf.Tensor) -> tf.Tensor:
-    """Where an image is a JPEG or PNG: [batch, HEAD_BYTES] -> [batch] bool."""
-    return holds(head, jpeg.MAGIC) | holds(head, formats.PNG)
+def _is_exact(header: tf.Tensor) -> tf.Tensor:
+    """Return which images are JPEG or PNG: [batch, HEADER_BYTES] -> [batch] bool."""
+    return has_bytes(header, jpeg.MAGIC) | has_bytes(header, formats.PNG)
 
 
 def _exact_pixels(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     """Decode a JPEG or PNG: scalar string -> [height, width, channels] uint8.
 
     Source: `tf.io.decode_jpeg` also decodes PNG; with INTEGER_ACCURATE its pixels equal those of
-    libjpeg-turbo's slow path, which the quick decoders of the feed use.
+    libjpeg-turbo's slow path, which the fast decoders of the feed use.
     """
     return tf.io.decode_jpeg(encoded, channels=channels, dct_method="INTEGER_ACCURATE")
 
 
 def _pixels(encoded: tf.Tensor, channels: int) -> tf.Tensor:
-    head = heads(tf.expand_dims(encoded, 0))
-    animated = holds(head, b"VP8X", 12) & tf.not_equal(head[:, 20] & formats.ANIMATED, 0)
-    colour = (
-        holds(head, formats.WEBP) & holds(head, formats.WEBP_KIND, 8) & tf.logical_not(animated)
+    header = headers(tf.expand_dims(encoded, 0))
+    animated = has_bytes(header, b"VP8X", 12) & tf.not_equal(header[:, 20] & formats.ANIMATED, 0)
+    color = (
+        has_bytes(header, formats.WEBP)
+        & has_bytes(header, formats.WEBP_KIND, 8)
+        & tf.logical_not(animated)
     )
     for magic in formats.GIF:
-        colour |= holds(head, magic)
+        color |= has_bytes(header, magic)
     image: tf.Tensor = tf.switch_case(
-        tf.where(_is_exact(head), _EXACT, tf.where(colour, _COLOUR, _REFUSED))[0],
+        tf.where(_is_exact(header), _EXACT, tf.where(color, _COLOR, _REFUSED))[0],
         {
-            _REFUSED: lambda: _refused(channels),
+            _REFUSED: lambda: _refuse(channels),
             _EXACT: lambda: _exact_pixels(encoded, channels),
-            _COLOUR: lambda: _coloured(encoded, channels),
+            _COLOR: lambda: _decode_color(encoded, channels),
         },
     )
     return tf.ensure_shape(image, [None, None, channels])
 
 
-def _coloured(encoded: tf.Tensor, channels: int) -> tf.Tensor:
+def _decode_color(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     image = tf.io.decode_image(encoded, expand_animations=False)[:, :, :3]
     return image if channels == 3 else tf.image.rgb_to_grayscale(image)
 
 
-def _refused(channels: int) -> tf.Tensor:
+def _refuse(channels: int) -> tf.Tensor:
     rule = "an image must be a JPEG, a PNG, a GIF or a WebP that is not animated"
     with tf.control_dependencies([tf.debugging.Assert(False, [rule])]):
         return tf.zeros([1, 1, channels], tf.uint8)
@@ -185,54 +192,56 @@ def _refused(channels: int) -> tf.Tensor:
 
 _JFIF = b"\xff\xe0\x00\x10"
 _AFTER_JFIF = 21
-"""Where the marker behind a JFIF segment of the usual length stands."""
+"""Offset of the marker after a JFIF segment of the usual length."""
 
 _SEGMENT_BYTES = 4
 _ENTRY_BYTES = 12
 
 
-def orientations(encoded: tf.Tensor, head: tf.Tensor) -> tf.Tensor:
-    """How each image must be turned to stand upright.
+def orientations(encoded: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
+    """Return the Exif orientation of each image.
 
     Args:
-        encoded: [batch] strings, the bytes of an image each.
-        head: [batch, HEAD_BYTES] uint8, how they begin.
+        encoded: [batch] strings, each the bytes of an image.
+        header: [batch, HEADER_BYTES] uint8, their first bytes.
 
     Returns:
-        [batch] int32, 1 (as it is) to 8; 1 where an image is no JPEG, says nothing, or its Exif is
+        [batch] int32, 1 (upright) to 8; 1 if an image is not a JPEG, or its Exif is missing or
         damaged.
 
     Source: Exif 2.32 (CIPA DC-008), 4.5.4 and 4.6.4; TIFF 6.0, section 2.
     """
-    # Most JPEGs begin with JFIF's 16 bytes and go on with their tables: nothing to look for.
-    second = tf.where(holds(head, _JFIF, 2), head[:, _AFTER_JFIF], head[:, 3])
-    may_ask = holds(head, jpeg.MAGIC) & _is_note(second)
-    asks: tf.Tensor = tf.cond(
-        tf.reduce_any(may_ask),
-        lambda: _directory_says(_tiff(encoded, may_ask)),
+    # Most JPEGs have only JFIF's 16 bytes before their tables, so no Exif.
+    second = tf.where(has_bytes(header, _JFIF, 2), header[:, _AFTER_JFIF], header[:, 3])
+    may_have_exif = has_bytes(header, jpeg.MAGIC) & _is_metadata(second)
+    orientation: tf.Tensor = tf.cond(
+        tf.reduce_any(may_have_exif),
+        lambda: _read_orientation(_tiff(encoded, may_have_exif)),
         lambda: tf.ones_like(encoded, tf.int32),
     )
-    return asks
+    return orientation
 
 
 def upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """Turn one image.
+    """Turn one image upright.
 
     Args:
         image: [height, width, channels].
-        orientation: Scalar, as Exif means it: where the picture's first row and column lie.
+        orientation: Scalar, Exif's orientation: the sides of the image's first row and column.
 
     Returns:
-        The same pixels, height and width changed where it lay on its side.
+        The same pixels; height and width are swapped if it lay on its side.
     """
 
     def turned() -> tf.Tensor:
-        lies = orientation >= TRANSPOSED
-        standing = tf.raw_ops.Transpose(x=image, perm=tf.where(lies, [1, 0, 2], [0, 1, 2]))
+        is_transposed = orientation >= TRANSPOSED
+        transposed = tf.raw_ops.Transpose(
+            x=image, perm=tf.where(is_transposed, [1, 0, 2], [0, 1, 2])
+        )
         upside_down = _is_one_of(orientation, 3, 4, 7, 8)
         mirrored = _is_one_of(orientation, 2, 3, 6, 7)
         flips = tf.stack([upside_down, mirrored, tf.constant(False)])
-        return tf.raw_ops.Reverse(tensor=standing, dims=flips)
+        return tf.raw_ops.Reverse(tensor=transposed, dims=flips)
 
     result: tf.Tensor = tf.cond(orientation > 1, turned, lambda: image)
     return result
@@ -242,33 +251,33 @@ def _is_one_of(value: tf.Tensor, *among: int) -> tf.Tensor:
     return tf.reduce_any(tf.equal(value, among))
 
 
-def _is_note(marker: tf.Tensor) -> tf.Tensor:
-    """Where a marker is APP0 to APP15 or a comment, which alone may stand before Exif."""
+def _is_metadata(marker: tf.Tensor) -> tf.Tensor:
+    """Return which markers are APP0 to APP15 or a comment: only these may precede Exif."""
     return tf.equal(marker & 0xF0, 0xE0) | tf.equal(marker, 0xFE)
 
 
 def _tiff(encoded: tf.Tensor, among: tf.Tensor) -> tf.Tensor:
-    """The content of each image's first Exif segment, "" where there is none."""
+    """Return the content of each image's first Exif segment; "" without one."""
     nowhere = tf.zeros_like(encoded, tf.int32)
 
     def look(
-        at: tf.Tensor, walking: tf.Tensor, start: tf.Tensor, length: tf.Tensor
+        at: tf.Tensor, searching: tf.Tensor, start: tf.Tensor, length: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        head = bytes_at(encoded, at, _SEGMENT_BYTES + len(EXIF))
-        marker, size = head[:, 1], head[:, 2] * 256 + head[:, 3]
-        walking &= tf.equal(head[:, 0], 0xFF) & _is_note(marker) & (size >= 2)
-        names = tf.reduce_all(tf.equal(head[:, _SEGMENT_BYTES:], list(EXIF)), axis=1)
-        found = walking & tf.equal(marker, 0xE1) & names
+        header = bytes_at(encoded, at, _SEGMENT_BYTES + len(EXIF))
+        marker, size = header[:, 1], header[:, 2] * 256 + header[:, 3]
+        searching &= tf.equal(header[:, 0], 0xFF) & _is_metadata(marker) & (size >= 2)
+        names = tf.reduce_all(tf.equal(header[:, _SEGMENT_BYTES:], list(EXIF)), axis=1)
+        found = searching & tf.equal(marker, 0xE1) & names
         before = _SEGMENT_BYTES + len(EXIF)
         return (
             at + 2 + size,
-            walking & ~found,
+            searching & ~found,
             tf.where(found, at + before, start),
             tf.where(found, tf.maximum(size + 2 - before, 0), length),
         )
 
     *_, start, length = tf.while_loop(
-        lambda _at, walking, *_: tf.reduce_any(walking),
+        lambda _at, searching, *_: tf.reduce_any(searching),
         look,
         (nowhere + 2, among, nowhere, nowhere),
         maximum_iterations=MAX_SEGMENTS,
@@ -276,11 +285,11 @@ def _tiff(encoded: tf.Tensor, among: tf.Tensor) -> tf.Tensor:
     return tf.strings.substr(encoded, tf.minimum(start, tf.strings.length(encoded)), length)
 
 
-def _directory_says(tiff: tf.Tensor) -> tf.Tensor:
-    head = bytes_at(tiff, tf.zeros_like(tiff, tf.int32), 8)
-    big = tf.reduce_all(tf.equal(head[:, :4], list(b"MM\x00*")), axis=1)
-    little = tf.reduce_all(tf.equal(head[:, :4], list(b"II*\x00")), axis=1)
-    at = _number(head[:, 4:], big)
+def _read_orientation(tiff: tf.Tensor) -> tf.Tensor:
+    header = bytes_at(tiff, tf.zeros_like(tiff, tf.int32), 8)
+    big = tf.reduce_all(tf.equal(header[:, :4], list(b"MM\x00*")), axis=1)
+    little = tf.reduce_all(tf.equal(header[:, :4], list(b"II*\x00")), axis=1)
+    at = _number(header[:, 4:], big)
     beyond = tf.cast(tf.strings.length(tiff), tf.int64)
     directory = bytes_at(
         tiff, tf.cast(tf.minimum(at, beyond), tf.int32), 2 + _ENTRY_BYTES * MAX_ENTRIES
@@ -298,31 +307,31 @@ def _directory_says(tiff: tf.Tensor) -> tf.Tensor:
 
 
 def _number(digits: tf.Tensor, big: tf.Tensor) -> tf.Tensor:
-    """[..., bytes] -> [...] int64, its first byte the highest where `big`."""
+    """Return [..., bytes] as [...] int64; the first byte is the highest if `big`."""
     wide = tf.cast(digits, tf.int64)
     places = tf.range(tf.shape(digits)[-1])
     shifts = tf.cast(tf.where(tf.expand_dims(big, -1), places[::-1], places) * 8, tf.int64)
     return tf.reduce_sum(tf.bitwise.left_shift(wide, shifts), axis=-1)
 
 
-HEAD_BYTES = 22
-"""How much of each image is looked at to tell what it is."""
+HEADER_BYTES = 22
+"""First bytes of an image that are read to find its format."""
 
 
-def heads(encoded: tf.Tensor) -> tf.Tensor:
-    """How images begin: [batch] strings -> [batch, HEAD_BYTES] uint8, zeros behind their end."""
-    start = tf.strings.substr(encoded, 0, HEAD_BYTES)
-    return tf.io.decode_raw(start, tf.uint8, fixed_length=HEAD_BYTES)
+def headers(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the first bytes of images: [batch] strings -> [batch, HEADER_BYTES] uint8, zero-padded."""
+    start = tf.strings.substr(encoded, 0, HEADER_BYTES)
+    return tf.io.decode_raw(start, tf.uint8, fixed_length=HEADER_BYTES)
 
 
-def holds(head: tf.Tensor, text: bytes, at: int = 0) -> tf.Tensor:
-    """Where `text` stands at byte `at` of each head: [batch, HEAD_BYTES] -> [batch] bool."""
-    part = head[:, at : at + len(text)]
+def has_bytes(header: tf.Tensor, text: bytes, at: int = 0) -> tf.Tensor:
+    """Return which headers hold `text` at byte `at`: [batch, HEADER_BYTES] -> [batch] bool."""
+    part = header[:, at : at + len(text)]
     return tf.reduce_all(tf.equal(part, tf.constant(list(text), tf.uint8)), axis=1)
 
 
 def bytes_at(encoded: tf.Tensor, at: tf.Tensor, count: int) -> tf.Tensor:
-    """`count` bytes of each string from `at` on: [batch, count] int32, zeros behind its end."""
+    """Return `count` bytes of each string from `at` on: [batch, count] int32, zero-padded."""
     start = tf.minimum(at, tf.strings.length(encoded))
     part = tf.strings.substr(encoded, start, tf.fill(tf.shape(start), count))
     return tf.cast(tf.io.decode_raw(part, tf.uint8, fixed_length=count), tf.int32)

@@ -1,4 +1,4 @@
-"""The analysis as files: statistics, schema, anomalies and a page for people."""
+"""The stage `analyze`: writes statistics, schema, anomalies and the data report."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ def analyze(
     config: IngestConfig | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Statistics, Schema, list[Anomaly]]:
-    """Look at every record, and write down what the data is.
+    """Compute the statistics of every record, and write what follows from them.
 
-    Writes `statistics.json`, `schema.json`, `anomalies.json` and `report.html`, this one last. The
-    same data gives the same bytes.
+    Writes `statistics.json`, `schema.json`, `anomalies.json`, and last `report.html`. The same data
+    gives the same bytes.
 
     Args:
-        dataset: What to look at; every shard's hash is checked first.
-        out_dir: Where the files go.
-        labels: The labels, where they are raw columns: their anomalies weigh more.
+        dataset: The dataset; every shard's hash is checked first.
+        out_dir: Folder of the files.
+        labels: The labels that are raw columns; their anomalies are more severe.
         label_only: Further columns that are not features.
-        config: How the records were dealt out, to find what chance does not explain; None: nothing
-            of this is looked for.
-        progress: Told of columns done, columns in all, and the split.
+        config: How the records were split, to find differences that chance does not explain; None:
+            these are not checked.
+        progress: Called with columns done, number of columns, and the split.
 
     Returns:
-        What was written: of every split, of the training split, and what is wrong, errors first.
+        The statistics of every split, the schema of the training split, and the anomalies, errors
+        first.
 
     Raises:
         DataError: a shard is damaged, the training split is empty.
@@ -68,7 +69,7 @@ def write_analysis(
     config: IngestConfig | None = None,
     leaks: Iterable[Anomaly] = (),
 ) -> tuple[Schema, list[Anomaly]]:
-    """Write down statistics, and what follows from them; see `analyze`."""
+    """Write statistics, and what follows from them; see `analyze`."""
     schema = infer_schema(statistics, labels=labels)
     anomalies = [*find_anomalies(statistics, schema), *leaks]
     if config is not None:

@@ -1,4 +1,4 @@
-"""Where the data is not what its schema says, or what a model can learn from."""
+"""Find anomalies: differences from the schema, data that no model can learn from, and skew."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from stoker.data.features.analysis.statistics import (
 from stoker.data.sources.columns.text import WIDEST_FLOAT32
 
 MISSING_RISE = 0.05
-"""More of the rows missing than in training, as a share of all rows, that is worth a word."""
+"""Largest rise of the share of missing rows over the training split without a warning."""
 
 FAR_OUTSIDE = 1.0
-"""How far outside of the training range, in widths of that range, a value is "far"."""
+"""Distance outside the training range, in widths of that range, that is reported."""
 
 FEW_STEPS = 100
-"""A float32 column with fewer values than this between its ends has lost digits that a model may need."""
+"""Below this number of float32 values between its ends, a column has lost digits that a model may need."""
 
 RARE_SHARE = 0.01
-"""A class with less than this share of the rows is learned badly, if at all."""
+"""Below this share of the rows, a class is learned badly or not at all."""
 
 _SHOWN = 5
-"""Values that one message names."""
+"""Most values that one message names."""
 
 Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anomaly:
-    """One thing that is not as it should be."""
+    """One problem with the data."""
 
     split: str
-    """Where."""
+    """The split."""
 
     column: str
-    """Of which column, "" where the whole split is meant."""
+    """The column; "" for the whole split."""
 
     kind: str
-    """What it is, a name for programs."""
+    """Name of the kind of problem, for programs."""
 
     severity: Severity
-    """`error`: training on it would be wrong. `warning`: someone should look."""
+    """`error`: training on this data would be wrong. `warning`: someone should look at it."""
 
     message: str
-    """What was expected and what is there, for people."""
+    """The expected and the actual state, for people."""
 
 
 def find_anomalies(statistics: Statistics, schema: Schema) -> list[Anomaly]:
-    """Compare every split with the schema, and the training split with common sense.
+    """Compare every split with the schema, and check the training split.
 
     Returns:
         Errors first, then by split and column in the order of the data.
@@ -80,11 +80,11 @@ def _split(statistics: Statistics, schema: Schema, split: str) -> Iterator[Anoma
     for expected in schema.columns:
         column = columns.pop(expected.name, None)
         if column is None:
-            yield _make(split, expected.name, "absent", "error", "the column is not there")
+            yield _make(split, expected.name, "absent", "error", "the column is missing")
         else:
             yield from _column(split, column, expected, is_label=expected.name in schema.labels)
     for name in columns:
-        yield _make(split, name, "unexpected", "warning", "the schema does not know this column")
+        yield _make(split, name, "unexpected", "warning", "the column is not in the schema")
 
 
 def _column(
@@ -143,7 +143,7 @@ def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
 
 
 def _rounded(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
-    """Numbers far from 0 and close together: float32 stores many of them as the same value."""
+    """Find numbers far from 0 and close together, many of which float32 stores as the same value."""
     numbers = column.numbers
     if column.dtype != "float32" or numbers is None or numbers.min is None or numbers.max is None:
         return
@@ -170,7 +170,7 @@ def _missing(split: str, column: ColumnStatistics, expected: ColumnSchema) -> It
     is_new = expected.required and column.missing > 0
     if is_new or share > expected.missing_share + MISSING_RISE:
         text = (
-            f"{share:.1%} of {_places(column)} miss it, of the training split "
+            f"{share:.1%} of {_places(column)} miss it, in the training split "
             f"{expected.missing_share:.1%}"
         )
         yield _make(split, column.name, "missing", "warning", text)
@@ -220,7 +220,7 @@ def _label(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
 
 _LABEL_LISTS = (
     "a raw column that is the label must hold one value per record; it holds lists of varying length: "
-    "make the label of it in preprocessing_fn"
+    "compute the label from it in preprocessing_fn"
 )
 
 _ONE_CLASS = (
@@ -234,31 +234,31 @@ def _make(split: str, column: str, kind: str, severity: Severity, message: str) 
 
 
 SKEW_SHARE = 0.1
-"""Share of the values that may lie elsewhere than in training before it is worth a word."""
+"""Largest difference from the training split's shares of values without a warning."""
 
 _CHANCE = 1.63
 """Times sqrt(1/n + 1/m): two samples of one distribution differ by more in one of 100 cases.
 Source: Kolmogorov-Smirnov test of two samples."""
 
 Bounds = tuple[float, float]
-"""Least and most that a share can be."""
+"""Least and greatest possible value of a share."""
 
 
 def find_skew(
     split: str, column: ColumnStatistics, training: ColumnStatistics
 ) -> Iterator[Anomaly]:
-    """Hold the spread of one column against that of the training split.
+    """Compare the distribution of one column with that of the training split.
 
-    Numbers are compared by the share of values up to a point, at the points that the statistics
-    know; strings by the share of each value, where both have at most `TOP_VALUES`.
+    Numbers are compared by their cumulative shares at the quantiles and values in the statistics;
+    strings by the share of each value, if both splits have at most `TOP_VALUES`.
 
     Args:
-        split: What the anomaly is to name.
-        column: The column as it is now.
-        training: The same in the training split.
+        split: Name of the compared split, for the message.
+        column: Its column.
+        training: The same column in the training split.
 
     Yields:
-        At most one anomaly, where the shares differ by more than `SKEW_SHARE` and chance.
+        At most one anomaly: if shares differ by more than `SKEW_SHARE` and more than by chance.
     """
     if column.dtype != training.dtype or not column.count or not training.count:
         return
@@ -277,7 +277,7 @@ def find_skew(
 
 
 def _rows(column: ColumnStatistics) -> float:
-    """Values of one vector or list go together: they are not independent samples."""
+    """Number of independent samples: values of one vector or list count as one."""
     mean = None if column.list_lengths is None else column.list_lengths.mean
     return column.count / max(mean or column.length or 1, 1)
 
@@ -295,25 +295,26 @@ def _strings(column: ColumnStatistics, training: ColumnStatistics) -> tuple[floa
 
 
 def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[float, str]:
-    points = {*_points(column), *_points(training)}
-    at = [(_gap(_up_to(column, p), _up_to(training, p)), p) for p in sorted(points)]
+    points = {*_thresholds(column), *_thresholds(training)}
+    at = [
+        (_gap(_cumulative_share(column, p), _cumulative_share(training, p)), p)
+        for p in sorted(points)
+    ]
     gap, point = max(at, default=(0.0, 0.0))
-    here, there = _up_to(column, point), _up_to(training, point)
-    text = (
-        f"{_said(here)} of its values are at most {point:g}, in the training split {_said(there)}"
-    )
+    here, there = _cumulative_share(column, point), _cumulative_share(training, point)
+    text = f"{_range_text(here)} of its values are at most {point:g}, in the training split {_range_text(there)}"
     return gap, text
 
 
-def _points(column: ColumnStatistics) -> Iterator[float]:
+def _thresholds(column: ColumnStatistics) -> Iterator[float]:
     if column.numbers is not None:
         yield from column.numbers.quantiles
     if _is_whole(column):
         yield from (float(top.value) for top in column.top)
 
 
-def _up_to(column: ColumnStatistics, point: float) -> Bounds:
-    """The share of values that are at most `point`: known where all are, else to a tenth."""
+def _cumulative_share(column: ColumnStatistics, point: float) -> Bounds:
+    """Return the share of values that are at most `point`: exact if all are known, else to a tenth."""
     if _is_whole(column):
         share = sum(t.count for t in column.top if float(t.value) <= point) / column.count
         return share, share
@@ -331,6 +332,6 @@ def _gap(one: Bounds, other: Bounds) -> float:
     return max(one[0] - other[1], other[0] - one[1], 0.0)
 
 
-def _said(share: Bounds) -> str:
+def _range_text(share: Bounds) -> str:
     low, high = share
     return f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"

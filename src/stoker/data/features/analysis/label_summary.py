@@ -1,4 +1,4 @@
-"""A summary of the labels of one split, with the few numbers that a check of the model needs."""
+"""A summary of the labels of one split, with the numbers that checks of the model need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the splits of a dataset relate: their shares, label rates and common rows."""
+"""Compare the splits of a dataset: their shares, label rates and common rows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, Sp
 from stoker.data.sources.config import Duplicates, IngestConfig
 
 CHANCE = 4.0
-"""Standard deviations that chance may explain; it exceeds them in one of 16,000 cases."""
+"""Standard deviations that count as chance, which exceeds them in one of 16,000 cases."""
 
 LEAST_DIFFERENCE = 0.05
 """Smallest difference that is reported, as a share of the rarer side: 20 % against 19 %."""
 
 NEARLY_DISTINCT = 0.9
-"""Least share of distinct rows at which copies are not normal."""
+"""From this share of distinct rows on, copies are not normal."""
 
 COPIED_SHARE, COPIED_ROWS = 0.01, 5
-"""Share and number of a split's rows that may be copies of training rows without a warning."""
+"""Largest share and number of copies of training rows in a split without a warning."""
 
 OPPOSED_SHARE = 0.1
 """Largest share of rows with a training row's features, but no training row's label with them, when
@@ -46,11 +46,11 @@ def relate_splits(
     labels: Collection[str],
     label_only: Collection[str],
 ) -> Statistics:
-    """Add what the splits have in common to their statistics.
+    """Add how the splits relate to their statistics.
 
     Args:
-        statistics: Of the dataset.
-        dataset: What to read; its shards are verified already.
+        statistics: Statistics of the dataset.
+        dataset: The dataset; its shards are verified already.
         labels: Raw columns that are labels.
         label_only: Further columns that are not features.
     """
@@ -96,7 +96,7 @@ def relate_splits(
 def _hashes(
     split: engine.Split, index: int, rows: Sequence[Column], features: Sequence[Column]
 ) -> ir.Table:
-    # Without a feature nothing can be said of them; any constant will do.
+    # Without a feature, any constant will do.
     return split.table.select(
         split=ibis.literal(index),
         row=_hash(split, rows),
@@ -110,7 +110,7 @@ def _hash(split: engine.Split, columns: Sequence[Column]) -> ir.IntegerValue:
 
 
 def _counted(hashes: ir.Table, key: str, splits: Sequence[str]) -> dict[str, int]:
-    """Distinct values in all splits and in each, and rows of each whose value stands in train."""
+    """Count distinct values in all splits and in each, and rows of each whose value is also in train."""
     train = splits.index(TRAIN)
     counts = {f"n{index}": (hashes.split == index).sum() for index in range(len(splits))}
     groups = hashes.group_by(key).aggregate(**counts)
@@ -141,9 +141,9 @@ def find_split_anomalies(
     """Find shares and label rates that chance does not explain, and copies of training rows.
 
     Args:
-        statistics: With what `relate_splits` adds.
+        statistics: Result of `relate_splits`.
         labels: Raw columns that are labels.
-        config: How the records were dealt out.
+        config: How the records were split.
     """
     found: list[Anomaly] = []
     for split in statistics.split_facts:
@@ -201,7 +201,7 @@ def _counts(*columns: ColumnStatistics) -> Counter[str]:
 
 
 def _differs(count: int, rows: int, *, share: float, variance: float) -> bool:
-    """Whether a count is off the share that is expected by more than chance and by enough to matter.
+    """Return whether a count differs from its expected share by more than chance, and enough to matter.
 
     Source: Bernstein's inequality, which holds for few rows and rare values too.
     """
@@ -219,21 +219,20 @@ def _why(statistics: Statistics, config: IngestConfig) -> str:
         return f"rows of one {config.split_by!r} stay together, and such groups are few or unlike"
     match _duplicates(statistics, config):
         case "together":
-            return "equal rows stay together; data.duplicates: spread deals them out singly"
+            return "equal rows stay together; data.duplicates: spread splits them one by one"
         case "drop":
             return "of equal rows one was kept; data.duplicates: spread keeps all"
     return "another data.seed splits otherwise"
 
 
 def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
-    """Copies of training rows where copies are not normal: the model has seen the answers."""
+    """Find copies of training rows if copies are not normal: metrics on them are too good."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     copies, distinct = facts.copies_of_train, statistics.distinct
     if copies is None or distinct is None or copies < COPIED_ROWS or copies <= COPIED_SHARE * rows:
         return
     if distinct >= NEARLY_DISTINCT * sum(statistics.rows.values()):
-        # The key alone deals: a copy (of an image's bytes) in another split has another key, so `drop`
-        # keeps it too.
+        # The key alone decides the split: a copy in another split has another key, so `drop` keeps it.
         remedy = "Set data.duplicates: together (or drop)"
         if config.split_by is not None:
             remedy = (
@@ -249,7 +248,7 @@ def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterato
 def _label_splits(
     statistics: Statistics, split: str, labels: Collection[str], config: IngestConfig
 ) -> Iterator[Anomaly]:
-    """Equal rows in one split, so those of equal features and another label in another."""
+    """Find splits that the label decides, because equal rows stay in one split."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     classes = [statistics.column(TRAIN, label) for label in labels]
     if not classes or not all(map(_is_counted, classes)) or config.split_by is not None:

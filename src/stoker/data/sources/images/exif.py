@@ -1,6 +1,6 @@
 """Exif orientation of an image, read within fixed bounds.
 
-`data/features/images/orientation.py` reads the same bytes by the same rules inside the exported graph.
+`data/features/image_decoding.py` reads the same bytes by the same rules inside the exported graph.
 
 Source: Exif 2.32 (CIPA DC-008), 4.5.4 and 4.6.4; TIFF 6.0, section 2.
 """
