@@ -24,7 +24,7 @@ from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.build import build_transform
-from stoker.data.feed.agreement import agrees, share_within
+from stoker.data.feed.agreement import pixels_agree, share_within
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.feed.images.decode import Engine
@@ -146,13 +146,13 @@ def test_evaluation_gives_what_the_exported_graph_gives(
 
     assert share_within(found, wanted) == 1.0
     assert np.mean(found != wanted) < 1e-3
-    assert agrees(images, lambda data: by_the_graph(dataset, data))
+    assert pixels_agree(images, lambda data: by_the_graph(dataset, data))
 
 
 def test_another_decoder_would_be_found_out(stretched: Dataset) -> None:
     images = opened(stretched)
 
-    assert not agrees(images, lambda data: np.full((len(data), *SIZE, 3), 128, np.uint8))
+    assert not pixels_agree(images, lambda data: np.full((len(data), *SIZE, 3), 128, np.uint8))
 
 
 def test_both_engines_see_the_same_training_crops(stretched: Dataset) -> None:

@@ -193,7 +193,7 @@ def machine(
     remembered = (
         decode_native.load_library,
         decode_native._check_library,
-        decode_engines._say_once,
+        decode_engines._warn_once,
     )
 
     def choose(**environment: str) -> str:

@@ -1,4 +1,4 @@
-"""Any `tf.data.Dataset` made faster by `tf.data.Options`, without touching how it was written.
+"""Make any `tf.data.Dataset` faster by `tf.data.Options`, without changes to its code.
 
 TensorFlow rewrites the pipeline's graph when an iterator is made: a sequential `map` becomes
 parallel, map and batch one operation, a prefetch stands at the end. Most of this is TensorFlow
@@ -18,14 +18,14 @@ from absl import logging
 from stoker.core.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
-"""Where the kernel says how much memory may be taken without swapping."""
+"""Shows how much memory is available without swapping."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's own limit and use stand."""
+"""Shows a container's memory limit and use."""
 
 
 _SHARED, _AS_MANY_AS_CORES = -1, 0
-"""How many threads a dataset has for itself, where that is no number of them."""
+"""Special values of a dataset's `private_threadpool_size`."""
 
 
 RAM_SHARE = 0.25
@@ -79,10 +79,10 @@ def tuned(
 
 
 def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """The same without TensorFlow's autotuning: with the parallelism and buffers that are written.
+    """Return the dataset without TensorFlow's autotuning.
 
-    Its thread may miss that the iterator ends, and then holds that end, and Python with it, until it
-    would have looked again: up to a minute (TensorFlow 2.21; it did so at a quarter of all ends).
+    The autotuner's thread may miss the end of the iterator, and then delays it, and Python, until its next
+    check: up to a minute (TensorFlow 2.21; at a quarter of all ends).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -90,7 +90,7 @@ def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """A dataset whose iterator prepares elements from its creation on, not from its first `next`.
+    """Return a dataset whose iterator prepares elements from its creation on.
 
     So the first batch is made while the step is traced. Not for a user-defined dataset: its Python
     code could draw random numbers while the model does.
@@ -101,28 +101,28 @@ def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def with_own_threads(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """The same with its functions run by threads that run nothing else.
+    """Return the dataset with a thread pool of its own.
 
-    TensorFlow 2.21 does so, unless a dataset says otherwise. Where one thread runs all operations, one
-    that waits for an element would wait for itself.
+    This is TensorFlow 2.21's default, unless the dataset sets an option. If one thread ran all operations,
+    an operation that waits for an element would wait for itself.
     """
     if dataset.options().threading.private_threadpool_size != _SHARED:
         return dataset
     options = tf.data.Options()
     options.threading.private_threadpool_size = _AS_MANY_AS_CORES
-    said = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # it would warn of what is meant
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it would warn about this
     try:
         return dataset.with_options(options)
     finally:
-        logging.set_verbosity(said)
+        logging.set_verbosity(verbosity)
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's where that is less.
+    """Return the free memory of the machine, or of its container if that is less.
 
     Raises:
-        ConfigError: the kernel does not say (this is no Linux).
+        ConfigError: the system is not Linux.
     """
     free = _available_bytes()
     with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
 """The order of samples: a pure function of (seed, epoch, position), with no state to save.
 
 A permutation of [0, size) is a keyed Feistel network over the smallest even-bit domain that holds
-`size`, walked on until it lands inside ("cycle walking"). Any position can be asked for alone, so
-to resume is to start at a number.
+`size`, walked until it lands inside ("cycle walking"). Any position can be computed alone, so a run
+can resume at any position.
 
 Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 4.
 """
@@ -24,16 +24,16 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def shuffled_indices(
     positions: NDArray[np.int64], *, size: int, seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """Where in the dataset the samples at these positions of an epoch stand.
+    """Return the samples of the dataset at these positions of an epoch.
 
     Args:
         positions: [n] positions within the epoch, each in [0, size).
         size: Number of samples in the dataset.
         seed: The run's seed.
-        epoch: The epoch, from 0; every epoch has an order of its own.
+        epoch: The epoch, from 0; every epoch has its own order.
 
     Returns:
-        [n] indices into the dataset. Over all positions each index stands exactly once.
+        [n] indices into the dataset. Over all positions, each index appears exactly once.
     """
     if size <= 1:
         return np.zeros(len(positions), np.int64)
@@ -59,7 +59,7 @@ def _rounds(keys: list[int], half_bits: int, *, asked: int) -> list[_Round]:
 
     if asked < 1 << half_bits:
         return [computed(key) for key in keys]
-    # A round sees but 2**half_bits different values: to look them up takes a third of the time.
+    # A round has only 2**half_bits different inputs: a table takes a third of the time.
     every = np.arange(1 << half_bits)
     return [computed(key)(every).take for key in keys]
 
@@ -72,7 +72,7 @@ def _feistel(values: NDArray[np.int64], half_bits: int, rounds: list[_Round]) ->
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser: a bijection in which every input bit reaches every output bit."""
+    """splitmix64's finalizer: a bijection in which every input bit reaches every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

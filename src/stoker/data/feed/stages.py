@@ -1,7 +1,7 @@
-"""What a sample costs in each stage of its way to the step, and which stage is the bottleneck.
+"""The CPU time per sample of each input stage, and which stage is the bottleneck.
 
-Each stage of a feed is run alone, on real records, and its CPU time is taken. Of a `tf.data` pipeline
-that others wrote TensorFlow keeps the books itself: see `dataset_stages`.
+Each stage of a feed runs alone on real records. For a `tf.data` pipeline of the user, TensorFlow measures
+the stages itself: see `dataset_stages`.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 
 MEASURED_S = 0.05
-"""CPU time that a stage is run for, at least: some of the scheduler's slices."""
+"""Least CPU time of a measurement: some of the scheduler's time slices."""
 
 LEAST_RUNS = 3
-"""How often a stage is run at least: what else the process does for a moment falls into one of them."""
+"""Least number of runs of a stage, so that a short disturbance affects only one of them."""
 
 MOST_RUNS = 50
-"""How often a stage is run at most, where it takes next to nothing."""
+"""Most runs of a stage that takes almost no time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
-    """One stage of the way."""
+    """The cost of one stage."""
 
     name: str
-    """What it does; of a `tf.data` pipeline TensorFlow's name of the operation."""
+    """Name of the stage; in a `tf.data` pipeline TensorFlow's name of the operation."""
 
     cpu_s_per_sample: float
-    """CPU time that a sample takes in it, seconds, over all its threads."""
+    """CPU time per sample over all threads, seconds."""
 
     parallelism: float
-    """How many samples or batches it works on at once, at most."""
+    """Most samples or batches that it processes at once."""
 
     share: float
-    """Its part of the CPU time of all stages, 0 to 1."""
+    """Its share of the CPU time of all stages, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageWork:
-    """A stage of a feed that can be run alone, again and again, on what the one before has made."""
+    """A stage of a feed that can run alone, repeatedly, on the result of the previous stage."""
 
     name: str
-    """What it does."""
+    """Name of the stage."""
 
     samples: int
-    """How many samples a run of it is for."""
+    """Number of samples of a run."""
 
     parallelism: int
-    """Threads that the feed gives it."""
+    """Number of its threads."""
 
     run: Callable[[], object]
     """One run."""
@@ -78,23 +78,23 @@ def measure_stages(stages: Iterable[StageWork]) -> tuple[StageCost, ...]:
     """
     found = []
     for stage in stages:
-        # The first run traces, and fills what is filled once.
+        # The first run traces functions and fills caches.
         stage.run()
         found.append((stage.name, _cpu_s(stage.run) / stage.samples, float(stage.parallelism)))
     return with_shares(found)
 
 
 def bottleneck(stages: Sequence[StageCost]) -> StageCost:
-    """The stage that lets the fewest samples through, each with the threads that it has.
+    """Return the stage with the lowest throughput, given its threads.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no stages.
     """
     return max(stages, key=lambda stage: stage.cpu_s_per_sample / stage.parallelism)
 
 
 def _cpu_s(run: Callable[[], object]) -> float:
-    """CPU seconds of a run, the median of several."""
+    """Return the CPU seconds of a run, the median of several."""
     taken_s: list[float] = []
     while len(taken_s) < LEAST_RUNS or (sum(taken_s) < MEASURED_S and len(taken_s) < MOST_RUNS):
         begun_s = time.process_time()
@@ -104,7 +104,7 @@ def _cpu_s(run: Callable[[], object]) -> float:
 
 
 def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, ...]:
-    """Stages of (name, CPU seconds a sample, parallelism), each with its share."""
+    """Return stages from (name, CPU seconds per sample, parallelism), each with its share."""
     total = sum(cost for _, cost, _ in found)
     return tuple(
         StageCost(
@@ -164,7 +164,7 @@ def model_stages(model: Any, *, samples_per_element: float) -> tuple[StageCost, 
 
 
 class _Costs:
-    """Nodes of a model, with how many of their elements go into one that leaves the pipeline."""
+    """The costs of a model's nodes per element of the whole pipeline."""
 
     def __init__(self, model: Any) -> None:
         self._nodes = model.nodes
@@ -172,19 +172,19 @@ class _Costs:
         self._add(model.output, 1.0, ())
 
     def in_order(self) -> Iterator[tuple[str, float, float]]:
-        """Name, CPU seconds an output and parallelism, from the source on; equal names numbered."""
+        """Yield name, CPU seconds per output and parallelism from the source on; equal names numbered."""
         seen: Counter[str] = Counter()
         for name, cost, at_once in self._found.values():
             seen[name] += 1
             yield name if seen[name] == 1 else f"{name} {seen[name]}", cost, at_once
 
     def _add(self, number: int, per_output: float, path: tuple[str, ...]) -> None:
-        """Take what a node reads, then the node.
+        """Add the inputs of a node, then the node.
 
         Args:
             number: Its key.
-            per_output: How many of its elements one output takes.
-            path: Where it stands. The pipelines that an interleave takes in turn stand in one place.
+            per_output: Number of its elements per output of the pipeline.
+            path: Its position; the pipelines of an interleave share one.
         """
         node = self._nodes[number]
         inputs = [key for key in node.inputs if key in self._nodes]
@@ -200,7 +200,7 @@ class _Costs:
             if self._elements(key):
                 share = self._elements(key) / total
                 self._add(key, per_output * share, (*path, "in turn"))
-        # The root only counts what leaves.
+        # The root only counts outputs.
         if path:
             cost = per_output * node.processing_time * 1e-9 / max(1, node.num_elements)
             _, before, at_once = self._found.get(path, (node.name, 0.0, 1.0))
@@ -216,7 +216,7 @@ def _parallelism(node: Any) -> float:
 
 
 _INTERLEAVES = (1, 2)
-"""`NodeClass` of stages that take a pipeline for each element: interleave, flat_map."""
+"""`NodeClass` of stages with a pipeline for each element: interleave, flat_map."""
 
 _KNOWN_RATIOS = (3, 4)
-"""`NodeClass` of stages that take equally many elements for each that they give."""
+"""`NodeClass` of stages with a fixed number of inputs per output."""

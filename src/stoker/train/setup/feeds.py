@@ -18,7 +18,7 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.transform import Transform
-from stoker.data.feed.agreement import TIE, AnswerAgreement, agrees, compare_answers
+from stoker.data.feed.agreement import TIE, AnswerAgreement, compare_answers, pixels_agree
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig
 from stoker.data.feed.images.decode import Engine
@@ -230,7 +230,7 @@ def _image_feeds(
     engine = _engine(config)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
-    exact = None if agrees(splits["eval"], reference) else reference
+    exact = None if pixels_agree(splits["eval"], reference) else reference
     if exact is not None:
         _LOG.warning(
             "the fast decoder does not agree with the exported graph on %r, so the graph's is used",

@@ -1,9 +1,9 @@
-"""Augmentation without state: what happens to an image is a pure function of (seed, epoch, index).
+"""Augmentation without state: a pure function of (seed, epoch, index).
 
-Geometry becomes a box and a flip for each image, which the decoder applies while it decodes. Colour
-becomes three factors for each image, which `jitter.jitter_colors` applies to the uint8 batch inside the
-compiled step: there it is one implementation for every engine, fused with the cast, and on an
-accelerator it takes no CPU.
+Geometry is a box and a flip for each image, which the decoder applies while it decodes. Color jitter is
+three factors for each image, which `image_feed.jitter_colors` applies to the uint8 batch inside the
+compiled step: one implementation for every engine, fused with the cast, and without CPU time on an
+accelerator.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from stoker.data.feed.order import mixed
 FloatArray = NDArray[np.float64]
 
 _TRIES = 10
-"""Boxes that are drawn for an image before the middle is taken, as torchvision draws them."""
+"""Number of boxes that are drawn for an image before its middle is used, as in torchvision."""
 
 MOST_RATIO = 100
-"""Longest box, either way; its inverse is the least ratio."""
+"""Largest ratio of a box's sides."""
 
 LEAST_SCALE = 1e-4
 """Smallest share of an image that a box may take: 1 pixel in 100 x 100."""
@@ -34,7 +34,7 @@ _COLORS = ("brightness", "contrast", "saturation")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomResizedCrop:
-    """A box of random area and shape, brought to the model's size.
+    """A box of random area and aspect ratio, resized to the model's size.
 
     Source: torchvision `RandomResizedCrop`; Szegedy et al., "Going deeper with convolutions", 2014.
     """
@@ -69,10 +69,10 @@ class ColorJitter:
     """x of the factor that scales every value."""
 
     contrast: float = 0.0
-    """x of the factor that scales each value's distance from the image's mean grey."""
+    """x of the factor that scales each value's distance from the image's mean gray."""
 
     saturation: float = 0.0
-    """x of the factor that scales each value's distance from its pixel's grey; needs colour."""
+    """x of the factor that scales each value's distance from its pixel's gray; needs color images."""
 
     def __post_init__(self) -> None:
         for name in _COLORS:
@@ -85,16 +85,16 @@ class ColorJitter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AugmentConfig:
-    """The `train.augment` section: what is done to training images, in this order."""
+    """The `train.augment` section: augmentations of training images, in this order."""
 
     random_resized_crop: RandomResizedCrop | None = None
-    """None: the whole image, or its middle, as `data.images.fit` says."""
+    """None: the whole image, or its middle, according to `data.images.fit`."""
 
     flip: float = 0.0
-    """How often an image is mirrored left and right, from 0 to 1."""
+    """Probability that an image is mirrored left and right, from 0 to 1."""
 
     color_jitter: ColorJitter | None = None
-    """None: colours stay as they are."""
+    """None: colors are not changed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.flip <= 1:
@@ -148,7 +148,7 @@ def views_of(
 
 
 def _fixed_boxes(shape: ImageShape, sizes: FloatArray) -> NDArray[np.float32]:
-    """The whole images, or their middles; in whole numbers, as the graph must come to the same."""
+    """Return the whole images, or their middles; in whole numbers, to equal the graph's result."""
     if shape.fit == "stretch":
         return _boxes(np.zeros_like(sizes), sizes)
     heights, widths = sizes.astype(np.int64).T
@@ -164,7 +164,7 @@ def _fixed_boxes(shape: ImageShape, sizes: FloatArray) -> NDArray[np.float32]:
 def color_factors(
     config: ColorJitter, *, seed: int, epoch: int, indices: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Brightness, contrast and saturation of each image in one epoch: [batch, 3] factors."""
+    """Return brightness, contrast and saturation of each image in one epoch: [batch, 3] factors."""
     draws = _draws(seed, epoch, indices, 2 * _TRIES + 6)[:, -3:]
     reach = np.array([getattr(config, name) for name in _COLORS])
     return (1 + (2 * draws - 1) * reach).astype(np.float32)
@@ -173,7 +173,7 @@ def color_factors(
 def _random_boxes(
     config: RandomResizedCrop, draws: FloatArray, sizes: FloatArray
 ) -> NDArray[np.float32]:
-    """The first of ten drawn boxes that fits, else the largest middle one of an allowed shape."""
+    """Return the first of ten drawn boxes that fits, else the largest centered one."""
     heights, widths = sizes.T
     low, high = config.scale
     area = (heights * widths)[:, np.newaxis] * (low + (high - low) * draws[:, :_TRIES])
@@ -190,7 +190,7 @@ def _random_boxes(
 
 
 def _largest(config: RandomResizedCrop, sizes: FloatArray) -> FloatArray:
-    """[batch, 2] height and width of the largest box of an allowed shape."""
+    """Return [batch, 2] height and width of the largest box with an allowed ratio."""
     heights, widths = sizes.T
     ratio = np.clip(widths / heights, *config.ratio)
     sides = np.minimum(heights, widths / ratio), np.minimum(widths, heights * ratio)
@@ -198,12 +198,12 @@ def _largest(config: RandomResizedCrop, sizes: FloatArray) -> FloatArray:
 
 
 def _boxes(corners: FloatArray, sides: FloatArray) -> NDArray[np.float32]:
-    """Boxes of [batch, 2] top and left, height and width."""
+    """Return boxes from [batch, 2] top and left, and [batch, 2] height and width."""
     return np.concatenate([corners[:, ::-1], sides[:, ::-1]], axis=1).astype(np.float32)
 
 
 def _draws(seed: int, epoch: int, indices: NDArray[np.int64], count: int) -> FloatArray:
-    """[batch, count] even numbers in [0, 1): a counter-based generator, keyed by all arguments.
+    """Return [batch, count] uniform numbers in [0, 1) from a generator keyed by all arguments.
 
     A longer row begins with the same numbers.
 

@@ -1,4 +1,4 @@
-"""Which engine decodes on this machine."""
+"""The decoder in Python, and the choice of a decoder for this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OpenCvEngine:
 
     def __init__(self, decode_whole: DecodeWhole, *, threads: int) -> None:
         """Start the threads."""
-        cv2.setNumThreads(1)  # threads of its own within ours only get in each other's way
+        cv2.setNumThreads(1)  # its threads would compete with ours
         self._decode_whole = decode_whole
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
@@ -44,7 +44,7 @@ class OpenCvEngine:
         """Decode a batch; see `Engine`."""
         pixels = empty_batch(len(jobs), target)
 
-        def one(place: int) -> Status:
+        def decode_job(place: int) -> Status:
             job = jobs[place]
             data = read_job(job)
             if isinstance(data, Status):
@@ -55,22 +55,22 @@ class OpenCvEngine:
                 return Status.BROKEN
             if image is None:
                 return Status.OTHER_SIZE
-            made = _boxed(image, job, target, scale)
+            made = _crop_and_resize(image, job, target, scale)
             pixels[place] = made[:, ::-1] if job["flip"] else made
             return Status.DONE
 
-        jobs["status"] = list(self._pool.map(one, range(len(jobs))))
+        jobs["status"] = list(self._pool.map(decode_job, range(len(jobs))))
         return pixels
 
     def _decoded(
         self, data: bytes, job: np.void, target: Target
     ) -> tuple[NDArray[np.uint8] | None, float]:
-        """Upright pixels and their scale; None where the size is not what ingest found."""
+        """Return upright pixels and their scale; None if the size is not the ingested one."""
         scale = 1.0
         if is_raw(data):
             image = raw_pixels(data)
-        elif data.startswith(jpeg.MAGIC) and not target.exact and _is_plain(data):
-            image, scale = _scaled(data, job, target)
+        elif data.startswith(jpeg.MAGIC) and not target.exact and _is_rgb_or_gray(data):
+            image, scale = _decode_scaled(data, job, target)
         else:
             image = self._decode_whole(data, target.channels)
         wanted = np.ceil(np.array([job["height"], job["width"]]) * scale)
@@ -79,12 +79,12 @@ class OpenCvEngine:
         return image, scale
 
 
-def _is_plain(data: bytes) -> bool:
+def _is_rgb_or_gray(data: bytes) -> bool:
     return bool(simplejpeg.decode_jpeg_header(data)[2] != "CMYK")
 
 
-def _scaled(data: bytes, job: np.void, target: Target) -> tuple[NDArray[np.uint8], float]:
-    """A JPEG at the smallest scale at which the box has no fewer pixels than the result."""
+def _decode_scaled(data: bytes, job: np.void, target: Target) -> tuple[NDArray[np.uint8], float]:
+    """Decode a JPEG at the smallest scale at which the box has no fewer pixels than the result."""
     shrink = min(job["box_height"] / target.height, job["box_width"] / target.width)
     scale = next((s for s in (0.125, 0.25, 0.5) if shrink * s >= 1), 1.0)
     height, width = (int(np.ceil(job[name] * scale)) for name in ("height", "width"))
@@ -100,10 +100,10 @@ def _scaled(data: bytes, job: np.void, target: Target) -> tuple[NDArray[np.uint8
     return turned(lying, int(job["orientation"])), scale
 
 
-def _boxed(
+def _crop_and_resize(
     image: NDArray[np.uint8], job: np.void, target: Target, scale: float
 ) -> NDArray[np.uint8]:
-    """The box, at the target's size."""
+    """Return the box at the target's size."""
     left, top = (int(job[name] * scale) for name in ("x", "y"))
     right = int(np.ceil((job["x"] + job["box_width"]) * scale))
     bottom = int(np.ceil((job["y"] + job["box_height"]) * scale))
@@ -112,7 +112,7 @@ def _boxed(
     if target.exact:
         resized = tf.image.resize(box, size, antialias=target.antialias)
         return np.asarray(tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8))
-    # Below 2 the scaled decode has smoothed already, or there is little to smooth; areas cost 0.9 ms.
+    # Below 2, the scaled decode has already smoothed enough; INTER_AREA costs 0.9 ms.
     shrink = min(box.shape[0] / target.height, box.shape[1] / target.width)
     how = cv2.INTER_AREA if shrink >= 2 else cv2.INTER_LINEAR
     made = cv2.resize(np.ascontiguousarray(box), size[::-1], interpolation=how)
@@ -125,15 +125,15 @@ _LOG = logging.getLogger(__name__)
 def choose_engine(
     decode_whole: DecodeWhole, *, prefer: Decoder = "auto", threads: int | None = None
 ) -> Engine:
-    """The quickest engine that works on this machine; what is missing is said once.
+    """Return the fastest engine that works on this machine; warn once if it is not the native one.
 
     Args:
         decode_whole: The exported graph's decoder.
-        prefer: auto: native where it can be built and agrees with the reference, else opencv.
-        threads: That decode; None: as many as cores.
+        prefer: auto: native if it can be built and agrees with the reference, else opencv.
+        threads: Number of decoding threads; None: as many as cores.
 
     Raises:
-        NotBuilt: the native one is asked for by name, and there is none.
+        NotBuilt: `prefer` is native, which cannot be built.
     """
     threads = threads or usable_cores()
     if prefer == "opencv":
@@ -143,10 +143,10 @@ def choose_engine(
     except NotBuilt as reason:
         if prefer == "native":
             raise
-        _say_once(str(reason))
+        _warn_once(str(reason))
         return OpenCvEngine(decode_whole, threads=threads)
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     _LOG.warning("images are decoded by OpenCV, which takes more CPU than Stoker's own: %s", reason)

@@ -1,6 +1,6 @@
-"""The images of one split: any row of it at any time, decoded, checked, seen as training sees it.
+"""The images of one split: any rows at any time, checked and decoded.
 
-Nothing is kept in memory but each image's place. The batch of any step can be asked for alone.
+Only the offset of each image is kept in memory.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FIX = "Run `stoker ingest` again: that makes the shard again from the source."
 class ImageSplit:
     """One image column of one split, read at random.
 
-    A shard is open only while a batch reads from it, so there may be any number of shards, and one that
-    was replaced or cut meanwhile is noticed.
+    A shard is open only while a batch reads from it, so there may be any number of shards, and a shard
+    that was replaced or cut meanwhile is noticed.
     """
 
     def __init__(self, dataset: Dataset, split: str, *, column: Column, engine: Engine) -> None:
         """Check each shard's length and index; the images are checked one by one as they are read.
 
         Args:
-            dataset: What ingest wrote; `dataset.image` says what images are brought to.
-            split: Its name.
-            column: Its image column.
-            engine: What decodes.
+            dataset: The ingested dataset; `dataset.image` is the size of its images.
+            split: Name of the split.
+            column: The image column.
+            engine: The decoder.
 
         Raises:
             DataError: a shard is missing or cut, or an index is damaged.
@@ -140,7 +140,7 @@ class ImageSplit:
         )
 
     def _places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[batch] in which shard each row lies."""
+        """Return [batch] the shard of each row."""
         return np.searchsorted(self._first, indices, side="right") - 1
 
     @contextlib.contextmanager

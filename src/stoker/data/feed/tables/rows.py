@@ -1,4 +1,8 @@
-"""A split without images, as a feed reads it: window by window, or by row where it is kept."""
+"""Batches of a split without images, as a `tf.data.Dataset` of raw columns.
+
+TensorFlow uses a window's arrays without a copy and slices its batches from them: one Python call per
+window.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,12 @@ from stoker.data.dataset import Dataset
 from stoker.data.feed.calls import Calls, RowOrder, plain
 from stoker.data.feed.options import as_written
 from stoker.data.feed.stages import StageWork
-from stoker.data.feed.tables.columns import Lists, Text, Values, no_rows
+from stoker.data.feed.tables.columns import Lists, Text, Values, empty_column
 from stoker.data.feed.tables.windows import Block, TableStream
 
 
 class TableRows:
-    """Raw columns of a table; see `pipeline.RawRows`."""
+    """Raw columns of a table."""
 
     whole_calls = True
     changes = False
@@ -40,10 +44,10 @@ class TableRows:
         """Read the shards' footers.
 
         Args:
-            dataset: What ingest wrote.
-            split: Its name.
+            dataset: The ingested dataset.
+            split: Name of the split.
             columns: The columns to read.
-            threads: That decode and permute; None: as many as cores.
+            threads: Number of threads that decode and permute; None: as many as cores.
 
         Raises:
             DataError: a shard is missing, cut or not what its manifest says.
@@ -52,11 +56,11 @@ class TableRows:
 
     @property
     def rows(self) -> int:
-        """Rows of the split."""
+        """Number of rows of the split."""
         return self._stream.rows
 
     def order(self, *, seed: int) -> RowOrder:
-        """Which row stands where: the same as where windows are streamed."""
+        """Return the shuffled order of the rows, the same as that of `shuffled`."""
 
         def rows_at(epoch: int, first: int, last: int) -> NDArray[np.int64]:
             return self._stream.rows_at(epoch, first, last, seed=seed)
@@ -65,7 +69,7 @@ class TableRows:
 
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        """Elements hold the rows of a call."""
+        """Open a dataset of shuffled rows; an element holds the rows of a call."""
         with table_batches(
             lambda: self._stream.shuffled(
                 batch_size=calls.call_rows,
@@ -78,7 +82,7 @@ class TableRows:
             yield calls.without_skipped(batches)
 
     def in_order(self, *, batch_size: int) -> AbstractContextManager[tf.data.Dataset[Any]]:
-        """Elements are batches, as they are stored."""
+        """Open a dataset of batches in stored order."""
         return table_batches(
             lambda: self._stream.in_order(batch_size=batch_size), columns=self._stream.columns
         )
@@ -90,7 +94,7 @@ class TableRows:
         samples: int,  # noqa: ARG002 - a table is read by windows
         seed: int,
     ) -> Iterator[StageWork]:
-        """How batches are made; see `measure_stages`."""
+        """Return how batches are made; see `measure_stages`."""
         made: list[Block] = []
         yield from self._stream.stages(batch_size=batch_size, seed=seed, made=made)
         with table_batches(lambda: iter(made), columns=self._stream.columns) as batches:
@@ -103,40 +107,40 @@ class TableRows:
 
 
 SEPARATOR = b"\xff"
-"""Stands between the strings of a dictionary: no UTF-8 text holds it."""
+"""Separates the strings of a dictionary; never part of UTF-8 text."""
 
 
 @contextmanager
 def table_batches(
     blocks: Callable[[], Iterator[Block]], *, columns: Sequence[Column]
 ) -> Iterator[tf.data.Dataset[Any]]:
-    """Batches of raw columns, for as long as the context is open; then the reader's threads end.
+    """Open batches of raw columns; the reader's threads end with the context.
 
     Args:
-        blocks: Gives a fresh iterator over the blocks, e.g. of `TableStream.shuffled`.
+        blocks: Returns a new iterator over the blocks, e.g. of `TableStream.shuffled`.
         columns: The stream's columns.
 
     Yields:
         A dataset of {column: [batch, ...]} as `stoker.data.columns` says, strings as `tf.string`;
         lists of varying length padded to the batch's longest.
-        One iterator at a time: a second one begins anew and ends the first.
+        One iterator at a time: a second one starts from the beginning and ends the first.
 
     Raises:
         DataError: a shard was changed, cut or damaged; names it. It takes the place of the
             `tf.errors.OpError` that left the context.
     """
-    served = _Served(blocks, columns)
+    server = _BlockServer(blocks, columns)
     try:
-        yield _dataset(served, columns)
+        yield _dataset(server, columns)
     except tf.errors.OpError as error:
-        if served.fault is not None:
-            raise served.fault from error
+        if server.fault is not None:
+            raise server.fault from error
         raise
     finally:
-        served.close()
+        server.close()
 
 
-def _dataset(served: _Served, columns: Sequence[Column]) -> tf.data.Dataset[Any]:
+def _dataset(server: _BlockServer, columns: Sequence[Column]) -> tf.data.Dataset[Any]:
     texts, lists = _texts(columns), _ragged(columns)
     dtypes = [*(tf.int64 if c.is_ragged else _dtype(c) for c in columns)]
     dtypes += [*(tf.string for _ in texts), *map(_dtype, lists)]
@@ -148,7 +152,7 @@ def _dataset(served: _Served, columns: Sequence[Column]) -> tf.data.Dataset[Any]
 
     @plain
     def window(turn: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = tf.numpy_function(served.window, [turn], dtypes)
+        found = tf.numpy_function(server.window, [turn], dtypes)
         return tuple(map(tf.ensure_shape, found, shapes))
 
     # Not `from_generator`: it has malloc give memory back at once (M_TRIM_THRESHOLD), and the
@@ -158,7 +162,7 @@ def _dataset(served: _Served, columns: Sequence[Column]) -> tf.data.Dataset[Any]
     return windows.flat_map(plain(lambda *parts: _batches(parts, columns)))
 
 
-class _Served:
+class _BlockServer:
     """The windows of one reader after another, as TensorFlow's threads ask for them."""
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], columns: Sequence[Column]) -> None:
@@ -167,7 +171,7 @@ class _Served:
         self._windows = self._read(iter(()))
         self._is_open = True
         self._turn = Lock()
-        self._end = self._arrays({c.name: no_rows(c) for c in columns}, batches=0, size=0)
+        self._end = self._arrays({c.name: empty_column(c) for c in columns}, batches=0, size=0)
 
     def window(self, turn: int) -> list[Any]:
         """The next window; the first turn begins anew, and after the last there is none."""
@@ -190,9 +194,9 @@ class _Served:
 
     def _read(self, blocks: Iterator[Block]) -> Generator[list[Any], None, None]:
         for block in blocks:
-            whole, rest = divmod(block.rows, block.batch_size)
-            if whole:
-                yield self._arrays(block.columns, batches=whole, size=block.batch_size)
+            to_dense, rest = divmod(block.rows, block.batch_size)
+            if to_dense:
+                yield self._arrays(block.columns, batches=to_dense, size=block.batch_size)
             if rest:
                 last = {name: values[-rest:] for name, values in block.columns.items()}
                 yield self._arrays(last, batches=1, size=rest)
@@ -224,20 +228,20 @@ def _batches(parts: Sequence[tf.Tensor], columns: Sequence[Column]) -> tf.data.D
     # As above.
     batches = tf.data.Dataset.from_tensor_slices((numbers, starts))  # type: ignore[arg-type]
 
-    def spelled(name: str, codes: Any) -> Any:
+    def decode_codes(name: str, codes: Any) -> Any:
         # `gather_nd`: on strings `gather` takes 35 ns for each, this 21 ns.
         return tf.gather_nd(words[name], codes[..., None]) if name in words else codes
 
     @plain
-    def whole(batch: Any, starts: Any) -> Any:
-        dense = {name: spelled(name, batch[name]) for name in batch if name not in flats}
+    def to_dense(batch: Any, starts: Any) -> Any:
+        dense = {name: decode_codes(name, batch[name]) for name in batch if name not in flats}
         for column in lists:
             name, lengths = column.name, batch[column.name]
             own = flats[name][starts[name] : starts[name] + tf.reduce_sum(lengths)]
-            dense[name] = _padded(column, spelled(name, own), lengths)
+            dense[name] = _padded(column, decode_codes(name, own), lengths)
         return dense
 
-    return batches.map(whole)
+    return batches.map(to_dense)
 
 
 def _padded(column: Column, flat: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
