@@ -1,4 +1,4 @@
-"""What a dispatcher and its workers answer when they are asked, without TensorFlow.
+"""Query a dispatcher and its workers for their state, without TensorFlow.
 
 Source: tensorflow/core/data/service/{dispatcher,worker}.proto, TensorFlow 2.21.
 """
@@ -18,7 +18,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.config import split_address
 
 POLL_S = 0.2
-"""Pause between two looks at a dispatcher that is still starting."""
+"""Pause between queries to a dispatcher that is still starting."""
 
 _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
@@ -29,13 +29,13 @@ class WorkerStatus:
     """One worker that a dispatcher knows."""
 
     address: str
-    """`host:port` by which readers reach it."""
+    """Its `host:port` for readers."""
 
     answers: bool
-    """Whether it answered in time; one that was killed stays known to the dispatcher."""
+    """Whether it answered in time; the dispatcher also knows killed workers."""
 
     tasks: int
-    """Pipelines that it is running."""
+    """Number of pipelines that it runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +46,16 @@ class ServiceStatus:
     """`host:port` of the dispatcher."""
 
     workers: tuple[WorkerStatus, ...]
-    """Those that ever reported to it, sorted by address."""
+    """All workers that ever reported to it, sorted by address."""
 
     @property
     def answering(self) -> int:
-        """How many workers answer."""
+        """Number of workers that answer."""
         return sum(worker.answers for worker in self.workers)
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Addresses of the workers that do not answer; readers wait for them nevertheless."""
+        """Addresses of the workers that do not answer, for which readers wait."""
         return tuple(worker.address for worker in self.workers if not worker.answers)
 
 
@@ -76,7 +76,7 @@ def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
         raise ConfigError(
             f"a tf.data service's dispatcher must answer at {where} within {timeout_s:g} s",
             got=Plain("no answer" if _is_open(host, port) else "nothing listens there"),
-            fix="Start it with `stoker data-service start`, or mend the address.",
+            fix="Start it with `stoker data-service start`, or correct the address.",
         )
     found = sorted(_worker_address(worker) for worker in _messages(answer))
     return ServiceStatus(
@@ -85,12 +85,12 @@ def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
 
 
 def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> ServiceStatus:
-    """Wait for a dispatcher and a number of workers, and until every worker that it knows answers.
+    """Wait for a dispatcher, a number of workers, and an answer of every worker that it knows.
 
-    A dispatcher deals records to a worker that is gone too, and readers wait for it without end.
+    A dispatcher also assigns records to a worker that has ended, and readers wait for it without end.
 
     Raises:
-        ConfigError: they are not there in time; says what is.
+        ConfigError: they do not answer in time; says which do.
     """
     end_s = time.monotonic() + timeout_s
     while True:
@@ -120,9 +120,9 @@ def _not_ready(status: ServiceStatus, *, workers: int, timeout_s: float) -> Conf
     port = status.silent[0].rpartition(":")[2]
     return ConfigError(
         f"every worker that the tf.data service at {status.address} knows must answer: "
-        "it deals records to all of them",
+        "it assigns records to all of them",
         got=Plain(f"no answer from {', '.join(status.silent)}"),
-        fix=f"Start it again where it was (--worker-port {port}), or start the service anew.",
+        fix=f"Start it again where it was (--worker-port {port}), or restart the service.",
     )
 
 
@@ -137,7 +137,7 @@ def _worker_address(worker: bytes) -> str:
 
 
 def _ask(address: str, method: str, timeout_s: float) -> bytes | None:
-    """The answer to an empty request; None where none came in time."""
+    """Return the answer to an empty request; None if none came in time."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             return channel.unary_unary(method)(b"", timeout=timeout_s)
