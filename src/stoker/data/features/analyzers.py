@@ -178,7 +178,7 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
 
     Returns:
         `num_buckets - 1` boundaries, ascending, repeated where the data repeats: of `n` sorted
-        values, those at positions `floor(i * n / num_buckets)`. Empty where there is no value.
+        values, those at positions `floor(i * n / num_buckets)`. Empty without values.
 
     Source: TensorFlow Transform's own tests of `tft.quantiles` with small inputs, where its
     approximation is exact ([1, 2, 3, 4] in 6 buckets: 1, 2, 3, 3, 4).

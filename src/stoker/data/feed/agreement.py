@@ -33,7 +33,7 @@ sums of some hundred terms on a CPU. For less precise arithmetic see `train/loop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerAgreement:
-    """A model's top-1 answers by the fast evaluation path beside those by the exported graph's."""
+    """Comparison of a model's top-1 answers by the fast decoder and by the exported graph's."""
 
     rows: int
     """Number of compared rows: the whole split."""
@@ -46,7 +46,7 @@ class AnswerAgreement:
 
     @property
     def holds(self) -> bool:
-        """Whether validation may go by the fast path."""
+        """Whether validation may use the fast decoder."""
         return self.differ == 0
 
 

@@ -1,9 +1,9 @@
 """Make any `tf.data.Dataset` faster by `tf.data.Options`, without changes to its code.
 
 TensorFlow rewrites the pipeline's graph when an iterator is made: a sequential `map` becomes
-parallel, map and batch one operation, a prefetch stands at the end. Most of this is TensorFlow
+parallel, map and batch become one operation, a prefetch is added at the end. Most of this is TensorFlow
 2.21's default, unless the pipeline says otherwise; here it is asked for by name, and what TensorFlow
-never does by itself (a memory budget, threads of its own, slack) is added.
+never does by itself (a memory budget, own threads, slack) is added.
 """
 
 from __future__ import annotations

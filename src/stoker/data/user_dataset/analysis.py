@@ -1,13 +1,13 @@
-"""One pass over a user's dataset: how much it is, and the statistics of what it holds.
+"""One pass over a user's dataset: its size and statistics.
 
-Single values and short vectors go through a temporary table, so that they are counted as columns of
-a table are. Of larger tensors nothing is kept but their moments and limits.
+Single values and short vectors go through a temporary table, which is analyzed like any table. Of larger
+tensors only moments and limits are kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,14 @@ from stoker.data.features.analysis.statistics import (
     NumberStatistics,
     Statistics,
 )
+from stoker.data.features.engine import Progress
 from stoker.data.feed.config import ByteForm
-from stoker.data.user_dataset.as_bytes import ByteForms
+from stoker.data.user_dataset.byte_features import ByteForms
 from stoker.data.user_dataset.description import Count, TensorColumn
 from stoker.data.user_dataset.load_dataset import OwnDataset, empty_split
 
 TABLE_VALUES = 64
-"""Longest vector that is counted value by value: 64 columns' worth of a table."""
+"""Longest vector whose values are counted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,24 +58,18 @@ class OwnAnalysis:
     """Split -> output of the model -> label summary."""
 
 
-Progress = Callable[[int, int, str], None]
-"""Called with batches done, how many there are (0 where that is not known), and of what."""
-
-
 def analyze_own_dataset(
     dataset: OwnDataset, folder: Path, *, scratch: Path, fingerprint: str, progress: Progress
 ) -> OwnAnalysis:
-    """Look at every record of every split, once, and write down what the data is.
+    """Read every record of every split once, and write the analysis.
 
     Args:
-        dataset: The user's.
-        folder: Takes what `stoker.data.features.analysis.analyze.analyze` writes.
+        dataset: The user's dataset.
+        folder: Folder for the files of `stoker.data.features.analysis.analyze.analyze`.
         scratch: An empty folder for the temporary table.
-        fingerprint: What the statistics are told to be of.
-        progress: Told after each batch.
-
-    Returns:
-        What was found.
+        fingerprint: The dataset's fingerprint, for the statistics.
+        progress: Called after each batch, with batches done, the number of batches (0: unknown), and the
+            split.
 
     Raises:
         ConfigError: the user's pipeline raised.
@@ -87,25 +82,27 @@ def analyze_own_dataset(
     columns: dict[str, Column] | None = None
     forms = {column.name: ByteForms() for column in dataset.description.features}
     for split in dataset.datasets:
-        look = _Look(dataset, split, scratch / f"{split}.parquet", columns, forms)
-        counts[split] = look.run(progress)
-        summaries[split] = look.labels()
-        columns, moments[split] = look.columns, look.moments
-        shards[split] = look.shards(counts[split].rows)
+        split_pass = _SplitPass(dataset, split, scratch / f"{split}.parquet", columns, forms)
+        counts[split] = split_pass.run(progress)
+        summaries[split] = split_pass.labels()
+        columns, moments[split] = split_pass.columns, split_pass.moments
+        shards[split] = split_pass.shards(counts[split].rows)
     table = Dataset(
         root=scratch,
         columns=tuple((columns or {}).values()),
         splits=shards,
         column_hashes={split: dict.fromkeys(columns or {}, fingerprint) for split in shards},
     )
-    told = compute_statistics(table).splits if columns else dict.fromkeys(counts, ())
+    table_statistics = compute_statistics(table).splits if columns else dict.fromkeys(counts, ())
     statistics = Statistics(
         fingerprint=fingerprint,
         rows={split: count.rows for split, count in counts.items()},
-        splits={split: _in_order(dataset, told[split], moments[split]) for split in counts},
+        splits={
+            split: _in_order(dataset, table_statistics[split], moments[split]) for split in counts
+        },
     )
     labels = dataset.description.labels.values()
-    # One of many numbers of a label is no class.
+    # A number in a vector label is not a class.
     named = [label.name for label in labels if label.shape in ((), (1,))]
     leaks = find_leaks(table, statistics, named) if columns else ()
     _, anomalies = write_analysis(statistics, folder, labels=named, leaks=leaks)
@@ -119,16 +116,18 @@ def analyze_own_dataset(
 
 
 def _in_order(
-    dataset: OwnDataset, told: tuple[ColumnStatistics, ...], moments: Mapping[str, Moments]
+    dataset: OwnDataset,
+    table_statistics: tuple[ColumnStatistics, ...],
+    moments: Mapping[str, Moments],
 ) -> tuple[ColumnStatistics, ...]:
-    by_name = {column.name: column for column in told}
+    by_name = {column.name: column for column in table_statistics}
     return tuple(
         by_name[column.name] if column.name in by_name else moments[column.name].statistics(column)
         for column in dataset.columns
     )
 
 
-class _Look:
+class _SplitPass:
     """One pass over one split."""
 
     def __init__(
@@ -141,14 +140,14 @@ class _Look:
     ) -> None:
         self._dataset, self._split, self._path = dataset, split, path
         self._forms = forms
-        # Whether a string is a text is seen in the first batch of the first split.
-        self._known = columns
+        # The first batch of the first split decides whether strings are text.
+        self._known_columns = columns
         self.columns: dict[str, Column] = columns or {}
         self.moments: dict[str, Moments] = {}
         self._labels = {output: LabelCounter() for output in dataset.description.labels}
 
     def labels(self) -> dict[str, LabelSummary]:
-        """Output of the model -> summary of the labels read so far."""
+        """Return output of the model -> summary of the labels read so far."""
         return {output: counter.summary() for output, counter in self._labels.items()}
 
     def run(self, progress: Progress) -> Count:
@@ -160,7 +159,7 @@ class _Look:
                 writer = writer or self._open(parts)
                 size = len(parts[self._dataset.columns[0].name])
                 batches, rows, largest = batches + 1, rows + size, max(largest, size)
-                self._take(parts, writer)
+                self._add(parts, writer)
                 progress(batches, total, f"batches of {self._split}")
         finally:
             if writer is not None:
@@ -181,7 +180,7 @@ class _Look:
         )
 
     def _open(self, parts: Mapping[str, NDArray[Any]]) -> pq.ParquetWriter:
-        if self._known is None:
+        if self._known_columns is None:
             made = {c.name: _tabular(c, parts[c.name]) for c in self._dataset.columns}
             self.columns = {name: column for name, column in made.items() if column is not None}
         self.moments = {
@@ -192,7 +191,7 @@ class _Look:
         schema = pa.schema([(name, column.arrow_type) for name, column in self.columns.items()])
         return pq.ParquetWriter(self._path, schema)
 
-    def _take(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
+    def _add(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
         for name, moments in self.moments.items():
             moments.add(parts[name])
         for name, forms in self._forms.items():
@@ -209,7 +208,7 @@ _TABLE_DTYPES = {"float16": "float32", "float32": "float32", "float64": "float64
 
 
 def _tabular(column: TensorColumn, first: NDArray[Any]) -> Column | None:
-    """The column of the temporary table, or None for what is too large or no text."""
+    """Return the column of the temporary table; None if it is too large, or bytes but not text."""
     length = column.shape[0] if len(column.shape) == 1 else None
     if len(column.shape) > 1 or (column.shape and not 1 <= (length or 0) <= TABLE_VALUES):
         return None
@@ -233,7 +232,7 @@ def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
     if column.dtype == "string":
         cells = pa.array([value.decode(errors="replace") for value in flat], pa.string())
     else:
-        # NaN is a missing value, as it is in a shard.
+        # NaN is a missing value, as in a shard.
         cells = pa.array(flat.astype(column.dtype), from_pandas=True)
     if column.length is None:
         return cells
@@ -242,7 +241,7 @@ def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
 
 @dataclass
 class Moments:
-    """What is kept of a tensor's values: of bytes, their lengths."""
+    """Moments and limits of a tensor's values, or of the lengths of bytes."""
 
     count: int = 0
     finite: int = 0
@@ -255,7 +254,7 @@ class Moments:
     high: float = -math.inf
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take in a batch.
+        """Add a batch.
 
         Source: Chan, Golub, LeVeque 1979, updating formulae for the sample variance.
         """
@@ -279,7 +278,7 @@ class Moments:
         self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
 
     def statistics(self, column: TensorColumn) -> ColumnStatistics:
-        """The same in the form that a report shows."""
+        """Return them as statistics of a column."""
         is_bytes, seen = column.dtype == "string", self.finite > 0
         numbers = NumberStatistics(
             mean=self.mean if seen else None,

@@ -48,7 +48,7 @@ overflow."""
 
 MOST_ELEMENTS = 64
 """Elements of a vector or list column that are checked: of longer vectors evenly spaced ones, of longer
-lists the first. Each costs label_statistics as much as a column of its own."""
+lists the first. Each costs about as much as a column."""
 
 SAMPLE_ROWS = 50_000
 """Elements are checked in this many rows first: one that does not decide the label there does not in all

@@ -72,9 +72,9 @@ def sparse_from_lists(
 
 
 _MISSING: dict[tf.DType, Any] = {tf.float32: float("nan"), tf.float64: float("nan"), tf.string: ""}
-"""Type of values -> what stands for a missing one."""
+"""Type of values -> the missing value."""
 
 
 def _rule(holds: tf.Tensor, rule: str) -> Any:
-    said = f"stoker.transform.sparse_from_lists: every row must have {rule}"
-    return tf.debugging.Assert(tf.reduce_all(holds), [said])
+    message = f"stoker.transform.sparse_from_lists: every row must have {rule}"
+    return tf.debugging.Assert(tf.reduce_all(holds), [message])

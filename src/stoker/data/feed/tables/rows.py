@@ -174,7 +174,7 @@ class _BlockServer:
         self._end = self._arrays({c.name: empty_column(c) for c in columns}, batches=0, size=0)
 
     def window(self, turn: int) -> list[Any]:
-        """The next window; the first turn begins anew, and after the last there is none."""
+        """Return the next window; turn 0 starts from the beginning."""
         with self._turn:
             if turn == 0 and self._is_open:
                 self._windows.close()
@@ -187,7 +187,7 @@ class _BlockServer:
                 raise
 
     def close(self) -> None:
-        """End the reader; whoever still asks gets no more windows."""
+        """End the reader; later calls get no more windows."""
         with self._turn:
             self._is_open = False
             self._windows.close()
