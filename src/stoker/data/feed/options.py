@@ -2,7 +2,7 @@
 
 TensorFlow rewrites the pipeline's graph when an iterator is made: a sequential `map` becomes
 parallel, map and batch become one operation, a prefetch is added at the end. Most of this is TensorFlow
-2.21's default, unless the pipeline says otherwise; here it is asked for by name, and what TensorFlow
+2.21's default, unless the pipeline says otherwise; here it is set explicitly, and what TensorFlow
 never does by itself (a memory budget, own threads, slack) is added.
 """
 

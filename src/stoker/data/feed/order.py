@@ -38,26 +38,26 @@ def shuffled_indices(
     if size <= 1:
         return np.zeros(len(positions), np.int64)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    rounds = _rounds(_round_keys(seed, epoch), half_bits, asked=len(positions))
-    walked = _feistel(positions, half_bits, rounds)
-    outside = np.flatnonzero(walked >= size)
+    rounds = _rounds(_round_keys(seed, epoch), half_bits, lookups=len(positions))
+    indices = _feistel(positions, half_bits, rounds)
+    outside = np.flatnonzero(indices >= size)
     while len(outside):
-        again = _feistel(walked[outside], half_bits, rounds)
-        walked[outside] = again
+        again = _feistel(indices[outside], half_bits, rounds)
+        indices[outside] = again
         outside = outside[again >= size]
-    return walked
+    return indices
 
 
 _Round = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
-def _rounds(keys: list[int], half_bits: int, *, asked: int) -> list[_Round]:
+def _rounds(keys: list[int], half_bits: int, *, lookups: int) -> list[_Round]:
     mask = np.uint64((1 << half_bits) - 1)
 
     def computed(key: int) -> _Round:
         return lambda half: (mixed(half.astype(np.uint64) + np.uint64(key)) & mask).view(np.int64)
 
-    if asked < 1 << half_bits:
+    if lookups < 1 << half_bits:
         return [computed(key) for key in keys]
     # A round has only 2**half_bits different inputs: a table takes a third of the time.
     every = np.arange(1 << half_bits)

@@ -95,12 +95,14 @@ def bottleneck(stages: Sequence[StageCost]) -> StageCost:
 
 def _cpu_s(run: Callable[[], object]) -> float:
     """Return the CPU seconds of a run, the median of several."""
-    taken_s: list[float] = []
-    while len(taken_s) < LEAST_RUNS or (sum(taken_s) < MEASURED_S and len(taken_s) < MOST_RUNS):
+    cpu_times_s: list[float] = []
+    while len(cpu_times_s) < LEAST_RUNS or (
+        sum(cpu_times_s) < MEASURED_S and len(cpu_times_s) < MOST_RUNS
+    ):
         begun_s = time.process_time()
         run()
-        taken_s.append(time.process_time() - begun_s)
-    return statistics.median(taken_s)
+        cpu_times_s.append(time.process_time() - begun_s)
+    return statistics.median(cpu_times_s)
 
 
 def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, ...]:
@@ -173,10 +175,14 @@ class _Costs:
 
     def in_order(self) -> Iterator[tuple[str, float, float]]:
         """Yield name, CPU seconds per output and parallelism from the source on; equal names numbered."""
-        seen: Counter[str] = Counter()
+        count_by_name: Counter[str] = Counter()
         for name, cost, at_once in self._found.values():
-            seen[name] += 1
-            yield name if seen[name] == 1 else f"{name} {seen[name]}", cost, at_once
+            count_by_name[name] += 1
+            yield (
+                name if count_by_name[name] == 1 else f"{name} {count_by_name[name]}",
+                cost,
+                at_once,
+            )
 
     def _add(self, number: int, per_output: float, path: tuple[str, ...]) -> None:
         """Add the inputs of a node, then the node.
@@ -192,8 +198,8 @@ class _Costs:
         if node.node_class in _INTERLEAVES:
             inputs, inner = inputs[:1], inputs[1:]
         for place, key in enumerate(inputs):
-            taken = self._elements(key) / max(1, node.num_elements)
-            ratio = node.ratio if node.node_class in _KNOWN_RATIOS and node.ratio else taken
+            ratio_so_far = self._elements(key) / max(1, node.num_elements)
+            ratio = node.ratio if node.node_class in _KNOWN_RATIOS and node.ratio else ratio_so_far
             self._add(key, per_output * ratio, (*path, f"{place}"))
         total = sum(map(self._elements, inner))
         for key in inner:

@@ -106,7 +106,7 @@ def analyze_own_dataset(
     named = [label.name for label in labels if label.shape in ((), (1,))]
     leaks = find_leaks(table, statistics, named) if columns else ()
     _, anomalies = write_analysis(statistics, folder, labels=named, leaks=leaks)
-    found = {name: seen.form for name, seen in forms.items()}
+    found = {name: each.form for name, each in forms.items()}
     return OwnAnalysis(
         counts=counts,
         anomalies=anomalies,
@@ -279,21 +279,21 @@ class Moments:
 
     def statistics(self, column: TensorColumn) -> ColumnStatistics:
         """Return them as statistics of a column."""
-        is_bytes, seen = column.dtype == "string", self.finite > 0
+        is_bytes, has_values = column.dtype == "string", self.finite > 0
         numbers = NumberStatistics(
-            mean=self.mean if seen else None,
-            std=math.sqrt(self.squares / self.finite) if seen else None,
-            min=self.low if seen else None,
-            max=self.high if seen else None,
+            mean=self.mean if has_values else None,
+            std=math.sqrt(self.squares / self.finite) if has_values else None,
+            min=self.low if has_values else None,
+            max=self.high if has_values else None,
             zeros=self.zeros,
             infinite=self.infinite,
             quantiles=(),
             histogram=(),
         )
         lengths = LengthStatistics(
-            mean=self.mean if seen else None,
-            min=int(self.low) if seen else None,
-            max=int(self.high) if seen else None,
+            mean=self.mean if has_values else None,
+            min=int(self.low) if has_values else None,
+            max=int(self.high) if has_values else None,
         )
         return ColumnStatistics(
             name=column.name,

@@ -191,20 +191,20 @@ def in_memory(
     """
     # TensorFlow shares a complete cache between all iterators of this object.
     cached = dataset.cache()
-    taken = rows = 0
+    cached_bytes = rows = 0
     for number, element in enumerate(cached, start=1):
         tensors = tf.nest.flatten(element)
-        taken += sum(map(element_bytes, tensors))
+        cached_bytes += sum(map(element_bytes, tensors))
         rows += int(tensors[0].shape[0])
-        limit = int(CACHE_SHARE * (free_memory_bytes() + taken))
-        needed = taken * count.rows // max(1, rows)
-        if taken > limit or (needed > limit and taken > SURE_SHARE * limit):
+        limit = int(CACHE_SHARE * (free_memory_bytes() + cached_bytes))
+        needed = cached_bytes * count.rows // max(1, rows)
+        if cached_bytes > limit or (needed > limit and cached_bytes > SURE_SHARE * limit):
             raise ConfigError(
                 f"data.pipeline.cache: memory must fit into {CACHE_SHARE:.0%} of the free memory",
                 got=Plain(
-                    f"{_size(taken)} in {number} of {count.batches} batches of {what}, split "
-                    f"{split!r}, so about {_size(max(taken, needed))} in all; {_size(limit)} may be "
-                    "taken"
+                    f"{_size(cached_bytes)} in {number} of {count.batches} batches of {what}, split "
+                    f"{split!r}, so about {_size(max(cached_bytes, needed))} in all; {_size(limit)} may be "
+                    "may be used"
                 ),
                 fix="Set data.pipeline.cache to none, or cache in the dataset what is smaller: the "
                 "encoded images, or pixels as uint8.",
@@ -244,9 +244,9 @@ def passes_agree(dataset: tf.data.Dataset[Any], *, batches: int = BATCHES) -> bo
     """
     # As training repeats it: by one iterator, in which the state of random maps goes on.
     both = as_written(dataset.take(batches).repeat(2))
-    seen = [_digest(element) for element in both]
-    half, odd = divmod(len(seen), 2)
-    return not odd and seen[:half] == seen[half:]
+    digests = [_digest(element) for element in both]
+    half, odd = divmod(len(digests), 2)
+    return not odd and digests[:half] == digests[half:]
 
 
 def _digest(element: Any) -> bytes:

@@ -114,13 +114,13 @@ def _counted(hashes: ir.Table, key: str, splits: Sequence[str]) -> dict[str, int
     train = splits.index(TRAIN)
     counts = {f"n{index}": (hashes.split == index).sum() for index in range(len(splits))}
     groups = hashes.group_by(key).aggregate(**counts)
-    asked = {"distinct": groups.count()}
+    counts_by_name = {"distinct": groups.count()}
     for index in range(len(splits)):
-        asked[f"distinct_{index}"] = (groups[f"n{index}"] > 0).sum()
+        counts_by_name[f"distinct_{index}"] = (groups[f"n{index}"] > 0).sum()
         if index != train:
             shared = groups[f"n{index}"].sum(where=groups[f"n{train}"] > 0)
-            asked[f"shared_{index}"] = shared.fill_null(0)
-    found: dict[str, Any] = groups.aggregate(**asked).to_pyarrow().to_pylist()[0]
+            counts_by_name[f"shared_{index}"] = shared.fill_null(0)
+    found: dict[str, Any] = groups.aggregate(**counts_by_name).to_pyarrow().to_pylist()[0]
     return {name: int(value) for name, value in found.items()}
 
 
@@ -157,11 +157,11 @@ def find_split_anomalies(
 
 
 def _share(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
-    total, asked = sum(statistics.rows.values()), config.splits[split]
-    variance = total * asked * (1 - asked)
-    if _differs(statistics.rows[split], total, share=asked, variance=variance):
+    total, expected = sum(statistics.rows.values()), config.splits[split]
+    variance = total * expected * (1 - expected)
+    if _differs(statistics.rows[split], total, share=expected, variance=variance):
         text = (
-            f"it holds {statistics.split_facts[split].share:.1%} of the rows, not {asked:.1%} as "
+            f"it holds {statistics.split_facts[split].share:.1%} of the rows, not {expected:.1%} as "
             f"data.splits says, more than chance explains: {_why(statistics, config)}"
         )
         yield _make(split, "", "split_share", text)

@@ -189,14 +189,14 @@ def required(function: str, tensor: object) -> Trace:
 
 def sources(tensors: Sequence[tf.Tensor]) -> set[str]:
     """Return the names of the placeholders that tensors depend on, control inputs included."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     found: set[str] = set()
     waiting = [tensor.op for tensor in tensors]
     while waiting:
         op = waiting.pop()
-        if op.name in seen:
+        if op.name in visited:
             continue
-        seen.add(op.name)
+        visited.add(op.name)
         if op.type == "Placeholder":
             found.add(op.name)
         waiting.extend(tensor.op for tensor in op.inputs)

@@ -128,10 +128,10 @@ class TextColumn:
         parts = [self._dictionaries[start] for start in starts]
         unified = pa.concat_arrays(parts).dictionary_encode()
         new_codes = np.empty(self._codes.size, np.int32)
-        taken = 0
+        offset = 0
         for start, part in zip(starts, parts, strict=True):
-            new_codes[start : start + len(part)] = unified.indices[taken : taken + len(part)]
-            taken += len(part)
+            new_codes[start : start + len(part)] = unified.indices[offset : offset + len(part)]
+            offset += len(part)
         new_codes.take(self._codes, out=self._codes, mode="clip")
         return Text(codes=self._codes, dictionary=unified.dictionary)
 

@@ -194,9 +194,9 @@ class _BlockServer:
 
     def _read(self, blocks: Iterator[Block]) -> Generator[list[Any], None, None]:
         for block in blocks:
-            to_dense, rest = divmod(block.rows, block.batch_size)
-            if to_dense:
-                yield self._arrays(block.columns, batches=to_dense, size=block.batch_size)
+            whole, rest = divmod(block.rows, block.batch_size)
+            if whole:
+                yield self._arrays(block.columns, batches=whole, size=block.batch_size)
             if rest:
                 last = {name: values[-rest:] for name, values in block.columns.items()}
                 yield self._arrays(last, batches=1, size=rest)
