@@ -240,7 +240,7 @@ def test_without_libjpeg_opencv_decodes_and_the_reason_is_the_compilers(
     ("right", "wrong_one", "why"),
     [
         ("JDCT_ISLOW", "JDCT_IFAST", "does not decode a small JPEG as libjpeg does"),
-        ("12582912.0f", "12582913.0f", "does not resize a small image as it should"),
+        ("12582912.0f", "12582913.0f", "does not resize a small image correctly"),
     ],
 )
 def test_a_library_that_decodes_otherwise_is_not_used(

@@ -383,7 +383,7 @@ def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("stoker.data.feed.service.reading.WATCHED_EVERY_S", 0.2)
+    monkeypatch.setattr("stoker.data.feed.service.reading.CHECK_WORKERS_S", 0.2)
     with started(tmp_path / "first", "--workers", "1") as service:
         address = service.said["address"]
         config = ServiceConfig(address=address, workers=1, timeout_s=3)

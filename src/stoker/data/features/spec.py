@@ -211,22 +211,19 @@ def to_json(spec: TransformSpec) -> dict[str, Any]:
     return dataclasses.asdict(spec) | {"labels": labels}
 
 
-def from_json(raw: dict[str, Any]) -> TransformSpec:
+def from_json(raw: Any) -> TransformSpec:
     """Read back what `to_json` made.
 
     Raises:
         DataError: it is something else.
     """
-    labels = raw.get("labels")
-    if isinstance(labels, list) and all("output" in each for each in labels):
-        by_output = {each["output"]: dict(each) for each in labels}
-        for each in by_output.values():
-            del each["output"]
-        raw = raw | {"labels": by_output}
+    labels = raw.get("labels") if isinstance(raw, dict) else None
+    if isinstance(labels, list) and all(isinstance(each, dict) for each in labels):
+        raw = raw | {"labels": {each.pop("output", ""): each for each in map(dict, labels)}}
     return read_as(TransformSpec, raw, f"{SPEC} must describe a transform")
 
 
-def read_as(cls: type[Described], raw: dict[str, Any], rule: str) -> Described:
+def read_as(cls: type[Described], raw: Any, rule: str) -> Described:
     """Build a dataclass from the JSON values that `dataclasses.asdict` made of one.
 
     Raises:

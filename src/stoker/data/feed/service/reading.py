@@ -289,7 +289,12 @@ def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
     Raises:
         ConfigError: it calls Python (names operation and function), or reads a variable.
     """
-    found = list(dict.fromkeys(python_functions(dataset)))
+    nodes = _nodes(dataset)
+    found = dict.fromkeys(
+        f"{node.op} ({_function_name(node.attr['token'].s.decode())})"
+        for node in nodes
+        if node.op in PYTHON_OPERATIONS
+    )
     if found:
         raise ConfigError(
             "a pipeline for the tf.data service must not hold a Python function, which cannot leave its "
@@ -297,7 +302,7 @@ def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
             got=Plain("; ".join(found)),
             fix="Write it in TensorFlow's own operations, or leave data.service out and read here.",
         )
-    variables = sorted({node.op for node in _nodes(dataset) if node.op in VARIABLE_OPERATIONS})
+    variables = sorted({node.op for node in nodes if node.op in VARIABLE_OPERATIONS})
     if variables:
         raise ConfigError(
             "a pipeline for the tf.data service must not read a variable, whose value stays in this "
@@ -305,14 +310,6 @@ def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
             got=Plain(", ".join(variables)),
             fix="Use constants in their place.",
         )
-
-
-def python_functions(dataset: tf.data.Dataset[Any]) -> Iterator[str]:
-    """Yield the operation of each Python function in a pipeline, and its name if known."""
-    for node in _nodes(dataset):
-        if node.op in PYTHON_OPERATIONS:
-            token = node.attr["token"].s.decode()
-            yield f"{node.op} ({_function_name(token)})"
 
 
 def _nodes(dataset: tf.data.Dataset[Any]) -> list[Any]:
