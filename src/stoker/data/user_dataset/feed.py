@@ -204,7 +204,7 @@ def in_memory(
                 got=Plain(
                     f"{_size(cached_bytes)} in {number} of {count.batches} batches of {what}, split "
                     f"{split!r}, so about {_size(max(cached_bytes, needed))} in all; {_size(limit)} may be "
-                    "may be used"
+                    "used"
                 ),
                 fix="Set data.pipeline.cache to none, or cache in the dataset what is smaller: the "
                 "encoded images, or pixels as uint8.",

@@ -88,7 +88,7 @@ class Trace:
         self.domains: dict[Any, Domain] = {}
         self.vocabularies: dict[Any, int] = {}
         self._answers = answers
-        self._earlier_requests = requests
+        self._earlier = requests
         self._objects = objects
         self._made = 0
         self._index: dict[Any, int] = {}
@@ -105,9 +105,7 @@ class Trace:
         key = (kind, tensor.ref(), tuple(sorted(params.items())))
         if key not in self._index:
             index = self._index[key] = len(self.calls)
-            if self._earlier_requests and self._earlier_requests[index : index + 1] != [
-                (kind, params)
-            ]:
+            if self._earlier and self._earlier[index : index + 1] != [(kind, params)]:
                 raise changed_requests()
             placeholder = tf.compat.v1.placeholder(tf.float64, [], name=f"answer_{index}")
             self.calls.append(
