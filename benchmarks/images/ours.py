@@ -10,7 +10,7 @@ import tensorflow as tf
 from measure import BATCH, CROP, RATIO, SCALE, report
 
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_whole
+from stoker.data.features.image_decoding import decode_whole
 from stoker.data.feed.images.augment import AugmentConfig, RandomResizedCrop
 from stoker.data.feed.images.decode_engines import choose_engine
 from stoker.data.feed.images.image_feed import PARALLEL_CALLS, ImageFeed

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from table import BATCH, COLUMNS, ROW_BYTES, TFRECORD_ROWS, dataset, tfrecords, train_rows
 
-from stoker.data.feed.tables.tensors import table_batches
+from stoker.data.feed.tables.rows import table_batches
 from stoker.data.feed.tables.windows import TableStream
 
 PEERS = Path(__file__).resolve().parents[2] / ".venv-bench"

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.user_dataset.description import Count
-from stoker.data.user_dataset.elements import describe_element
 from stoker.data.user_dataset.features import OwnFeatures
-from stoker.data.user_dataset.load_dataset import OwnDataset
+from stoker.data.user_dataset.load_dataset import OwnDataset, describe_element
 from stoker.telemetry.writers import Everywhere
 from stoker.telemetry.writers.jsonl import JsonLines
 from stoker.train.config import CheckpointConfig, ReductionDtype, ResolvedTraining, TrainConfig

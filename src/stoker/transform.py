@@ -8,16 +8,14 @@ def preprocessing_fn(inputs):
 
 from __future__ import annotations
 
-from stoker.data.features.preprocessing.buckets import (
+from stoker.data.features.preprocessing.numeric import (
     apply_buckets,
     bucketize,
     hash_strings,
-    quantiles,
-)
-from stoker.data.features.preprocessing.scalers import (
     max,  # noqa: A004
     mean,
     min,  # noqa: A004
+    quantiles,
     scale_by_min_max,
     scale_to_0_1,
     scale_to_z_score,

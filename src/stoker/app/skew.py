@@ -18,11 +18,16 @@ from stoker.core.errors import DataError, Plain
 from stoker.core.files import sha256_file
 from stoker.data.columns import ARROW_TYPES, VARYING, Column, Dtype, list_lengths
 from stoker.data.dataset import Dataset, Shard
-from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
+from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies, find_skew
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.schema import TRAIN, ColumnSchema, Schema, load_schema
-from stoker.data.features.analysis.skew import find_skew
-from stoker.data.features.analysis.statistics import Statistics, load_statistics
+from stoker.data.features.analysis.statistics import (
+    TRAIN,
+    ColumnSchema,
+    Schema,
+    Statistics,
+    load_schema,
+    load_statistics,
+)
 
 REQUESTS = "requests"
 """What anomalies name as their split."""

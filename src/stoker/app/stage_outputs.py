@@ -36,10 +36,10 @@ def open_dataset(
     if experiment.own_dataset is None:
         return load_dataset(ingested)
     own = call_own_dataset(experiment, experiment.own_dataset)
-    from stoker.data.user_dataset.load_dataset import piped
+    from stoker.data.user_dataset.load_dataset import with_pipeline
 
     counts = own_counts(experiment.own_dataset, analysis=analysis)
-    return piped(own, experiment.own_dataset.pipeline, counts=counts)
+    return with_pipeline(own, experiment.own_dataset.pipeline, counts=counts)
 
 
 def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict[str, Count]:

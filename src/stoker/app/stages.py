@@ -6,6 +6,7 @@ them. TensorFlow is imported only inside the stages that need it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import tempfile
@@ -41,7 +42,7 @@ from stoker.registry.repository import Repository
 
 if TYPE_CHECKING:
     from stoker.data.features.analysis.anomalies import Anomaly
-    from stoker.data.features.analysis.leaks import MadeLabels
+    from stoker.data.features.analysis.leaks import ComputedLabels
     from stoker.data.features.preprocessing.transform import Transform
 
 _LOG = logging.getLogger(__name__)
@@ -191,10 +192,10 @@ def _weight_inputs(experiment: Experiment) -> dict[str, str]:
 
 def _transform(context: Context, folder: Path) -> Done:
     from stoker.data.features.analysis.input_checks import anomalies_as_facts, vocabulary_losses
-    from stoker.data.features.analysis.labels import require_known_labels, unread
-    from stoker.data.features.analysis.leaks import MadeLabels
-    from stoker.data.features.analysis.schema import TRAIN
-    from stoker.data.features.preprocessing.build import build_transform
+    from stoker.data.features.analysis.labels import ignore_labels, require_known_labels
+    from stoker.data.features.analysis.leaks import ComputedLabels
+    from stoker.data.features.analysis.statistics import TRAIN
+    from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 
     experiment = context.experiment
     function = None
@@ -207,15 +208,18 @@ def _transform(context: Context, folder: Path) -> Done:
         function,
         folder,
         label=experiment.label,
-        label_only=experiment.label_only,
-        sample_weight=experiment.train.sample_weight,
+        roles=ColumnRoles(
+            label_only=experiment.label_only, sample_weight=experiment.train.sample_weight
+        ),
         progress=_row_progress(context),
     )
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        with MadeLabels(Path(scratch), transform.labels.values()) as made:
+        with contextlib.closing(ComputedLabels(Path(scratch), transform.labels.values())) as made:
             seen = {} if function is None else {TRAIN: made.add}
             labels = {
-                split: require_known_labels(transform, dataset, split, seen=seen.get(split, unread))
+                split: require_known_labels(
+                    transform, dataset, split, on_labels=seen.get(split, ignore_labels)
+                )
                 for split in dataset.splits
             }
         leaks = () if function is None else _leaks(context, transform, made)
@@ -234,13 +238,13 @@ def _transform(context: Context, folder: Path) -> Done:
     )
 
 
-def _leaks(context: Context, transform: Transform, made: MadeLabels) -> Iterator[Anomaly]:
+def _leaks(context: Context, transform: Transform, made: ComputedLabels) -> Iterator[Anomaly]:
     from stoker.data.features.analysis.statistics import load_statistics
 
     return made.leaks(
         context.shards(),
         load_statistics(context.outputs["analyze"] / "statistics.json"),
-        made_from=transform.label_columns,
+        computed_from=transform.label_columns,
         served=transform.serving_columns,
     )
 

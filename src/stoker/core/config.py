@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import math
 import re
 import types
 import typing
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -353,8 +354,7 @@ def _dotted(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def _convert_union(args: tuple[Any, ...], value: object, where: str) -> Any:

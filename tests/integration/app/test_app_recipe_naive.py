@@ -14,10 +14,9 @@ from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.smoke_test import prove_run
 from stoker.app.stage_outputs import open_dataset
-from stoker.data.feed.dataset_stages import dataset_stages
-from stoker.data.feed.stages import bottleneck
+from stoker.data.feed.stages import bottleneck, dataset_stages
+from stoker.data.user_dataset.feed import passes_agree
 from stoker.data.user_dataset.load_dataset import OwnDataset
-from stoker.data.user_dataset.passes import passes_agree
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "naive"
 

@@ -471,8 +471,12 @@ def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("label: liked", "label: counts", "must hold one value a record.*vectors of length 5"),
-        ("label: liked", "label: prices", "must hold one value a record.*lists of varying length"),
+        ("label: liked", "label: counts", "must hold one value per record.*vectors of length 5"),
+        (
+            "label: liked",
+            "label: prices",
+            "must hold one value per record.*lists of varying length",
+        ),
         ("slices: [age]", "slices: [tags]", "hold one value a record.*'tags'.*length 3"),
         (
             "slices: [age]",

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import DataError
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
-from stoker.data.feed.agreement import TIE, agrees, compare_answers, other_answers
+from stoker.data.feed.agreement import TIE, compare_answers, other_answers, pixels_agree
 from stoker.data.feed.images.decode import Engine, Target
 from stoker.data.feed.images.decode_engines import choose_engine
-from stoker.data.feed.images.image_feed import ImageFeed
-from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.image_feed import ImageFeed, ImageRows
 from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw
 from stoker.data.ingest import IngestConfig, ingest
@@ -140,7 +139,7 @@ def test_where_one_answer_differs_validation_goes_by_the_graph_and_says_so(
 ) -> None:
     honest, _ = feed_of(dataset, transform, choose_engine(decode_whole))
     quick, images = feed_of(dataset, transform, unseen_lighter(dataset))
-    assert agrees(images, lambda data: by_the_graph(dataset, data)), "the sample sees nothing"
+    assert pixels_agree(images, lambda data: by_the_graph(dataset, data)), "the sample sees nothing"
 
     with caplog.at_level(logging.WARNING):
         feed, found = compare_with_reference(quick, is_light, thresholds=[0.5], batch_size=64)

@@ -22,9 +22,9 @@ import stoker.transform as st
 from stoker.core.errors import DataError
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.build import build_transform
-from stoker.data.feed.agreement import agrees, share_within
+from stoker.data.feed.agreement import pixels_agree, share_within
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.feed.images.decode import Engine
@@ -143,24 +143,24 @@ def test_evaluation_gives_what_the_exported_graph_gives(
     dataset = request.getfixturevalue(fit)
     images = opened(dataset, name)
     rows = np.arange(images.rows)
-    found, wanted = images.evaluation(rows), by_the_graph(dataset, images.encoded(rows))
+    found, wanted = images.pixels(rows), by_the_graph(dataset, images.encoded(rows))
 
     assert share_within(found, wanted) == 1.0
     assert np.mean(found != wanted) < 1e-3
-    assert agrees(images, lambda data: by_the_graph(dataset, data))
+    assert pixels_agree(images, lambda data: by_the_graph(dataset, data))
 
 
 def test_another_decoder_would_be_found_out(stretched: Dataset) -> None:
     images = opened(stretched)
 
-    assert not agrees(images, lambda data: np.full((len(data), *SIZE, 3), 128, np.uint8))
+    assert not pixels_agree(images, lambda data: np.full((len(data), *SIZE, 3), 128, np.uint8))
 
 
 def test_both_engines_see_the_same_training_crops(stretched: Dataset) -> None:
     images = [opened(stretched, name) for name in ENGINES]
     rows = np.arange(images[0].rows)
     native, opencv = (
-        each.training(rows, augment=CROPS, seed=3, epoch=1).astype(float) for each in images
+        each.pixels(rows, augment=CROPS, seed=3, epoch=1).astype(float) for each in images
     )
 
     # Their filters differ: a triangle over all that is made smaller, against areas.
@@ -184,7 +184,7 @@ def test_a_crop_shows_its_part_of_the_image(name: str, stretched: Dataset) -> No
         ],
         np.float32,
     )
-    found = images.viewed(rows, Views(boxes=boxes, flips=rows % 2 == 0), exact=False)
+    found = images.viewed(rows, Views(boxes=boxes, flips=rows % 2 == 0, exact=False))
     for row, whole in enumerate(wholes):
         left, top, wide, tall = boxes[row].astype(int)
         box = whole[top : top + tall, left : left + wide]
@@ -245,8 +245,8 @@ def test_a_smaller_store_shows_nearly_the_same_and_spares_evaluation(
     assert dataset.image_store.startswith(store)
     assert dataset.column_hashes["eval"] == stretched.column_hashes["eval"]
     assert dataset.column_hashes["train"]["path"] == stretched.column_hashes["train"]["path"]
-    small = made.training(rows, augment=CROPS, seed=3, epoch=1).astype(float)
-    whole = original.training(rows, augment=CROPS, seed=3, epoch=1).astype(float)
+    small = made.pixels(rows, augment=CROPS, seed=3, epoch=1).astype(float)
+    whole = original.pixels(rows, augment=CROPS, seed=3, epoch=1).astype(float)
     assert np.median(np.abs(small - whole).mean(axis=(1, 2, 3))) < 12
 
 
@@ -278,9 +278,9 @@ def test_every_flipped_bit_of_an_image_is_found_and_its_row_is_named(
         damaged[at] ^= 1 << (seed % 8)
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=rf"image {row + 1} of shard .*{shard.file}.*CRC32C"):
-            images.evaluation(np.array([row]))
+            images.pixels(np.array([row]))
     path.write_bytes(whole)
-    assert images.evaluation(np.array([0])).shape == (1, *SIZE, 3)
+    assert images.pixels(np.array([0])).shape == (1, *SIZE, 3)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -291,17 +291,17 @@ def test_a_shard_that_is_cut_replaced_or_gone_while_it_is_read_is_named(
     images, rows = opened(dataset, name), np.arange(8)
     path = dataset.root / dataset.splits["train"][0].file
     whole = path.read_bytes()
-    images.evaluation(rows)
+    images.pixels(rows)
 
     os.truncate(path, len(whole) // 3)
     with pytest.raises(DataError, match=rf"{path} must be {len(whole)} bytes long"):
-        images.evaluation(rows)
+        images.pixels(rows)
     path.write_bytes(bytes(len(whole)))
     with pytest.raises(DataError, match=r"and 7 more of this batch"):
-        images.evaluation(rows)
+        images.pixels(rows)
     path.unlink()
     with pytest.raises(DataError, match=r"must be readable.*No such file"):
-        images.evaluation(rows)
+        images.pixels(rows)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -320,7 +320,7 @@ def test_a_file_cut_behind_an_open_descriptor_gives_an_error_and_no_crash(
     images._engine.decode = cutting  # type: ignore[method-assign]
     try:
         with pytest.raises(DataError, match="the file ends before it"):
-            images.evaluation(np.arange(4))
+            images.pixels(np.arange(4))
     finally:
         images._engine.decode = cut  # type: ignore[method-assign]
 

@@ -16,9 +16,7 @@ from PIL import Image, ImageOps
 
 from stoker.core.errors import UserError
 from stoker.data.dataset import ImageShape
-from stoker.data.features.images.encoded_bytes import heads
-from stoker.data.features.images.images import decode_images, decode_whole
-from stoker.data.features.images.orientation import orientations
+from stoker.data.features.image_decoding import decode_images, decode_whole, headers, orientations
 from stoker.data.sources.images.check import check_image
 from stoker.data.sources.images.headers import BadImage, orientation
 from stoker.registry.callpath import LoadedModel, load_model
@@ -267,7 +265,7 @@ def test_the_graph_reads_exif_as_ingest_does_whatever_the_bytes() -> None:
                 )
             tried.append(bytes(broken[: random.integers(0, 81)]))
 
-    found = tf.function(lambda data: orientations(data, heads(data)))(tf.constant(tried)).numpy()
+    found = tf.function(lambda data: orientations(data, headers(data)))(tf.constant(tried)).numpy()
 
     expected = [orientation(data) for data in tried]
     assert set(expected) == set(range(1, 9))

@@ -13,11 +13,10 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from stoker.data.features.images.images import decode_whole
+from stoker.data.features.image_decoding import decode_whole
 from stoker.data.feed.images import decode_engines, decode_native
 from stoker.data.feed.images.decode import JOB, Engine, Status, Target
 from stoker.data.feed.images.decode_engines import choose_engine
-from stoker.data.feed.images.native import library
 from stoker.data.ingest.image_store import raw_bytes
 
 ENGINES = ("native", "opencv")
@@ -191,7 +190,11 @@ def machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[..., str]]:
     """Chooses an engine as a new process does, with a cache of its own; gives its name."""
-    remembered = (library.load_library, decode_native._check_library, decode_engines._say_once)
+    remembered = (
+        decode_native.load_library,
+        decode_native._check_library,
+        decode_engines._warn_once,
+    )
 
     def choose(**environment: str) -> str:
         for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | environment).items():
@@ -237,7 +240,7 @@ def test_without_libjpeg_opencv_decodes_and_the_reason_is_the_compilers(
     ("right", "wrong_one", "why"),
     [
         ("JDCT_ISLOW", "JDCT_IFAST", "does not decode a small JPEG as libjpeg does"),
-        ("12582912.0f", "12582913.0f", "does not resize a small image as it should"),
+        ("12582912.0f", "12582913.0f", "does not resize a small image correctly"),
     ],
 )
 def test_a_library_that_decodes_otherwise_is_not_used(
@@ -249,8 +252,8 @@ def test_a_library_that_decodes_otherwise_is_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wrong = tmp_path / "decode.c"
-    wrong.write_text(library.SOURCE.read_text().replace(right, wrong_one))
-    command = f'cc $(echo "$@" | sed s,{library.SOURCE},{wrong},)'
+    wrong.write_text(decode_native.SOURCE.read_text().replace(right, wrong_one))
+    command = f'cc $(echo "$@" | sed s,{decode_native.SOURCE},{wrong},)'
     assert machine(CC=compiler_script(tmp_path / "cc", command=command)) == "opencv"
     assert why in caplog.text
 

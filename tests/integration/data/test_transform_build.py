@@ -23,7 +23,7 @@ from stoker.core.multi_output import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.analysis.labels import require_known_labels
-from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 from stoker.data.features.preprocessing.transform import Transform, load_transform
 
 ROWS = 1000
@@ -155,7 +155,9 @@ def every_function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 @pytest.fixture(scope="module")
 def built(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Transform:
     folder = tmp_path_factory.mktemp("built") / "transform"
-    return build_transform(dataset, every_function, folder, label="label", label_only=["tips"])
+    return build_transform(
+        dataset, every_function, folder, label="label", roles=ColumnRoles(label_only=["tips"])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -399,7 +401,11 @@ def test_sizes_for_embeddings_are_told_by_output_and_by_file_name(
 
 def test_two_builds_are_alike(built: Transform, dataset: Dataset, tmp_path: Path) -> None:
     again = build_transform(
-        dataset, every_function, tmp_path / "again", label="label", label_only=["tips"]
+        dataset,
+        every_function,
+        tmp_path / "again",
+        label="label",
+        roles=ColumnRoles(label_only=["tips"]),
     )
 
     assert (again.root / "spec.json").read_bytes() == (built.root / "spec.json").read_bytes()
@@ -458,7 +464,9 @@ def test_label_of_an_unseen_class_is_named(dataset: Dataset, tmp_path: Path) -> 
 def test_without_a_function_columns_pass_as_they_are(
     dataset: Dataset, raw: Arrays, tmp_path: Path
 ) -> None:
-    transform = build_transform(dataset, None, tmp_path / "t", label="target", label_only=["tips"])
+    transform = build_transform(
+        dataset, None, tmp_path / "t", label="target", roles=ColumnRoles(label_only=["tips"])
+    )
     found = transform.apply_features(tensors(transform, raw))
 
     assert [f.name for f in transform.features] == [c.name for c in COLUMNS[:-2]]

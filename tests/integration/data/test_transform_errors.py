@@ -20,7 +20,7 @@ from stoker.core.files import sha256_file
 from stoker.data.columns import PADDING, Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.analysis.labels import require_known_labels
-from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 from stoker.data.ingest import IngestConfig, ingest
 
 COLUMNS = (
@@ -140,15 +140,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Inputs], Any], str]] = {
     "bad vocabulary name": (bad_name, r"plain file name .*Received: '\.\./v'"),
     "same vocabulary name": (same_name, r"vocab_filename must be unique"),
     "own table": (own_table, r"make_and_track_object"),
-    "another question each time": (changes_its_mind, r"must ask the same of the data"),
-    "no dict": (lambda inputs: inputs["fare"], r"must give back a dict of tensors.*Received: Symb"),
-    "no tensor": (lambda inputs: {"x": 3}, r"one dense tensor.*'x': int"),
+    "another question each time": (changes_its_mind, r"must call the same analyzers"),
+    "no dict": (lambda inputs: inputs["fare"], r"must return a dict of tensors.*Received: Symb"),
+    "no tensor": (lambda inputs: {"x": 3}, r"return dense tensors.*'x': int"),
     "eager tensor": (lambda inputs: {"x": EAGER}, r"'x': .*not depend on the inputs"),
     "ragged": (
         lambda inputs: {"x": tf.strings.split(inputs["company"])},
         r"'x': RaggedTensor",
     ),
-    "name is no string": (lambda inputs: {1: inputs["fare"]}, r"1: a name that is no string"),
+    "name is no string": (lambda inputs: {1: inputs["fare"]}, r"1: a name that is not a string"),
     "scalar": (lambda inputs: {"x": st.mean(inputs["fare"])}, r"'x': shape \(\), whose first"),
     "fixed batch": (lambda inputs: {"x": tf.zeros([4]) + st.mean(inputs["fare"])}, r"shape \(4,\)"),
     "fewer rows": (
@@ -183,7 +183,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Inputs], Any], str]] = {
     ),
     "vocabulary of another kind": (
         lambda inputs: {"x": st.apply_vocabulary(inputs["company"], WRONG)},
-        r"what vocabulary\(\) gave back",
+        r"the result of vocabulary\(\)",
     ),
     "boundaries of nothing": (
         lambda inputs: {"x": st.bucketize(inputs["empty"], 3)},
@@ -203,7 +203,9 @@ def test_fault_is_one_line_of_the_users(fault: str, dataset: Dataset, tmp_path: 
     expected = re.sub("@(.+)@", lambda found: str(line_of(found[1])), expected)
 
     with pytest.raises(UserError, match=expected) as caught:
-        build_transform(dataset, function, tmp_path / "t", label=None, label_only=["tips"])
+        build_transform(
+            dataset, function, tmp_path / "t", label=None, roles=ColumnRoles(label_only=["tips"])
+        )
 
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -244,7 +246,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         (
             lambda inputs: {"x": tf.reduce_sum(inputs["numbers"], axis=1)},
             "numbers",
-            r"label must hold one value a record.*'numbers', which holds lists of varying length",
+            r"label must hold one value per record.*'numbers', which holds lists of varying length",
         ),
     ],
 )
@@ -302,7 +304,9 @@ def test_feature_made_of_the_label_is_refused(dataset: Dataset, tmp_path: Path) 
 
 def test_unknown_label_only_column_is_named(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"label_only must name raw columns.*'tip'.*'tips'"):
-        build_transform(dataset, None, tmp_path / "t", label=None, label_only=["tip"])
+        build_transform(
+            dataset, None, tmp_path / "t", label=None, roles=ColumnRoles(label_only=["tip"])
+        )
 
 
 @pytest.mark.parametrize(

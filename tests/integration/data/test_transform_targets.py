@@ -14,7 +14,7 @@ from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import to_numpy
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.labels import require_known_labels
-from stoker.data.features.preprocessing.build import build_transform
+from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.ingest import IngestConfig, ingest
 
@@ -91,7 +91,7 @@ def test_a_raw_weight_is_no_feature_and_no_input_of_serving(
     flowers: Dataset, tmp_path: Path
 ) -> None:
     transform = build_transform(
-        flowers, None, tmp_path / "t", label="price", sample_weight="weight"
+        flowers, None, tmp_path / "t", label="price", roles=ColumnRoles(sample_weight="weight")
     )
 
     raw = raw_of(flowers, transform)
@@ -110,7 +110,7 @@ def test_a_weight_may_be_computed_of_a_column_that_a_feature_needs(
         return {"x": inputs["x"], "much": tf.where(inputs["x"] > 4.0, 3, 1)[:, None]}
 
     transform = build_transform(
-        flowers, function, tmp_path / "t", label="much", sample_weight="much"
+        flowers, function, tmp_path / "t", label="much", roles=ColumnRoles(sample_weight="much")
     )
 
     raw = raw_of(flowers, transform)
@@ -125,7 +125,7 @@ def test_a_weight_may_be_computed_of_a_column_that_a_feature_needs(
     [
         ("wieght", "raw column or an output.*Did you mean 'weight'"),
         ("note", "must be numbers. Received: 'note', which holds string"),
-        ("pair", r"one number a row. Received: 'pair', of shape \(None, 2\)"),
+        ("pair", r"one number per row. Received: 'pair', of shape \(None, 2\)"),
     ],
 )
 def test_what_can_be_no_weight_is_refused(
@@ -135,7 +135,13 @@ def test_what_can_be_no_weight_is_refused(
         return {"x": inputs["x"], "pair": tf.stack([inputs["x"], inputs["x"]], axis=1)}
 
     with pytest.raises(ConfigError, match=message):
-        build_transform(flowers, function, tmp_path / "t", label="price", sample_weight=weight)
+        build_transform(
+            flowers,
+            function,
+            tmp_path / "t",
+            label="price",
+            roles=ColumnRoles(sample_weight=weight),
+        )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,7 @@ def test_a_weight_that_is_missing_negative_or_infinite_is_named_with_its_record(
 ) -> None:
     dataset = table(tmp_path / "bad", weight=lambda row: value if row % 9 == 4 else 1.5)
     transform = build_transform(
-        dataset, None, tmp_path / "t", label="price", sample_weight="weight"
+        dataset, None, tmp_path / "t", label="price", roles=ColumnRoles(sample_weight="weight")
     )
 
     with pytest.raises(DataError, match=rf"sample_weight 'weight'.*\(record \d+\).*{message}"):
@@ -166,7 +172,13 @@ def test_a_value_that_a_computed_weight_would_hide_is_refused_unless_it_asks_its
         return {"x": inputs["x"], "much": tf.where(known, 2.0, 1.0)}
 
     hiding, asking = (
-        build_transform(dataset, function, tmp_path / name, label="price", sample_weight="much")
+        build_transform(
+            dataset,
+            function,
+            tmp_path / name,
+            label="price",
+            roles=ColumnRoles(sample_weight="much"),
+        )
         for name, function in (("hides", hides), ("asks", asks))
     )
 

@@ -13,7 +13,7 @@ import stoker.transform as st
 from stoker.core.errors import ConfigError
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.build import build_transform
-from stoker.data.features.preprocessing.tft_arguments import missing_names
+from stoker.data.features.preprocessing.tft_arguments import _MISSING
 from stoker.data.ingest import IngestConfig, ingest
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "transform.md"
@@ -155,7 +155,7 @@ def test_every_public_name_is_here_or_says_what_to_use_instead() -> None:
                 getattr(st, name)
             assert missing.value.fix
             assert not hasattr(st, name)
-    assert set(missing_names()) == set(PUBLIC_IN_1_21) - set(st.__all__)
+    assert set(_MISSING) == set(PUBLIC_IN_1_21) - set(st.__all__)
 
 
 def test_a_name_that_nobody_has_is_a_plain_attribute_error() -> None:

@@ -16,8 +16,8 @@ import tensorflow as tf
 from keras import layers
 from numpy.typing import NDArray
 
-from stoker.data.user_dataset.elements import describe_element
 from stoker.data.user_dataset.features import OwnFeatures
+from stoker.data.user_dataset.load_dataset import describe_element
 from stoker.train.optimizer.ema import WeightAverage
 from stoker.train.optimizer.loss_scaling import all_finite
 from stoker.train.setup.build_model import BuiltModel, build_model

@@ -21,8 +21,7 @@ from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.analysis.anomalies import find_anomalies
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.report import render_report
-from stoker.data.features.analysis.schema import infer_schema
-from stoker.data.features.analysis.statistics import statistics_to_json
+from stoker.data.features.analysis.statistics import infer_schema
 from stoker.data.ingest import IngestConfig, describe_source, ingest
 from stoker.data.ingest.assign import SplitRule
 from stoker.data.ingest.shards import ColumnHash
@@ -455,7 +454,7 @@ def test_statistics_of_lists_are_those_of_their_values_and_their_lengths(dataset
     assert found.list_lengths is not None
     assert found.list_lengths.mean == pytest.approx(np.mean(lengths))
     assert (found.list_lengths.min, found.list_lengths.max) == (0, 3)
-    assert json.loads(json.dumps(statistics_to_json(statistics)))["splits"]["train"][3][
+    assert json.loads(json.dumps(asdict(statistics)))["splits"]["train"][3][
         "list_lengths"
     ] == asdict(found.list_lengths)
     schema = infer_schema(statistics)

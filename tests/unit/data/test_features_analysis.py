@@ -22,12 +22,14 @@ from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.analysis.analyze import analyze
 from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.schema import Schema, infer_schema, load_schema
 from stoker.data.features.analysis.splits import relate_splits
 from stoker.data.features.analysis.statistics import (
     HISTOGRAM_BINS,
     TOP_VALUES,
+    Schema,
     Statistics,
+    infer_schema,
+    load_schema,
     load_statistics,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 import ibis
 import numpy as np
@@ -41,7 +42,7 @@ def table(values: Sequence[object], dtype: pa.DataType) -> ibis.expr.types.Table
 @QUICK
 @given(FLOATS)
 def test_moments_are_those_of_the_finite_values(values: list[float]) -> None:
-    found = analyzers.moments(analyzers.value_moments(table(values, pa.float32())))
+    found = analyzers.moments(table(values, pa.float32()))
     finite = np.array([v for v in values if math.isfinite(v)], np.float64)
 
     assert found.count == len(finite)
@@ -61,7 +62,7 @@ def test_moments_joined_by_rows_are_those_of_all_values(values: list[float], wid
     flat = [float(value) for value in rows.ravel()]
 
     joined = analyzers.moments(partial)
-    direct = analyzers.moments(analyzers.value_moments(table(flat, pa.float32())))
+    direct = analyzers.moments(table(flat, pa.float32()))
 
     assert joined.count == direct.count
     assert (joined.low, joined.high) == (direct.low, direct.high)
@@ -71,10 +72,25 @@ def test_moments_joined_by_rows_are_those_of_all_values(values: list[float], wid
 
 @pytest.mark.parametrize("value", [0.1, 1e300, -7.0])
 def test_equal_values_have_no_variance_at_all(value: float) -> None:
-    found = analyzers.moments(analyzers.value_moments(table([value] * 1001, pa.float64())))
+    found = analyzers.moments(table([value] * 1001, pa.float64()))
 
     assert found.is_constant
     assert (found.mean, found.var) == (value, 0.0)
+
+
+@QUICK
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30), st.integers(2**53, 2**63 - 99))
+def test_moments_of_integers_beyond_float64_are_exact(values: list[int], first: int) -> None:
+    for numbers in (values, [first + place for place in range(len(values))]):
+        found = analyzers.moments(table(numbers, pa.int64()))
+
+        assert found.count == len(numbers)
+        if numbers:
+            mean = Fraction(sum(numbers), len(numbers))
+            var = float(sum((number - mean) ** 2 for number in numbers) / len(numbers))
+            assert float(found.mean) == pytest.approx(float(mean), rel=1e-12)
+            assert found.var == pytest.approx(var, rel=1e-9)
+            assert (found.low, found.high) == (min(numbers), max(numbers))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +168,7 @@ def test_classes_are_sorted_by_their_bytes() -> None:
 def test_range_keeps_wide_integers_exact() -> None:
     values = [2**62 + 1, -(2**62) - 1, 0]
 
-    found = analyzers.value_limits(analyzers.value_range(table(values, pa.int64())))
+    found = analyzers.value_range(table(values, pa.int64()))
 
     assert found == (-(2**62) - 1, 2**62 + 1)
 
@@ -162,5 +178,5 @@ def test_range_leaves_nan_out_and_keeps_infinities() -> None:
     partial = ibis.memtable(pa.table(dict(analyzers.row_range(rows).items())))
     nothing = table([math.nan, None], pa.float64())
 
-    assert analyzers.value_limits(partial) == (1.0, math.inf)
-    assert all(map(math.isnan, analyzers.value_limits(analyzers.value_range(nothing))))
+    assert analyzers.value_range(partial) == (1.0, math.inf)
+    assert all(map(math.isnan, analyzers.value_range(nothing)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from stoker.data.features.analysis.input_checks import (
     input_findings,
     vocabulary_losses,
 )
-from stoker.data.features.analysis.leaks import MadeLabels, find_leaks
+from stoker.data.features.analysis.leaks import ComputedLabels, find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.schema import infer_schema
+from stoker.data.features.analysis.statistics import infer_schema
 from stoker.data.features.spec import LabelSpec, TransformSpec, VocabularySpec
 from stoker.data.ingest import IngestConfig, ingest
 
@@ -240,11 +241,11 @@ def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_th
         ("train", "label", "label_lists", "warning"),
         ("eval", "label", "new_values", "warning"),
     ]
-    assert "must hold one value a record" in found[1].message
+    assert "must hold one value per record" in found[1].message
 
 
 @pytest.mark.parametrize(
-    ("label", "dtype", "made_from", "decide"),
+    ("label", "dtype", "computed_from", "decide"),
     [
         # Two thresholds part the classes of the price by what is almost the price as well.
         (
@@ -259,7 +260,7 @@ def test_lists_are_constant_only_if_they_are_equal_and_are_never_the_label_as_th
     ],
 )
 def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_others(
-    tmp_path: Path, label: Any, dtype: str, made_from: str, decide: list[str]
+    tmp_path: Path, label: Any, dtype: str, computed_from: str, decide: list[str]
 ) -> None:
     given = table()
     band = np.digitize(given["price"], [12, 25])
@@ -269,16 +270,16 @@ def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_other
     values = label(given).astype(dtype)
     spec = LabelSpec(name="made", dtype=dtype, shape=values.shape[1:], classes=None)
     (tmp_path / "made").mkdir()
-    left_out = {"score", "rank", "sold" if made_from == "price" else "price"}
+    left_out = {"score", "rank", "sold" if computed_from == "price" else "price"}
     served = [column for column in dataset.columns if column.name not in left_out]
 
-    with MadeLabels(tmp_path / "made", [spec]) as made:
+    with contextlib.closing(ComputedLabels(tmp_path / "made", [spec])) as made:
         for part in np.array_split(values, 7):
             made.add({"made": part})
     found = made.leaks(
         dataset,
         compute_statistics(dataset),
-        made_from=[column for column in dataset.columns if column.name == made_from],
+        computed_from=[column for column in dataset.columns if column.name == computed_from],
         served=served,
     )
 
@@ -343,7 +344,32 @@ def test_numbers_that_float32_merges_are_found_and_no_others(tmp_path: Path) -> 
 
     rounded = {each.column: each.message for each in found if each.kind == "rounded"}
     assert rounded.keys() == {"seconds", "cents"}
-    assert rounded["cents"].startswith("float32 has 2 values from 12345678.0 to 12345679.0")
+    assert rounded["cents"] == (
+        "float32 has 2 values from 12345678.0 to 12345679.0, 1 apart, and stores all numbers as one "
+        "of them (whole numbers lose nothing)"
+    )
+
+
+@pytest.mark.parametrize("first", [2**23, 12_345_678, 2**24 - 99, -(2**24)])
+def test_whole_numbers_with_gaps_that_float32_holds_are_not_rounded(
+    tmp_path: Path, first: int
+) -> None:
+    values = first + np.arange(ROWS) % 90
+    is_missing = np.arange(ROWS) % 7 == 0
+    source = tmp_path / "d.csv"
+    cells = ("" if gap else str(value) for value, gap in zip(values, is_missing, strict=True))
+    source.write_text("".join(f"{cell},1\n" for cell in ["id", *cells]))
+    dataset = ingest(IngestConfig(source=str(source)), tmp_path / "out")
+    statistics = compute_statistics(dataset)
+    [numbers] = [each.numbers for each in statistics.splits["train"] if each.name == "id"]
+
+    found = find_anomalies(statistics, infer_schema(statistics))
+
+    assert dataset.column("id").dtype == "float32"
+    assert numbers is not None
+    assert numbers.max is not None
+    assert numbers.max <= 2**24
+    assert "rounded" not in {each.kind for each in found}
 
 
 def spec(*vocabularies: tuple[str, str, dict[str, Any]]) -> TransformSpec:

@@ -13,8 +13,8 @@ import pytest
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column, Dtype
 from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.analysis.anomalies import find_skew
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.skew import find_skew
 from stoker.data.features.analysis.statistics import ColumnStatistics
 
 

@@ -19,10 +19,9 @@ from stoker.data.feed.images.augment import (
     RandomResizedCrop,
     Views,
     color_factors,
-    evaluation_views,
-    training_views,
+    views_of,
 )
-from stoker.data.feed.images.jitter import jitter_colors
+from stoker.data.feed.images.image_feed import jitter_colors
 
 GOLDEN = Path(__file__).parent / "golden_augment.json"
 SHAPE = ImageShape(height=24, width=32, channels=3)
@@ -33,7 +32,7 @@ EVERYTHING = AugmentConfig(
 sizes = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=40)
 
 
-def views_of(
+def training_views(
     found: list[tuple[int, int]],
     indices: np.ndarray,
     *,
@@ -41,17 +40,17 @@ def views_of(
     seed: int = 0,
     epoch: int = 0,
 ) -> Views:
-    heights, widths = np.array(found, np.float64).T
-    return training_views(
-        config, SHAPE, seed=seed, epoch=epoch, indices=indices, heights=heights, widths=widths
-    )
+    sizes = np.array(found, np.float64)
+    return views_of(SHAPE, sizes, indices=indices, augment=config, seed=seed, epoch=epoch)
 
 
 @given(found=sizes, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 10**6))
 def test_a_box_lies_within_its_image_and_is_made_of_whole_pixels(
     found: list[tuple[int, int]], seed: int, epoch: int
 ) -> None:
-    left, top, wide, tall = views_of(found, np.arange(len(found)), seed=seed, epoch=epoch).boxes.T
+    left, top, wide, tall = training_views(
+        found, np.arange(len(found)), seed=seed, epoch=epoch
+    ).boxes.T
     heights, widths = np.array(found).T
 
     assert (left >= 0).all()
@@ -71,9 +70,9 @@ def test_an_image_is_augmented_alike_in_whatever_batch_it_stands(
     indices = np.array(data.draw(st.permutations(range(count))), np.int64)
     found = [(100 + int(index), 200) for index in indices]
     cut = min(cut, count)
-    whole = views_of(found, indices, seed=seed, epoch=3)
+    whole = training_views(found, indices, seed=seed, epoch=3)
     parts = [
-        views_of(found[part], indices[part], seed=seed, epoch=3)
+        training_views(found[part], indices[part], seed=seed, epoch=3)
         for part in (slice(0, cut), slice(cut, None))
         if found[part]
     ]
@@ -85,10 +84,10 @@ def test_an_image_is_augmented_alike_in_whatever_batch_it_stands(
 def test_epochs_seeds_and_images_are_unlike_one_another() -> None:
     indices, found = np.arange(1000), [(400, 500)] * 1000
     runs = [
-        views_of(found, indices, seed=seed, epoch=epoch).boxes.tobytes()
+        training_views(found, indices, seed=seed, epoch=epoch).boxes.tobytes()
         for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]
     ]
-    one = views_of(found, indices)
+    one = training_views(found, indices)
 
     assert len(set(runs)) == 4
     assert len(np.unique(one.boxes, axis=0)) > 990
@@ -99,7 +98,7 @@ def test_areas_shapes_places_and_flips_are_spread_as_the_settings_say() -> None:
     config = AugmentConfig(
         random_resized_crop=RandomResizedCrop(scale=(0.2, 0.6), ratio=(0.5, 2.0)), flip=0.25
     )
-    views = views_of([(1000, 1000)] * count, np.arange(count), config=config)
+    views = training_views([(1000, 1000)] * count, np.arange(count), config=config)
     left, _, wide, tall = views.boxes.T
     areas, ratios = wide * tall / 1e6, np.log(wide / tall)
 
@@ -113,31 +112,31 @@ def test_where_no_box_of_the_wanted_area_fits_the_middle_is_taken() -> None:
     config = AugmentConfig(
         random_resized_crop=RandomResizedCrop(scale=(1.0, 1.0), ratio=(1.0, 1.0))
     )
-    views = views_of([(100, 400), (400, 100)], np.arange(2), config=config)
+    views = training_views([(100, 400), (400, 100)], np.arange(2), config=config)
 
     assert views.boxes.tolist() == [[150, 0, 100, 100], [0, 150, 100, 100]]
 
 
 def test_without_a_crop_training_sees_what_evaluation_sees() -> None:
-    heights, widths = np.array([300.0, 24.0]), np.array([200.0, 32.0])
-    config = AugmentConfig(flip=1.0)
-    views = training_views(
-        config, SHAPE, seed=0, epoch=0, indices=np.arange(2), heights=heights, widths=widths
-    )
+    sizes = np.array([[300.0, 200.0], [24.0, 32.0]])
+    views = views_of(SHAPE, sizes, indices=np.arange(2), augment=AugmentConfig(flip=1.0))
 
-    assert np.array_equal(views.boxes, evaluation_views(SHAPE, heights, widths).boxes)
+    assert np.array_equal(views.boxes, views_of(SHAPE, sizes, indices=np.arange(2)).boxes)
     assert views.flips.all()
 
 
 def test_the_middle_crop_has_the_shape_that_the_model_sees() -> None:
     shape = ImageShape(height=224, width=224, channels=3, fit="crop")
-    views = evaluation_views(shape, np.array([375.0, 256.0]), np.array([500.0, 341.0]))
+    sizes = np.array([[375.0, 500.0], [256.0, 341.0]])
+    views = views_of(shape, sizes, indices=np.arange(2))
 
     assert views.boxes.tolist() == [[86, 23, 328, 328], [58, 16, 224, 224]]
 
 
 def test_augmentation_is_the_same_in_every_version() -> None:
-    views = views_of([(375, 500), (1200, 1600), (64, 48)], np.array([0, 7, 10**9]), seed=5, epoch=2)
+    views = training_views(
+        [(375, 500), (1200, 1600), (64, 48)], np.array([0, 7, 10**9]), seed=5, epoch=2
+    )
     factors = color_factors(
         ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4),
         seed=5,

@@ -33,39 +33,23 @@ def rows_in_order(windows: list[Window], group_rows: NDArray[np.int64]) -> list[
     return rows
 
 
-@given(sizes=sizes, window=st.integers(1, 60), workers=st.integers(1, 7), seed=numbers)
-def test_every_row_is_read_once_in_an_epoch_by_one_worker(
-    sizes: list[int], window: int, workers: int, seed: int
-) -> None:
+@given(sizes=sizes, window=st.integers(1, 60), seed=numbers)
+def test_every_row_is_read_once_in_an_epoch(sizes: list[int], window: int, seed: int) -> None:
     group_rows = np.array(sizes)
-    read = [
-        row
-        for worker in range(workers)
-        for row in rows_in_order(
-            shuffled_windows(
-                group_rows,
-                window_groups=window,
-                seed=seed,
-                epoch=2,
-                worker=worker,
-                workers=workers,
-            ),
-            group_rows,
-        )
-    ]
-    assert sorted(read) == list(range(group_rows.sum()))
+    windows = shuffled_windows(group_rows, window_groups=window, seed=seed, epoch=2)
+
+    assert sorted(rows_in_order(windows, group_rows)) == list(range(group_rows.sum()))
 
 
-@given(groups=st.integers(1, 500), window=st.integers(1, 100), workers=st.integers(1, 5))
+@given(groups=st.integers(1, 500), window=st.integers(1, 100))
 def test_a_window_holds_at_least_sixteen_groups_where_there_are_as_many(
-    groups: int, window: int, workers: int
+    groups: int, window: int
 ) -> None:
-    windows = shuffled_windows(
-        np.ones(groups, np.int64), window_groups=window, seed=1, epoch=0, workers=workers
-    )
+    windows = shuffled_windows(np.ones(groups, np.int64), window_groups=window, seed=1, epoch=0)
+
     most = max(window, 2 * MIN_WINDOW_GROUPS)
     for each in windows:
-        assert min(MIN_WINDOW_GROUPS, groups // workers) <= len(each.groups) <= most
+        assert min(MIN_WINDOW_GROUPS, groups) <= len(each.groups) <= most
 
 
 @given(groups=st.integers(1, 400), windows=st.integers(1, 40), seed=numbers)
@@ -118,8 +102,6 @@ def test_the_order_of_tables_is_the_one_of_earlier_versions() -> None:
             window_groups=case["window_groups"],
             seed=case["seed"],
             epoch=case["epoch"],
-            worker=case["worker"],
-            workers=case["workers"],
         )
         assert [window.groups.tolist() for window in windows] == case["groups"]
         assert rows_in_order(windows, group_rows)[:16] == case["first_rows"]

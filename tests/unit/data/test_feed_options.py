@@ -11,10 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2, graph_pb2
 
-from stoker.core.errors import ConfigError
-from stoker.data.feed.options import DatasetOptions, as_written, free_memory_bytes, tuned
-
-OFF = {"parallelise": False, "fuse": False, "prefetch": False}
+from stoker.data.feed.options import RAM_SHARE, as_written, free_memory_bytes, tuned
 
 
 def incremented(x: tf.Tensor) -> tf.Tensor:
@@ -50,35 +47,25 @@ def test_without_the_options_the_pipeline_runs_as_it_was_written() -> None:
     assert "PrefetchDataset" not in operations
 
 
-def test_parallelise_makes_map_and_batch_parallel() -> None:
-    operations = run_graph(tuned(plain(), DatasetOptions(fuse=False)))
+def test_map_and_batch_become_one_parallel_operation() -> None:
+    operations = run_graph(tuned(plain()))
 
-    assert "ParallelMapDatasetV2" in operations
-    assert operations["BatchDatasetV2"].attr["parallel_copy"].b
+    assert "MapAndBatchDataset" in operations
+    assert not {"MapDataset", "BatchDatasetV2"} & set(operations)
+
+
+def test_a_map_becomes_parallel_and_a_prefetch_stands_at_the_end() -> None:
+    operations = run_graph(tuned(plain().map(incremented).take(8)))
+
+    assert {"ParallelMapDatasetV2", "PrefetchDataset"} <= set(operations)
     assert "MapDataset" not in operations
-
-
-def test_fuse_makes_map_and_batch_one_operation() -> None:
-    fused, apart = DatasetOptions(), DatasetOptions(fuse=False)
-
-    assert "MapAndBatchDataset" in run_graph(tuned(plain(), fused))
-    assert "MapAndBatchDataset" not in run_graph(tuned(plain(), apart))
-
-
-def test_prefetch_stands_at_the_end_of_a_pipeline_that_has_none() -> None:
-    assert "PrefetchDataset" in run_graph(tuned(plain(), DatasetOptions(fuse=False)))
-    assert "PrefetchDataset" not in run_graph(
-        tuned(plain(), DatasetOptions(fuse=False, prefetch=False))
-    )
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_order_is_kept_or_not_as_the_caller_says(deterministic: bool) -> None:
     parallel = tf.data.Dataset.range(64).map(incremented, num_parallel_calls=2)
 
-    node = run_graph(tuned(parallel, DatasetOptions(deterministic=deterministic)))[
-        "ParallelMapDatasetV2"
-    ]
+    node = run_graph(tuned(parallel, deterministic=deterministic))["ParallelMapDatasetV2"]
 
     assert (node.attr["deterministic"].s == b"false") is not deterministic
 
@@ -95,32 +82,32 @@ def test_threads_of_its_own_are_really_its_own() -> None:
         return tf.numpy_function(note, [x], tf.int64, stateful=False)
 
     source = tf.data.Dataset.range(24).map(noted, num_parallel_calls=12)
-    for _ in tuned(source, DatasetOptions(threads=3)):
+    for _ in tuned(source, threads=3):
         pass
 
-    assert "PrivateThreadPoolDataset" in run_graph(tuned(source, DatasetOptions(threads=3)))
+    assert "PrivateThreadPoolDataset" in run_graph(tuned(source, threads=3))
     assert len(seen) <= 3
 
 
 def test_the_memory_budget_arrives_as_a_share_of_what_is_free() -> None:
     free = free_memory_bytes()
 
-    node = run_graph(tuned(plain(), DatasetOptions(ram_share=0.5)))["OptionsDataset"]
+    node = run_graph(tuned(plain()))["OptionsDataset"]
     options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
 
     assert options.autotune_options.enabled
-    assert options.autotune_options.ram_budget == pytest.approx(0.5 * free, rel=0.2)
+    assert options.autotune_options.ram_budget == pytest.approx(RAM_SHARE * free, rel=0.2)
 
 
 def test_autotune_can_be_turned_off() -> None:
-    assert "ModelDataset" in run_graph(tuned(plain(), DatasetOptions()))
-    assert "ModelDataset" not in run_graph(tuned(plain(), DatasetOptions(autotune=False)))
+    assert "ModelDataset" in run_graph(tuned(plain()))
+    assert "ModelDataset" not in run_graph(tuned(plain(), autotune=False))
     assert "ModelDataset" not in run_graph(as_written(plain()))
 
 
 @pytest.mark.parametrize("slack", [True, False])
 def test_slack_reaches_the_last_prefetch(slack: bool) -> None:
-    last = run_graph(tuned(plain(), DatasetOptions(fuse=False, slack=slack)))["PrefetchDataset"]
+    last = run_graph(tuned(plain(), slack=slack, ahead=1))["PrefetchDataset"]
 
     assert last.attr["slack_period"].i == int(slack)
 
@@ -148,7 +135,7 @@ def test_elements_and_order_stay_and_a_slow_map_runs_side_by_side() -> None:
     written = tf.data.Dataset.range(64).map(mapped).with_options(off)
 
     before, one_at_a_time = [int(x) for x in written], most
-    after = [int(x) for x in tuned(written, DatasetOptions())]
+    after = [int(x) for x in tuned(written)]
 
     assert one_at_a_time == 1
     assert most > 1
@@ -163,15 +150,3 @@ def test_a_container_with_less_memory_than_the_machine_counts(
     monkeypatch.setattr("stoker.data.feed.options.CGROUP", tmp_path)
 
     assert free_memory_bytes() == 600_000
-
-
-@pytest.mark.parametrize("wrong", [{"ram_share": 0.0}, {"ram_share": 1.5}, {"threads": 0}])
-def test_an_option_outside_its_range_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        DatasetOptions(**wrong)
-
-
-def test_everything_off_changes_nothing() -> None:
-    operations = run_graph(tuned(plain(), DatasetOptions(**OFF, autotune=False)))
-
-    assert {"MapDataset", "BatchDatasetV2"} <= set(operations)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
-from numpy.typing import NDArray
 
-from stoker.data.feed.calls import Calls, RowOrder
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.feed.calls import Calls
 from stoker.data.feed.pipeline import Feed, as_it_is
-from stoker.data.feed.stages import StageWork
+from stoker.data.feed.tables.rows import TableRows
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.data.user_dataset.description import SPLITS, Count
 from stoker.data.user_dataset.feed import OwnFeed
@@ -24,41 +25,22 @@ ROWS = 8
 CALLS = Calls(rows=ROWS, batch_size=2, steps_per_call=2, seed=0, first=0, last=2)
 
 
-class Numbers:
-    """A split whose row n holds n."""
-
-    rows = ROWS
-    whole_calls = False
-    changes = False
-
-    def order(self, *, seed: int) -> RowOrder:
-        def rows(epoch: int, first: int, last: int) -> NDArray[np.int64]:
-            return (np.arange(first, last) + seed + epoch) % ROWS
-
-        return rows
-
-    @contextmanager
-    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        yield calls.steps(self.order(seed=calls.seed)).map(lambda rows, _: {"n": rows})
-
-    @contextmanager
-    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
-        yield tf.data.Dataset.range(ROWS).batch(batch_size).map(lambda rows: {"n": rows})
-
-    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        return iter(())
+CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
+COLUMNS = (Column(name="n", dtype="int64"),)
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
-def test_no_pass_of_a_feed_is_autotuned(memory_bytes: int) -> None:
-    feed = Feed(Numbers(), prepare=as_it_is, finish=as_it_is, memory_bytes=memory_bytes)
+def test_no_pass_of_a_feed_is_autotuned(cut_table: CutTable, memory_bytes: int) -> None:
+    dataset = cut_table(pa.table({"n": np.arange(ROWS)}), COLUMNS, [[ROWS]])
+    rows = TableRows(dataset, "train", columns=COLUMNS)
+    feed = Feed(rows, prepare=as_it_is, finish=as_it_is, memory_bytes=memory_bytes)
 
     assert feed.keeps_features == (memory_bytes > 0)
-    with feed.shuffled(CALLS) as shuffled, feed.in_order(batch_size=4) as ordered:
-        for batches in (shuffled, ordered):
+    for opened in (feed.shuffled(CALLS), feed.in_order(batch_size=4)):
+        with opened as batches:
             assert batches.options().autotune.enabled is False
-            rows = np.concatenate([feed.load(element)["n"] for element in batches])
-            assert sorted(rows) == list(range(ROWS))
+            found = np.concatenate([feed.load(element)["n"] for element in batches])
+            assert sorted(found) == list(range(ROWS))
 
 
 @pytest.mark.parametrize("autotuned", [None, False])

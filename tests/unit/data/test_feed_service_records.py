@@ -163,7 +163,7 @@ def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_made_anew(
     path, change = tmp_path / "copy" / "00003.tfrecord", DAMAGES[damage]
     path.unlink() if change is None else path.write_bytes(change(path.read_bytes()))
 
-    with pytest.raises(DataError, match=r"00003\.tfrecord must be a whole part"):
+    with pytest.raises(DataError, match=r"00003\.tfrecord must be an intact part"):
         load_copy(tmp_path / "copy", key=dataset.fingerprint_of([c.name for c in COLUMNS]))
     mended = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
 

@@ -16,9 +16,14 @@ from tensorflow.core.framework import model_pb2
 from stoker.core.errors import UserError
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.feed.dataset_stages import dataset_stages, iterator_stages, model_stages
 from stoker.data.feed.pipeline import Feed, Raw, as_it_is
-from stoker.data.feed.stages import StageCost, bottleneck, measure_stages
+from stoker.data.feed.stages import (
+    StageCost,
+    bottleneck,
+    dataset_stages,
+    measure_stages,
+    model_stages,
+)
 from stoker.data.feed.tables.rows import TableRows
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
@@ -50,7 +55,7 @@ def table_feed(cut_table: CutTable, prepare: Callable[[Raw], Any]) -> Feed:
 def test_the_stages_of_a_table_in_their_order(cut_table: CutTable) -> None:
     feed = table_feed(cut_table, tf.function(lambda raw: tf.strings.length(raw["word"])))
 
-    stages = measure_stages(feed, batch_size=64)
+    stages = measure_stages(feed.stages(batch_size=64, samples=ROWS, seed=0))
 
     assert [stage.name for stage in stages] == ["read", "shuffle", "batch", "transform"]
     assert all(stage.cpu_s_per_sample > 0 for stage in stages)
@@ -74,7 +79,8 @@ def test_what_burns_the_cpu_costs_and_what_waits_does_not(cut_table: CutTable) -
         def prepare(raw: Raw, work: Any = work) -> Any:
             return tf.numpy_function(work, [raw["number"]], tf.float32)
 
-        stages = measure_stages(table_feed(cut_table, tf.function(prepare)), batch_size=100)
+        feed = table_feed(cut_table, tf.function(prepare))
+        stages = measure_stages(feed.stages(batch_size=100, samples=ROWS, seed=0))
         cost[work] = stages[-1].cpu_s_per_sample
         if work is burn:
             assert bottleneck(stages).name == "transform"
@@ -174,11 +180,10 @@ def test_tensorflows_own_model_names_the_generator_that_holds_a_pipeline_up() ->
 def test_without_the_autotuner_there_is_no_model() -> None:
     options = tf.data.Options()
     options.autotune.enabled = False
-    iterator = iter(tf.data.Dataset.range(3).with_options(options))
-    next(iterator)
+    dataset = tf.data.Dataset.range(3).with_options(options)
 
     with pytest.raises(UserError, match="autotuner is on"):
-        iterator_stages(iterator, samples_per_element=1)
+        dataset_stages(dataset, elements=1)
 
 
 def test_an_empty_dataset_has_no_stages() -> None:

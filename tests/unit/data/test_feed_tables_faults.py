@@ -16,7 +16,7 @@ from stoker.core.errors import DataError
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.feed.tables.tensors import table_batches
+from stoker.data.feed.tables.rows import table_batches
 from stoker.data.feed.tables.windows import TableStream
 
 CutTable = Callable[[pa.Table, Sequence[Column], Sequence[Sequence[int]]], Dataset]
@@ -191,7 +191,7 @@ def test_a_shard_with_another_type_of_column_is_named(dataset: Dataset, shard: P
 
 def test_a_run_that_goes_on_reads_no_window_before_its_step(dataset: Dataset) -> None:
     stream = opened(dataset)
-    windows = stream._windows(0, 0, 0, 1)
+    windows = stream._windows(0, 0)
     assert len(windows) == 2
     before = windows[0].groups
     shard = dataset.paths("train")[int(before[0]) // 20]

@@ -17,12 +17,12 @@ from tests.unit.tune.test_tune_search import World, tuned
 
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.report import render_report
-from stoker.data.features.analysis.schema import infer_schema
 from stoker.data.features.analysis.statistics import (
     ColumnStatistics,
     NumberStatistics,
     Statistics,
     ValueCount,
+    infer_schema,
 )
 from stoker.evaluate.report import report_html
 from stoker.pages.document import page

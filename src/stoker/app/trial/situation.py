@@ -76,8 +76,8 @@ def situation_of(
 
 
 def _passes_agree(context: Context) -> bool:
+    from stoker.data.user_dataset.feed import passes_agree
     from stoker.data.user_dataset.load_dataset import OwnDataset
-    from stoker.data.user_dataset.passes import passes_agree
 
     dataset = context.dataset()
     return isinstance(dataset, OwnDataset) and passes_agree(dataset.datasets["train"])

@@ -1,7 +1,7 @@
-"""What one analyzer learns from all values of a tensor: moments, range, quantiles, vocabulary.
+"""The results of analyzers over all values of a tensor: moments, range, quantiles, vocabulary.
 
-Every function takes a table of one column `value` (or, for moments and range, of the partial
-results of each row) and gives back plain numbers that JSON can hold.
+Every function takes a table of one column `value`; for moments and range, also a table of the partial
+results of each row.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import ibis
@@ -17,43 +19,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 EMPTY_VOCABULARY_TOKEN = b"49d0cd50-04bb-48c0-bc6f-5b575dce351a"
-"""Stands in a vocabulary that would hold nothing, as in TensorFlow Transform: a table needs a row."""
+"""The only term of an empty vocabulary, as in TensorFlow Transform: a table needs a row."""
+
+
+EXACT_IN_FLOAT64 = 2**53
+"""Up to this magnitude float64 holds every whole number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """Mean, variance and range over the finite values; all zero where there is none."""
+    """Mean, variance and range over the finite values; all zero if there are none.
+
+    If an integer is beyond `EXACT_IN_FLOAT64`, the mean is a Fraction, and the range is integers.
+    """
 
     count: int
-    """Finite values."""
+    """Number of finite values."""
 
-    mean: float
-    """Their mean, summed in float64 in the order of the rows."""
+    mean: float | Fraction
+    """Their mean, summed in float64 in the order of the rows; a Fraction is exact."""
 
     var: float
     """Their biased variance (0 delta degrees of freedom), exactly 0 where all are equal."""
 
-    low: float
+    low: float | int
     """The smallest."""
 
-    high: float
+    high: float | int
     """The largest."""
 
     @property
     def is_constant(self) -> bool:
-        """True where there is nothing to scale by: no value, or one distinct value."""
+        """Whether there is nothing to scale by: no value, or one distinct value."""
         return not self.low < self.high
 
 
 def row_moments(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The partial results of each row of a batch, from which `moments` goes on.
+    """Return the partial results of each row of a batch, for `moments`.
 
     Args:
         values: [rows, ...] numbers.
 
     Returns:
         Column -> [rows]: finite values in the row, their mean, the sum of squared differences from
-        it, smallest and largest. Where a row has none, the count is 0.
+        it, smallest and largest. The count of a row without any is 0.
     """
     flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     finite = np.isfinite(flat)
@@ -71,25 +80,21 @@ def row_moments(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
     }
 
 
-def value_moments(table: ir.Table) -> ir.Table:
-    """The same partial results where each row holds one value."""
-    value = table.value.cast("float64")
-    return table.filter(value.notnull() & ~value.isnan() & ~value.isinf()).select(
-        count=ibis.literal(1, type="int64"),
-        mean=value,
-        squares=ibis.literal(0.0),
-        low=value,
-        high=value,
-    )
+def moments(table: ir.Table) -> Moments:
+    """Compute the moments of a column `value`, or join the partial results of `row_moments`.
 
-
-def moments(partial: ir.Table) -> Moments:
-    """Join the rows' partial results, in two passes: the mean first, then what differs from it.
+    In two passes: the mean first, then the squared differences from it.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979.
     """
-    rows = partial.filter(partial["count"] > 0)
+    if "value" in table.columns:
+        if table.value.type().is_integer():
+            low, high = value_range(table)
+            if max(-low, high) > EXACT_IN_FLOAT64:
+                return _exact_moments(table, low, high)
+        table = _one_value_per_row(table)
+    rows = table.filter(table["count"] > 0)
     first = _one_row(
         rows.aggregate(
             count=rows["count"].sum(),
@@ -109,8 +114,36 @@ def moments(partial: ir.Table) -> Moments:
     return Moments(count=count, mean=mean, var=second["squares"] / count, low=low, high=high)
 
 
+def _one_value_per_row(table: ir.Table) -> ir.Table:
+    """Return the partial results of rows that hold one value each."""
+    value = table.value.cast("float64")
+    return table.filter(value.notnull() & ~value.isnan() & ~value.isinf()).select(
+        count=ibis.literal(1, type="int64"),
+        mean=value,
+        squares=ibis.literal(0.0),
+        low=value,
+        high=value,
+    )
+
+
+def _exact_moments(table: ir.Table, low: int, high: int) -> Moments:
+    """Return the moments of integers that float64 would round."""
+    value = table.value.cast(_WIDE)
+    first = _one_row(table.aggregate(count=value.count(), total=value.sum()))
+    count = first["count"]
+    mean = Fraction(int(first["total"]), count)
+    center = round(mean)
+    away = (value - ibis.literal(Decimal(center), _WIDE)).cast("float64") - float(mean - center)
+    second = _one_row(table.aggregate(squares=(away * away).sum()))
+    return Moments(count=count, mean=mean, var=second["squares"] / count, low=low, high=high)
+
+
+_WIDE = "decimal(38, 0)"
+"""Holds the sum of any column of 64-bit integers."""
+
+
 def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Smallest and largest value of each row of a batch, NaN left out; NaN where nothing is left.
+    """Return the smallest and largest value of each row of a batch without NaN; NaN if there are none.
 
     Args:
         values: [rows, ...] numbers; kept in their own type, so that wide integers stay exact.
@@ -126,27 +159,26 @@ def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
     return {"low": np.where(some, low, np.nan), "high": np.where(some, high, np.nan)}
 
 
-def value_range(table: ir.Table) -> ir.Table:
-    """The same partial results where each row holds one value."""
-    return table.select(low=table.value, high=table.value)
+def value_range(table: ir.Table) -> tuple[Any, Any]:
+    """Return the smallest and the largest value, infinities included; NaN twice without values.
 
-
-def value_limits(partial: ir.Table) -> tuple[float | int, float | int]:
-    """The smallest and the largest value, infinities among them; NaN twice where there is none."""
-    if partial.low.type().is_floating():
-        partial = partial.filter(partial.low.notnull() & ~partial.low.isnan())
-    found = _one_row(partial.aggregate(low=partial.low.min(), high=partial.high.max()))
+    Args:
+        table: A column `value`, or the partial results of `row_range`.
+    """
+    low, high = (table.value,) * 2 if "value" in table.columns else (table.low, table.high)
+    present = low.notnull() & ~low.isnan() if low.type().is_floating() else low.notnull()
+    found = _one_row(table.aggregate(low=low.min(where=present), high=high.max(where=present)))
     if found["low"] is None:
         return math.nan, math.nan
     return found["low"], found["high"]
 
 
 def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
-    """The exact boundaries that part the finite values into buckets of equal size.
+    """Return the exact boundaries that split the finite values into buckets of equal size.
 
     Returns:
         `num_buckets - 1` boundaries, ascending, repeated where the data repeats: of `n` sorted
-        values, those at positions `floor(i * n / num_buckets)`. Empty where there is no value.
+        values, those at positions `floor(i * n / num_buckets)`. Empty without values.
 
     Source: TensorFlow Transform's own tests of `tft.quantiles` with small inputs, where its
     approximation is exact ([1, 2, 3, 4] in 6 buckets: 1, 2, 3, 3, 4).
@@ -173,7 +205,7 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
 def vocabulary(
     table: ir.Table, *, top_k: int | None, frequency_threshold: int | None
 ) -> list[bytes]:
-    """The distinct tokens, most frequent first; of equally frequent ones the greater first.
+    """Return the distinct tokens, most frequent first; of equally frequent ones the greater first.
 
     Empty strings are left out, as in TensorFlow Transform. Tokens that contain a line break are
     kept, which it drops. Without any token the vocabulary is `EMPTY_VOCABULARY_TOKEN` alone.
@@ -197,7 +229,7 @@ def vocabulary(
 
 
 def classes(table: ir.Table) -> list[bytes]:
-    """The distinct strings but the empty one, sorted by their bytes."""
+    """Return the distinct non-empty strings, sorted by their bytes."""
     distinct = table.select("value").distinct()
     return sorted(token for token in _stream(distinct, "value") if token)
 

@@ -25,20 +25,20 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, verify_once
 from stoker.data.sources.workers import InThreads
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Progress = Callable[[int, int, str], None]
 """Called with rows (or columns) done, how many there are, and what is being done."""
 
 
-def unseen(done: int, total: int, what: str) -> None:
-    """Report progress to nobody."""
+def no_progress(done: int, total: int, what: str) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """A split as a table that can be asked; its columns are reached by their raw names."""
+    """A split as a table; its columns are found by their raw names."""
 
     table: ir.Table
     """The columns under DuckDB's names, see `value`."""
@@ -47,22 +47,22 @@ class Split:
     """Raw name -> name in the table (DuckDB knows no difference between `A` and `a`)."""
 
     def value(self, column: str) -> ir.Column:
-        """The values of the raw column of that name."""
+        """Return a raw column."""
         return self.table[self.names[column]]
 
     def values(self, column: Column) -> ir.Table:
-        """A table of one column, `value`: a row each; of vectors all that they hold, in order."""
+        """Return a table of one column, `value`: one row per value, those of vectors in order."""
         value = self.value(column.name)
         return self.table.select(value=value if column.length is None else value.unnest())
 
-    def only(self, column: Column) -> ir.Table:
-        """The same without the missing values."""
+    def present_values(self, column: Column) -> ir.Table:
+        """Return the same table without the missing values."""
         values = self.values(column)
         return values.filter(is_present(values.value, column.dtype))
 
 
 def is_present(value: ir.Column, dtype: str) -> ir.BooleanValue:
-    """Which rows hold a value: not null, not NaN, not the empty string."""
+    """Return which rows hold a value: not null, not NaN, not the empty string."""
     if dtype in ("float32", "float64"):
         return value.notnull() & ~value.isnan()
     return value != "" if dtype == "string" else value.notnull()
@@ -70,7 +70,7 @@ def is_present(value: ir.Column, dtype: str) -> ir.BooleanValue:
 
 @contextlib.contextmanager
 def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
-    """A DuckDB in memory.
+    """Open a DuckDB in memory.
 
     Args:
         threads: Threads to compute with; with more than one, sums of floats differ from run to run.
@@ -82,20 +82,20 @@ def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
         backend.disconnect()
 
 
-def in_parallel(work: Callable[[Given], Made], given: Sequence[Given]) -> list[Made]:
-    """The results of queries in order, each on a single-threaded connection, one per core."""
-    return list(InThreads(usable_cores()).map(work, given))
+def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Run queries, one per core, each on a single-threaded connection; return results in order."""
+    return list(InThreads(usable_cores()).map(work, items))
 
 
 def read_parquet(backend: ibis.backends.duckdb.Backend, paths: Sequence[Path]) -> Split:
-    """Parquet files of one schema, in the order given, as one table."""
+    """Open Parquet files of one schema, in the given order, as one table."""
     names = pq.read_schema(paths[0]).names
     table = backend.read_parquet([glob.escape(str(path)) for path in paths])
     return Split(table=table, names=dict(zip(names, table.columns, strict=True)))
 
 
 def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: str) -> Split:
-    """A split's shards; call `verify_split` first, because DuckDB would read damage as values."""
+    """Open a split's shards; call `verify_split` first, because DuckDB would read damage as values."""
     return read_parquet(backend, dataset.paths(split))
 
 

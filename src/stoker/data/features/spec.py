@@ -1,4 +1,4 @@
-"""What a transform says about itself: names, types, vocabularies, constants. No TensorFlow here."""
+"""The description of a transform: names, types, vocabularies, constants. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from stoker.core.config import nearest
+from stoker.core.config import build, nearest
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.core.multi_output import alone
 from stoker.data.columns import Column
 
+Described = TypeVar("Described")
+
 SPEC = "spec.json"
-"""The transform's own description, beside its graph."""
+"""File name of a transform's description, next to its graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,7 @@ class FeatureSpec:
     """One output of the transform."""
 
     name: str
-    """As the user's function calls it."""
+    """Its key in the dict that the user's function returns."""
 
     dtype: str
     """TensorFlow's name of its type, e.g. `float32`."""
@@ -34,7 +36,7 @@ class FeatureSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelSpec:
-    """What one of the model's outputs learns."""
+    """The label of one of the model's outputs."""
 
     name: str
     """The output of the user's function, or the raw column."""
@@ -46,18 +48,18 @@ class LabelSpec:
     """Without the batch dimension."""
 
     classes: tuple[str, ...] | None
-    """The strings that its ids stand for; None for a label of numbers."""
+    """Class names, in the order of their ids; None for a label of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdSpec:
-    """Which ids an integer output holds."""
+    """The ids in an integer output."""
 
     num_buckets: int
-    """Ids go from 0 to this, exclusive."""
+    """Ids are below this, and at least 0."""
 
     vocabulary: str | None = None
-    """The vocabulary that they come from; None for buckets and hashes."""
+    """The vocabulary of the ids; None for buckets and hashes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,7 @@ class VocabularySpec:
     """One learned vocabulary."""
 
     file: str
-    """Its file, relative to the transform's folder: a term a line."""
+    """Its file, relative to the transform's folder: one term per line."""
 
     terms: int
     """Number of terms, out-of-vocabulary buckets not counted."""
@@ -84,12 +86,12 @@ class VocabularySpec:
 
 
 def escaped(term: bytes) -> bytes:
-    """A term as one line of a file."""
+    """Return a term as one line of a file."""
     return term.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def unescaped(line: bytes) -> bytes:
-    """The term for a line made by `escaped`."""
+    """Return the term of a line made by `escaped`."""
     return _ESCAPE.sub(lambda found: _ESCAPED[found[0]], line)
 
 
@@ -99,13 +101,13 @@ _ESCAPE = re.compile(rb"\\[\\nr]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformSpec:
-    """Everything about a transform but its graph."""
+    """All about a transform except its graph."""
 
     features: tuple[FeatureSpec, ...]
-    """What the model sees, in the order in which the function gave it."""
+    """The model's inputs, in the order in which the function returns them."""
 
     labels: dict[str, LabelSpec]
-    """What it learns, by the model's output; empty where there is no label."""
+    """The labels, by the model's output; empty without a label."""
 
     serving_columns: tuple[Column, ...]
     """Raw columns that the features need, in the dataset's order."""
@@ -114,7 +116,7 @@ class TransformSpec:
     """Raw columns that the labels need, in the dataset's order."""
 
     weight: str | None
-    """The output or raw column that says how much a row counts; None where all count alike."""
+    """The output or raw column with each row's weight; None if all rows have equal weight."""
 
     weight_columns: tuple[Column, ...]
     """Raw columns that the weight needs, in the dataset's order."""
@@ -123,21 +125,21 @@ class TransformSpec:
     """By their file names."""
 
     ids: dict[str, IdSpec]
-    """By output; only outputs whose ids are known."""
+    """Ids by output; only outputs whose ids are known."""
 
     analyzers: tuple[dict[str, Any], ...]
-    """What was asked of the data, and the answers: for reading, nothing depends on them."""
+    """Analyzer calls and their results, for people only."""
 
 
 class TransformOutput:
-    """What `build(features, transform)` may ask while it makes the model."""
+    """The argument `transform` of the user's `build(features, transform)`."""
 
     def __init__(self, spec: TransformSpec) -> None:
-        """Answer from a transform's description."""
+        """Wrap a transform's description."""
         self._spec = spec
 
     def vocabulary_size(self, name: str) -> int:
-        """How many terms a vocabulary has, out-of-vocabulary buckets not counted.
+        """Return the number of terms of a vocabulary, without out-of-vocabulary buckets.
 
         Args:
             name: An output that came from the vocabulary, or its `vocab_filename`.
@@ -160,13 +162,13 @@ class TransformOutput:
         return self._spec.vocabularies[vocabulary].terms
 
     def num_buckets(self, name: str) -> int:
-        """How many different ids an output can have: terms and buckets; the size of an embedding.
+        """Return the number of ids of an output, terms and buckets: the size of an embedding.
 
         Args:
             name: An output of a vocabulary, of buckets, or of `hash_strings`.
 
         Raises:
-            ConfigError: there is no such output, or its ids are not known.
+            ConfigError: there is no such output, or its ids are unknown.
 
         Source: `tft.TFTransformOutput.num_buckets_for_transformed_feature`.
         """
@@ -180,17 +182,17 @@ class TransformOutput:
 
     @property
     def classes(self) -> tuple[str, ...] | dict[str, tuple[str, ...] | None] | None:
-        """The strings that the label's ids stand for; None for a label of numbers.
+        """The names of the label's classes; None for a label of numbers.
 
-        Where `label` names several, this is a dict by the model's output.
+        If `label` names several, this is a dict by the model's output.
         """
         return alone({output: label.classes for output, label in self._spec.labels.items()}) or None
 
     @property
     def num_classes(self) -> int | dict[str, int | None] | None:
-        """How many classes the label has, where that is known: strings, or ids of a vocabulary.
+        """The number of classes of the label, if known: for strings, or ids of a vocabulary.
 
-        Where `label` names several, this is a dict by the model's output.
+        If `label` names several, this is a dict by the model's output.
         """
         labels = self._spec.labels
         return alone({name: self._classes_of(label) for name, label in labels.items()}) or None
@@ -203,53 +205,39 @@ class TransformOutput:
 
 
 def to_json(spec: TransformSpec) -> dict[str, Any]:
-    """The description as JSON's own types."""
+    """Return the description as JSON values."""
     # A list, as the order of the outputs is the user's, and a file has its keys sorted.
     labels = [{"output": name, **dataclasses.asdict(each)} for name, each in spec.labels.items()]
     return dataclasses.asdict(spec) | {"labels": labels}
 
 
-def from_json(raw: dict[str, Any]) -> TransformSpec:
-    """The description back.
+def from_json(raw: Any) -> TransformSpec:
+    """Read back what `to_json` made.
 
     Raises:
-        DataError: it is not what `to_json` wrote.
+        DataError: it is something else.
+    """
+    labels = raw.get("labels") if isinstance(raw, dict) else None
+    if isinstance(labels, list) and all(isinstance(each, dict) for each in labels):
+        raw = raw | {"labels": {each.pop("output", ""): each for each in map(dict, labels)}}
+    return read_as(TransformSpec, raw, f"{SPEC} must describe a transform")
+
+
+def read_as(cls: type[Described], raw: Any, rule: str) -> Described:
+    """Build a dataclass from the JSON values that `dataclasses.asdict` made of one.
+
+    Raises:
+        DataError: they are something else; begins with the rule.
     """
     try:
-        return TransformSpec(
-            features=tuple(_feature(item) for item in raw["features"]),
-            labels={item["output"]: _label(item) for item in raw["labels"]},
-            serving_columns=tuple(Column(**item) for item in raw["serving_columns"]),
-            label_columns=tuple(Column(**item) for item in raw["label_columns"]),
-            weight=raw["weight"],
-            weight_columns=tuple(Column(**item) for item in raw["weight_columns"]),
-            vocabularies={
-                name: VocabularySpec(**item) for name, item in raw["vocabularies"].items()
-            },
-            ids={name: IdSpec(**item) for name, item in raw["ids"].items()},
-            analyzers=tuple(raw["analyzers"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{SPEC} must describe a transform",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker analyze` again.",
-        ) from error
+        return build(cls, raw)
+    except ConfigError as error:
+        fix = "Run `stoker analyze` again."
+        raise DataError(rule, got=Plain(error.rule), fix=fix) from error
 
 
 def json_number(value: float) -> float | int | str | None:
-    """A number as JSON can hold it: NaN becomes null, an infinity its name."""
+    """Return a number as JSON holds it: NaN becomes null, infinity its name."""
     if isinstance(value, int) or math.isfinite(value):
         return value
     return None if math.isnan(value) else str(value)
-
-
-def _feature(raw: dict[str, Any]) -> FeatureSpec:
-    return FeatureSpec(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]))
-
-
-def _label(raw: dict[str, Any]) -> LabelSpec:
-    classes = None if raw["classes"] is None else tuple(raw["classes"])
-    return LabelSpec(
-        name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]), classes=classes
-    )

@@ -1,7 +1,7 @@
-"""Does the quick evaluation path give what the exported graph gives? Where not, it is not used.
+"""Check that the fast evaluation decoder agrees with the exported graph; else it is not used.
 
-Asked twice: of the pixels of some images before training, and of the model's own answers over the
-whole split, which is what validation is about.
+Checked twice: the pixels of some images before training, and the model's answers over the whole split,
+which decide the validation metrics.
 """
 
 from __future__ import annotations
@@ -19,68 +19,65 @@ from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed
 
 NEEDED_SHARE = 0.999
-"""Of all pixels, how many must lie within `GREY_LEVELS` of the graph's."""
+"""Least share of pixels that differ by at most `GRAY_LEVELS` from the graph's."""
 
-GREY_LEVELS = 1
+GRAY_LEVELS = 1
 
 SAMPLE_ROWS = 64
-"""Images that are compared before training, spread over the split."""
+"""Number of images that are compared before training, spread over the split."""
 
 TIE = 1e-5
-"""Scores that differ by no more than this share of the row's largest are equal: it is about the
-error of float32 sums of some hundred terms on a CPU. For less precise arithmetic see
-`train/loop/validation.py`."""
+"""Scores that differ by at most this share of the row's largest are equal: about the error of float32
+sums of some hundred terms on a CPU. For less precise arithmetic see `train/loop/validation.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerAgreement:
-    """A model's top-1 answers by the quick evaluation path beside those by the exported graph's."""
+    """Comparison of a model's top-1 answers by the fast decoder and by the exported graph's."""
 
     rows: int
-    """Rows that were asked: the whole split."""
+    """Number of compared rows: the whole split."""
 
     differ: int
-    """Of these, rows with another answer by the other path; ties do not count."""
+    """Number of rows whose answers differ; ties do not count."""
 
     tolerance: float = TIE
-    """Largest difference of two scores, as a share of the row's largest, that counts as a tie."""
+    """Largest difference of tied scores, as a share of the row's largest score."""
 
     @property
     def holds(self) -> bool:
-        """Whether validation may go by the quick path."""
+        """Whether validation may use the fast decoder."""
         return self.differ == 0
 
 
-def agrees(
+def pixels_agree(
     images: ImageSplit,
     reference: Callable[[list[bytes]], NDArray[np.uint8]],
     *,
     rows: int = SAMPLE_ROWS,
 ) -> bool:
-    """Compare both paths on images of the split itself.
+    """Compare both decoders on images of the split.
 
     Args:
-        images: The quick path.
+        images: The fast path.
         reference: Encoded images -> [batch, height, width, channels], by the exported graph.
-        rows: How many are compared.
+        rows: Number of images to compare.
 
     Raises:
         DataError: a shard is damaged.
     """
     chosen = np.unique(np.linspace(0, images.rows - 1, min(rows, images.rows)).astype(np.int64))
-    return (
-        share_within(images.evaluation(chosen), reference(images.encoded(chosen))) >= NEEDED_SHARE
-    )
+    return share_within(images.pixels(chosen), reference(images.encoded(chosen))) >= NEEDED_SHARE
 
 
 def share_within(found: NDArray[np.uint8], wanted: NDArray[np.uint8]) -> float:
-    """The share of values that differ by no more than `GREY_LEVELS`."""
+    """Return the share of values that differ by at most `GRAY_LEVELS`."""
     away = np.abs(found.astype(np.int16) - wanted.astype(np.int16))
-    return float((away <= GREY_LEVELS).mean())
+    return float((away <= GRAY_LEVELS).mean())
 
 
 def compare_answers(
-    quick: Feed,
+    fast: Feed,
     reference: Feed,
     *,
     answer: Callable[[Any], Any],
@@ -91,22 +88,22 @@ def compare_answers(
     """Ask a model about every row of a split, by both paths.
 
     Args:
-        quick: The split as validation reads it.
+        fast: The split as validation reads it.
         reference: The same rows by the exported graph's decoder.
         answer: Features of a batch -> the model's scores, one tensor or several, each
             [batch, ..., classes] or, of a yes or no, [batch, 1] or [batch].
-        thresholds: From where on a yes or no of each score is a yes: 0.5, or 0 of logits; where
-            there are more scores, from the first on again.
-        batch_size: Rows that are asked at once.
+        thresholds: Threshold of a yes for each score: 0.5, or 0 for logits; repeated if there are
+            more scores.
+        batch_size: Rows per batch.
         tolerance: As in `other_answers`.
 
     Raises:
         DataError: a shard is damaged.
     """
     rows = differ = 0
-    ask_quick, ask_reference = (_asked(feed, answer) for feed in (quick, reference))
+    fast_scores, reference_scores = (_scores_of(feed, answer) for feed in (fast, reference))
     with (
-        quick.in_order(batch_size=batch_size) as ours,
+        fast.in_order(batch_size=batch_size) as ours,
         reference.in_order(batch_size=batch_size) as graphs,
     ):
         for one, other in zip(ours, graphs, strict=True):
@@ -115,7 +112,10 @@ def compare_answers(
                     np.asarray(a), np.asarray(b), threshold=threshold, tolerance=tolerance
                 )
                 for a, b, threshold in zip(
-                    ask_quick(one), ask_reference(other), itertools.cycle(thresholds), strict=False
+                    fast_scores(one),
+                    reference_scores(other),
+                    itertools.cycle(thresholds),
+                    strict=False,
                 )
             ]
             rows += len(found[0])
@@ -126,17 +126,17 @@ def compare_answers(
 def other_answers(
     scores: NDArray[Any], others: NDArray[Any], *, threshold: float, tolerance: float = TIE
 ) -> NDArray[np.bool_]:
-    """Which rows' top-1 answers are not the same, ties left out.
+    """Return which rows' top-1 answers differ, without ties.
 
     Args:
         scores: [rows, ..., classes], or [rows, 1] or [rows] of a yes or no.
-        others: The same of the other path.
-        threshold: From where on a yes or no is a yes.
-        tolerance: A different answer counts only if one of the paths separates the two answers
-            by more than this, as a share of the row's largest score or of 1.
+        others: The same by the other decoder.
+        threshold: Threshold of a yes.
+        tolerance: A difference counts only if one of the decoders separates the two answers by more
+            than this, as a share of the row's largest score or of 1.
 
     Returns:
-        [rows] True where some answer of the row is another one.
+        [rows] True where an answer of the row differs.
     """
     first, second = (_as_classes(each, threshold) for each in (scores, others))
     chosen, other = (each.argmax(-1)[..., np.newaxis] for each in (first, second))
@@ -150,7 +150,7 @@ def other_answers(
 
 
 def _as_classes(scores: NDArray[Any], threshold: float) -> NDArray[np.float64]:
-    """A yes or no as two classes, the first one's score being the threshold."""
+    """Return a yes or no as two classes; the score of the first is the threshold."""
     wide = scores.astype(np.float64)
     if wide.ndim > 1 and wide.shape[-1] > 1:
         return wide
@@ -158,11 +158,11 @@ def _as_classes(scores: NDArray[Any], threshold: float) -> NDArray[np.float64]:
     return np.concatenate([np.full_like(column, threshold), column], axis=-1)
 
 
-def _asked(feed: Feed, answer: Callable[[Any], Any]) -> Callable[[Any], list[tf.Tensor]]:
+def _scores_of(feed: Feed, answer: Callable[[Any], Any]) -> Callable[[Any], list[tf.Tensor]]:
     @tf.function(reduce_retracing=True)
-    def ask(element: Any) -> list[tf.Tensor]:
+    def scores(element: Any) -> list[tf.Tensor]:
         return [
             tf.cast(each, tf.float32) for each in tf.nest.flatten(answer(feed.load(element)[0]))
         ]
 
-    return ask
+    return scores

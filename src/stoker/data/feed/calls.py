@@ -1,4 +1,4 @@
-"""The calls of a training run: many steps in one Python call, and which rows each of them takes."""
+"""The calls of a training run: each Python call runs many steps on its own rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 RowOrder = Callable[[int, int, int], NDArray[np.int64]]
-"""Epoch, first and last position -> [last - first] which rows of the split stand there."""
+"""Epoch, first and last position -> [last - first] rows of the split at these positions."""
 
 plain = tf.autograph.experimental.do_not_convert
-"""For functions without a Python `if` or loop over tensors: to convert them costs every process that
-traces them more than to trace them."""
+"""For functions without a Python `if` or loop over tensors: their conversion costs more than tracing."""
 
 BLOCK_POSITIONS = 1 << 16
 """Positions of the order that are computed at once: 0.5 MB of indices, some ms of one core."""
@@ -23,35 +22,35 @@ BLOCK_POSITIONS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calls:
-    """Some calls of a run, counted over all its epochs."""
+    """A range of a run's calls, counted over all its epochs."""
 
     rows: int
     """Rows of an epoch."""
 
     batch_size: int
-    """Rows a step; an epoch's last step has what is left."""
+    """Rows per step; an epoch's last step may have fewer."""
 
     steps_per_call: int
-    """Steps of a call; an epoch's last call has what is left."""
+    """Steps per call; an epoch's last call may have fewer."""
 
     seed: int
     """Seed of the order."""
 
     first: int
-    """The first call: 0, or where a run goes on."""
+    """The first call; above 0 if the run was resumed."""
 
     last: int
     """The call after the last one."""
 
     skipped_steps: int = 0
-    """Steps of the first call that are done already, where a run goes on inside a call."""
+    """Steps of the first call that are already done, if a run resumes inside a call."""
 
     worker: int = 0
-    """Whose share of each step `steps` gives."""
+    """The worker whose share of each step `steps` returns."""
 
     workers: int = 1
-    """Workers that share each step. Where a step has fewer rows than there are workers, all of
-    them get all of its rows."""
+    """Number of workers that share each step. In a step with fewer rows than workers, every worker gets
+    all rows."""
 
     @property
     def call_rows(self) -> int:
@@ -75,11 +74,11 @@ class Calls:
 
     @property
     def skipped_rows(self) -> int:
-        """Rows of the first call that are done already."""
+        """Rows of the first call that are already done."""
         return self.skipped_steps * self.batch_size
 
     def without_skipped(self, calls: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-        """Elements that hold the rows of a call each, the first one without what is done."""
+        """Return the rows of each call, without the rows of the first call that are already done."""
         if not self.skipped_steps:
             return calls
 
@@ -91,7 +90,7 @@ class Calls:
         return calls.enumerate().map(cut)
 
     def indices(self, order: RowOrder) -> tf.data.Dataset[Any]:
-        """Elements are the rows of each call, [rows] int64."""
+        """Return a dataset of the rows of each call, [rows] int64."""
         rows_of = _BlockedOrder(self, order)
 
         @plain
@@ -101,7 +100,7 @@ class Calls:
         return self.without_skipped(tf.data.Dataset.range(self.first, self.last).map(of_call))
 
     def steps(self, order: RowOrder) -> tf.data.Dataset[Any]:
-        """Elements are this worker's rows of each step, [rows] int64, and its epoch."""
+        """Return a dataset of this worker's rows of each step, [rows] int64, and the epoch."""
         size = self.batch_size
 
         def share(rows: tf.Tensor) -> tf.Tensor:
@@ -123,9 +122,9 @@ class Calls:
 
 
 class _BlockedOrder:
-    """Which rows a call takes, computed a block of calls at a time.
+    """Return the rows of a call, computed for a block of calls at a time.
 
-    A block costs about 0.6 ms, however few positions it holds.
+    A block costs about 0.6 ms even for few positions.
     """
 
     def __init__(self, calls: Calls, order: RowOrder) -> None:
@@ -147,5 +146,5 @@ class _BlockedOrder:
 
 
 def shaped_batch(tensor: tf.Tensor, shape: tuple[int | None, ...] = ()) -> tf.Tensor:
-    """The same tensor with the shape [batch, *shape] that crossing Python lost."""
+    """Restore the shape [batch, *shape], which a Python function loses."""
     return tf.ensure_shape(tensor, [None, *shape])

@@ -11,47 +11,46 @@ Decoder = Literal["auto", "native", "opencv"]
 """What decodes images on the host."""
 
 ByteForm = Literal["x", "x/255", "x*(1/255)"]
-"""How numbers were made of bytes x. A quotient and a product with the inverse differ in the last bit."""
+"""How numbers were made from bytes x. A quotient and a product with the inverse differ in the last bit."""
 
 MOST = {"threads": 1024, "parallel_batches": 1024, "prefetch": 100_000}
-"""More is a slip of the pen."""
+"""Setting -> largest accepted value; more is a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedConfig:
-    """How batches are made ready; each setting is a lever of `stoker tune`.
+    """How batches are prepared; each setting is a lever of `stoker tune`.
 
-    With `data.service` its workers make the training's batches in their own way, and this is for the
-    validation's.
+    With `data.service`, its workers prepare the training batches, and this applies to validation only.
     """
 
     threads: int | None = None
-    """Threads that make batches. null: as many as cores; of a dataset of your own TensorFlow's, which
-    the step shares."""
+    """Threads that make batches. null: as many as cores; for a dataset of your own TensorFlow's threads,
+    which the step uses too."""
 
     parallel_batches: int | None = None
     """Batches of images that are made at once, each by all threads. null: 2."""
 
     prefetch: int | None = None
-    """Batches that are made ahead of the step. null: 8, of a dataset of your own as many as TensorFlow's
-    autotuner finds. Where the rows of a call are read at once (tables) it counts calls, and null is 1."""
+    """Batches made ahead of the step. null: 8; for a dataset of your own as many as TensorFlow's autotuner
+    chooses. For tables, where the rows of a call are read at once, it counts calls, and null is 1."""
 
     decoder: Decoder = "auto"
-    """What decodes images. auto: native where it can be built, else opencv, which takes more CPU. The
-    two may differ by a grey level in images that are cropped at random; all else is equal."""
+    """Image decoder. auto: native if it can be built, else opencv, which takes more CPU. The two may differ
+    by a gray level in randomly cropped images; all else is equal."""
 
     autotune: bool = True
-    """Let TensorFlow set the parallelism and the buffers of a dataset of your own; false: as they are
-    written. One that turns it off itself keeps that."""
+    """Let TensorFlow set the parallelism and the buffers of a dataset of your own; false: as in your code. A
+    dataset that turns autotuning off keeps it off."""
 
     slack: bool = False
-    """Hold a dataset of your own back at the start of a step, where it would take the CPU from the
-    step's own launch. For steps on an accelerator."""
+    """Delay a dataset of your own at the start of a step, where it would take CPU time from the step's
+    launch. For steps on an accelerator."""
 
     uint8: dict[str, ByteForm] = field(default_factory=dict)
-    """Feature of a dataset of your own -> how its numbers were made of bytes x. x: pixels from 0 to 255;
-    x/255: divided; x*(1/255): multiplied, as Rescaling and convert_image_dtype do. It is kept and sent
-    to the device as uint8, and is the same numbers again within the step; another value ends the run."""
+    """Feature of a dataset of your own -> how its numbers were made from bytes x. x: pixels from 0 to 255;
+    x/255: divided; x*(1/255): multiplied, as by Rescaling and convert_image_dtype. It is cached and sent
+    to the device as uint8, and converted back in the step; any other value ends the run."""
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -61,4 +60,4 @@ class FeedConfig:
 
 
 AS_IT_IS = FeedConfig()
-"""Nothing is asked for."""
+"""All defaults."""

@@ -1,15 +1,14 @@
-"""Any `tf.data.Dataset` made faster by `tf.data.Options`, without touching how it was written.
+"""Make any `tf.data.Dataset` faster by `tf.data.Options`, without changes to its code.
 
 TensorFlow rewrites the pipeline's graph when an iterator is made: a sequential `map` becomes
-parallel, map and batch one operation, a prefetch stands at the end. Most of this is TensorFlow
-2.21's default, unless the pipeline says otherwise; here it is asked for by name, and what TensorFlow
-never does by itself (a memory budget, threads of its own, slack) is added.
+parallel, map and batch become one operation, a prefetch is added at the end. Most of this is TensorFlow
+2.21's default, unless the pipeline says otherwise; here it is set explicitly, and what TensorFlow
+never does by itself (a memory budget, own threads, slack) is added.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,87 +18,71 @@ from absl import logging
 from stoker.core.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
-"""Where the kernel says how much memory may be taken without swapping."""
+"""Shows how much memory is available without swapping."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's own limit and use stand."""
+"""Shows a container's memory limit and use."""
 
 
 _SHARED, _AS_MANY_AS_CORES = -1, 0
-"""How many threads a dataset has for itself, where that is no number of them."""
+"""Special values of a dataset's `private_threadpool_size`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetOptions:
-    """What TensorFlow may do to a pipeline to make it faster.
+RAM_SHARE = 0.25
+"""Most of the free memory that autotuned buffers may take."""
+
+
+def tuned(
+    dataset: tf.data.Dataset[Any],
+    *,
+    deterministic: bool = True,
+    autotune: bool = True,
+    threads: int | None = None,
+    ahead: int | None = None,
+    slack: bool = False,
+) -> tf.data.Dataset[Any]:
+    """Return a dataset that gives the same elements sooner.
+
+    Args:
+        dataset: Any pipeline. These arguments override its own options.
+        deterministic: Whether elements keep their order. If not, a fast element may overtake a slow
+            one in a map that was written as parallel; a map that is made parallel here keeps the order.
+        autotune: Whether TensorFlow sets parallelism and buffers while the pipeline runs.
+        threads: Size of a thread pool for this pipeline; None: the pipeline's own setting.
+        ahead: Elements that a last prefetch holds; None: as many as TensorFlow finds.
+        slack: Whether to hold the input back at the start of a step, where it would compete with the
+            step's own launch on the CPU. Worth trying if the step runs on an accelerator.
 
     Source: `tf.data.Options`, TensorFlow 2.21.
     """
-
-    deterministic: bool = True
-    """Elements keep the order that the pipeline gives them. False lets a slow one be overtaken, in
-    a map that was written as parallel; one that is made parallel here keeps the order anyhow."""
-
-    parallelise: bool = True
-    """A sequential map of pure operations runs on many elements at once, and the elements of a batch
-    are copied side by side."""
-
-    fuse: bool = True
-    """A map that a batch follows becomes one operation, which writes straight into the batch."""
-
-    prefetch: bool = True
-    """A pipeline that does not end in a prefetch gets one."""
-
-    autotune: bool = True
-    """TensorFlow sets parallelism and buffers while it runs."""
-
-    ram_share: float = 0.25
-    """Share of the memory that is free now which autotuned buffers may take; 0 to 1."""
-
-    threads: int | None = None
-    """Threads of the pipeline's own; None: as many as it says itself, or as there are cores."""
-
-    ahead: int | None = None
-    """Elements that the last prefetch holds; None: as many as TensorFlow finds."""
-
-    slack: bool = False
-    """Hold the input back at the start of a step, where it would compete with the step's own
-    launch on the CPU. Worth trying where the step runs on an accelerator."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ram_share <= 1:
-            raise ConfigError(
-                "ram_share must be a share above 0 and at most 1",
-                got=self.ram_share,
-                fix="0.25 is a good start.",
-            )
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(
-                "threads must be at least 1",
-                got=self.threads,
-                fix="Leave it out to share the process's threads.",
-            )
-
-
-def tuned(dataset: tf.data.Dataset[Any], options: DatasetOptions) -> tf.data.Dataset[Any]:
-    """The same elements, in the same order where `options.deterministic`, sooner.
-
-    Args:
-        dataset: Any pipeline; what it says itself of these options is overruled.
-        options: What may be done to it.
-    """
-    faster = dataset.with_options(_to_tensorflow(options))
-    if options.ahead is None and not options.slack:
+    options = tf.data.Options()
+    options.deterministic = deterministic
+    rewrites = options.experimental_optimization
+    rewrites.map_parallelization = True
+    # `filter_parallelization` is not set: TensorFlow 2.21 cannot serialize the result.
+    rewrites.parallel_batch = True
+    rewrites.map_and_batch_fusion = True
+    rewrites.inject_prefetch = True
+    options.autotune.enabled = autotune
+    if autotune:
+        # TensorFlow reads 0 as "no budget".
+        options.autotune.ram_budget = max(1, int(RAM_SHARE * free_memory_bytes()))
+    if threads is not None:
+        options.threading.private_threadpool_size = threads
+    if slack:
+        options.experimental_slack = True
+    faster = dataset.with_options(options)
+    if ahead is None and not slack:
         return faster
     # TensorFlow gives slack only to a prefetch that stands after the options that ask for it.
-    return faster.prefetch(tf.data.AUTOTUNE if options.ahead is None else options.ahead)
+    return faster.prefetch(tf.data.AUTOTUNE if ahead is None else ahead)
 
 
 def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """The same without TensorFlow's autotuning: with the parallelism and buffers that are written.
+    """Return the dataset without TensorFlow's autotuning.
 
-    Its thread may miss that the iterator ends, and then holds that end, and Python with it, until it
-    would have looked again: up to a minute (TensorFlow 2.21; it did so at a quarter of all ends).
+    The autotuner's thread may miss the end of the iterator, and then delays it, and Python, until its next
+    check: up to a minute (TensorFlow 2.21; at a quarter of all ends).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -107,7 +90,7 @@ def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """A dataset whose iterator prepares elements from its creation on, not from its first `next`.
+    """Return a dataset whose iterator prepares elements from its creation on.
 
     So the first batch is made while the step is traced. Not for a user-defined dataset: its Python
     code could draw random numbers while the model does.
@@ -118,28 +101,28 @@ def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def with_own_threads(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """The same with its functions run by threads that run nothing else.
+    """Return the dataset with a thread pool of its own.
 
-    TensorFlow 2.21 does so, unless a dataset says otherwise. Where one thread runs all operations, one
-    that waits for an element would wait for itself.
+    This is TensorFlow 2.21's default, unless the dataset sets an option. If one thread ran all operations,
+    an operation that waits for an element would wait for itself.
     """
     if dataset.options().threading.private_threadpool_size != _SHARED:
         return dataset
     options = tf.data.Options()
     options.threading.private_threadpool_size = _AS_MANY_AS_CORES
-    said = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # it would warn of what is meant
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it would warn about this
     try:
         return dataset.with_options(options)
     finally:
-        logging.set_verbosity(said)
+        logging.set_verbosity(verbosity)
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's where that is less.
+    """Return the free memory of the machine, or of its container if that is less.
 
     Raises:
-        ConfigError: the kernel does not say (this is no Linux).
+        ConfigError: the system is not Linux.
     """
     free = _available_bytes()
     with contextlib.suppress(OSError, ValueError):
@@ -157,23 +140,3 @@ def _available_bytes() -> int:
         f"{MEMINFO} must say how much memory is available",
         fix="Only Linux has it: feed on Linux.",
     )
-
-
-def _to_tensorflow(options: DatasetOptions) -> tf.data.Options:
-    made = tf.data.Options()
-    made.deterministic = options.deterministic
-    rewrites = made.experimental_optimization
-    rewrites.map_parallelization = options.parallelise
-    # `filter_parallelization` is left alone: TensorFlow 2.21 cannot serialise what it makes.
-    rewrites.parallel_batch = options.parallelise
-    rewrites.map_and_batch_fusion = options.fuse
-    rewrites.inject_prefetch = options.prefetch
-    made.autotune.enabled = options.autotune
-    if options.autotune:
-        # TensorFlow takes 0 for "no budget".
-        made.autotune.ram_budget = max(1, int(options.ram_share * free_memory_bytes()))
-    if options.threads is not None:
-        made.threading.private_threadpool_size = options.threads
-    if options.slack:
-        made.experimental_slack = True
-    return made

@@ -1,8 +1,8 @@
 """The order of samples: a pure function of (seed, epoch, position), with no state to save.
 
 A permutation of [0, size) is a keyed Feistel network over the smallest even-bit domain that holds
-`size`, walked on until it lands inside ("cycle walking"). Any position can be asked for alone, so
-to resume is to start at a number.
+`size`, walked until it lands inside ("cycle walking"). Any position can be computed alone, so a run
+can resume at any position.
 
 Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 4.
 """
@@ -24,42 +24,42 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def shuffled_indices(
     positions: NDArray[np.int64], *, size: int, seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """Where in the dataset the samples at these positions of an epoch stand.
+    """Return the samples of the dataset at these positions of an epoch.
 
     Args:
         positions: [n] positions within the epoch, each in [0, size).
         size: Number of samples in the dataset.
         seed: The run's seed.
-        epoch: The epoch, from 0; every epoch has an order of its own.
+        epoch: The epoch, from 0; every epoch has its own order.
 
     Returns:
-        [n] indices into the dataset. Over all positions each index stands exactly once.
+        [n] indices into the dataset. Over all positions, each index appears exactly once.
     """
     if size <= 1:
         return np.zeros(len(positions), np.int64)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    rounds = _rounds(_round_keys(seed, epoch), half_bits, asked=len(positions))
-    walked = _feistel(positions, half_bits, rounds)
-    outside = np.flatnonzero(walked >= size)
+    rounds = _rounds(_round_keys(seed, epoch), half_bits, lookups=len(positions))
+    indices = _feistel(positions, half_bits, rounds)
+    outside = np.flatnonzero(indices >= size)
     while len(outside):
-        again = _feistel(walked[outside], half_bits, rounds)
-        walked[outside] = again
+        again = _feistel(indices[outside], half_bits, rounds)
+        indices[outside] = again
         outside = outside[again >= size]
-    return walked
+    return indices
 
 
 _Round = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
-def _rounds(keys: list[int], half_bits: int, *, asked: int) -> list[_Round]:
+def _rounds(keys: list[int], half_bits: int, *, lookups: int) -> list[_Round]:
     mask = np.uint64((1 << half_bits) - 1)
 
     def computed(key: int) -> _Round:
         return lambda half: (mixed(half.astype(np.uint64) + np.uint64(key)) & mask).view(np.int64)
 
-    if asked < 1 << half_bits:
+    if lookups < 1 << half_bits:
         return [computed(key) for key in keys]
-    # A round sees but 2**half_bits different values: to look them up takes a third of the time.
+    # A round has only 2**half_bits different inputs: a table takes a third of the time.
     every = np.arange(1 << half_bits)
     return [computed(key)(every).take for key in keys]
 
@@ -72,7 +72,7 @@ def _feistel(values: NDArray[np.int64], half_bits: int, rounds: list[_Round]) ->
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finaliser: a bijection in which every input bit reaches every output bit."""
+    """splitmix64's finalizer: a bijection in which every input bit reaches every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

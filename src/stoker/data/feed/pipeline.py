@@ -1,65 +1,33 @@
-"""Rows of a split -> batches for the step, kept in memory where they fit, else made as they are read."""
+"""Rows of a split -> batches for the step: kept in memory if they fit, else made as they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
-from stoker.data.feed.calls import Calls, RowOrder, plain
+from stoker.cluster.limits import usable_cores
+from stoker.data.feed.calls import Calls, plain
 from stoker.data.feed.config import AS_IT_IS, FeedConfig
-from stoker.data.feed.images.decode_engines import usable_cores
+from stoker.data.feed.images.image_feed import ImageRows
 from stoker.data.feed.options import as_written
 from stoker.data.feed.stages import StageWork
+from stoker.data.feed.tables.rows import TableRows
 
 Raw = dict[str, Any]
-"""Raw columns by name, each [batch, ...]; an image column as `ImageFeed.read` gives it."""
+"""Raw columns by name, each [batch, ...]; an image column as `ImageFeed.read` returns it."""
 
 
-class RawRows(Protocol):
-    """One split, read as raw columns."""
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def whole_calls(self) -> bool:
-        """Whether an element of `shuffled` holds the rows of a whole call, else those of a step."""
-        ...
-
-    @property
-    def changes(self) -> bool:
-        """Whether a row looks otherwise in every epoch."""
-        ...
-
-    def order(self, *, seed: int) -> RowOrder:
-        """The shuffled order of the rows."""
-        ...
-
-    def shuffled(self, calls: Calls) -> AbstractContextManager[tf.data.Dataset[Any]]:
-        """Raw columns of the rows of these calls, in that order.
-
-        The context ends the reader, and raises its own error where TensorFlow raises a text of it.
-        """
-        ...
-
-    def in_order(self, *, batch_size: int) -> AbstractContextManager[tf.data.Dataset[Any]]:
-        """One pass in the split's own order, nothing augmented."""
-        ...
-
-    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        """How training batches are made; see `stages.Staged`."""
-        ...
+RawRows = TableRows | ImageRows
+"""One split, read as raw columns."""
 
 
 class Feed:
-    """Batches of one split: made once and kept, where that fits, else at every batch.
+    """Batches of one split: made once and kept in memory if they fit, else made each time.
 
-    What is made is a pure function of a row, so both give the same batches in the same order.
+    Features are a pure function of a row, so both ways give the same batches in the same order.
     """
 
     def __init__(
@@ -72,16 +40,16 @@ class Feed:
         reference: RawRows | None = None,
         config: FeedConfig = AS_IT_IS,
     ) -> None:
-        """Look at some rows' size, and make and keep all where they fit.
+        """Measure the size of some rows; make and keep all batches if they fit.
 
         Args:
             source: The raw rows.
-            prepare: Maps raw columns to what is handed to the step: tensors, nested. Runs on the
-                host, beside the step.
+            prepare: Maps raw columns to the step's input: tensors, nested. Runs on the host, in
+                parallel with the step.
             finish: Maps that to a batch, inside the compiled step.
-            memory_bytes: Most that the kept batches may hold; 0: none are.
-            reference: The same rows by the exported graph's decoder, where `source` is quicker.
-            config: How many threads there are, and how much is made ahead.
+            memory_bytes: Most memory for batches; 0: none are kept.
+            reference: The same rows by the exported graph's decoder, if `source` has a faster one.
+            config: Number of threads, and of batches made ahead.
 
         Raises:
             DataError: a shard is missing, cut or damaged.
@@ -98,7 +66,7 @@ class Feed:
 
     @property
     def keeps_features(self) -> bool:
-        """Whether the batches are made already."""
+        """Whether all batches are in memory."""
         return self._kept is not None
 
     @property
@@ -107,7 +75,7 @@ class Feed:
         return self.keeps_features or self._source.whole_calls
 
     def by_reference(self) -> Feed | None:
-        """The same rows by the exported graph's own decoder, kept nowhere; None where these are."""
+        """Return the same rows by the exported graph's decoder, not kept; None if these already are."""
         if self._reference is None:
             return None
         return Feed(
@@ -120,25 +88,25 @@ class Feed:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether an element of `shuffled` holds one worker's rows only, else those of all."""
+        """Whether an element of `shuffled` holds the rows of one worker, else those of all."""
         return not self.whole_calls
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:
-        """Which rows of the split stand at [first, last) of an epoch's order."""
+        """Return the rows of the split at [first, last) of an epoch's order."""
         found: Sequence[int] = self._source.order(seed=seed)(epoch, first, last).tolist()
         return found
 
     def steps(self, batch_size: int) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return -(-self.rows // batch_size)
 
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        """Shuffled rows of some calls, for as long as the context is open.
+        """Open the shuffled rows of some calls.
 
         Yields:
-            A prefetched dataset. An element is for `load`: all rows of a call, of which a part may
-            be cut out along the first axis, where `whole_calls` says so; else a batch.
+            A prefetched dataset of arguments for `load`. If `whole_calls`, an element is all rows of a
+            call, which may be sliced along the first axis; else a batch.
 
         Raises:
             DataError: a shard was changed, cut or damaged; names it.
@@ -153,7 +121,7 @@ class Feed:
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
-        """Passes in the split's own order, for evaluation; an element is a batch for `load`.
+        """Open one pass in stored order, for evaluation; an element is a batch for `load`.
 
         Raises:
             DataError: as `shuffled`.
@@ -165,7 +133,7 @@ class Feed:
             yield as_written(self._prepared(raw).prefetch(PREFETCHED))
 
     def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        """How batches are made where none are kept, up to what the host hands to the step."""
+        """Return how batches are made if none are kept, up to the step's input."""
         yield from self._source.stages(batch_size=batch_size, samples=samples, seed=seed)
         with self._source.in_order(batch_size=batch_size) as raws:
             raw = next(iter(as_written(raws)))
@@ -174,7 +142,7 @@ class Feed:
             with tf.device("CPU:0"):
                 self._prepare(raw)
 
-        # Only now: a reader that is open works ahead, and would be counted with it.
+        # After the reader is closed, because it works ahead and would be counted too.
         yield StageWork(
             name="transform",
             samples=int(tf.nest.flatten(raw)[0].shape[0]),
@@ -183,10 +151,10 @@ class Feed:
         )
 
     def load(self, element: Any) -> Any:
-        """An element, or a part of it -> the batch; call it inside the compiled step.
+        """Convert an element, or a part of it, to the batch; call it inside the compiled step.
 
-        Where the batches are in memory the rows are gathered on the device: handing 31 tensors
-        over one by one cost 0.7 ms a batch, more than a small model's step takes.
+        Batches in memory are gathered on the device: passing 31 tensors one by one cost 0.7 ms per
+        batch, more than a small model's step.
         """
         if self._kept is None:
             return self._finish(element)
@@ -196,10 +164,10 @@ class Feed:
         return mapped(raw, self._prepare, threads=self._config.threads)
 
     def _make_all(self, memory_bytes: int) -> Any | None:
-        """All batches in one, or None where they do not fit."""
+        """Make all rows as one batch; return None if they do not fit."""
         parts: list[Any] = []
-        # In the host's memory, which is what `memory_bytes` speaks of.
-        with tf.device("CPU:0"), self._source.in_order(batch_size=MADE_AT_ONCE) as raws:
+        # In the host's memory, which `memory_bytes` limits.
+        with tf.device("CPU:0"), self._source.in_order(batch_size=ROWS_AT_ONCE) as raws:
             for raw in as_written(raws):
                 parts.append(self._finish(self._prepare(raw)))
                 if not self.kept_bytes:
@@ -214,22 +182,22 @@ class Feed:
 
 
 PREFETCHED = 8
-"""Batches made ahead of the step: enough to ride out a pause of some steps."""
+"""Batches made ahead of the step: enough to cover a pause of some steps."""
 
-MADE_AT_ONCE = 1024
-"""Rows that are made in one call: large against the cost of a call, small in memory."""
+ROWS_AT_ONCE = 1024
+"""Rows that are made in one call: large compared with the cost of a call, small in memory."""
 
 STRING_BYTES = 64
-"""What a string tensor's element is taken to hold, its bookkeeping included."""
+"""Assumed memory of a string tensor's element."""
 
 
 def as_it_is(element: Any) -> Any:
-    """What `prepare` made is the batch already."""
+    """Return the element: the result of `prepare` is already the batch."""
     return element
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
-    """Memory that a tensor's elements hold."""
+    """Return the memory of a tensor's elements."""
     size = STRING_BYTES if tensor.dtype == tf.string else tensor.dtype.size
     return int(tf.size(tensor)) * size
 
@@ -237,6 +205,6 @@ def tensor_bytes(tensor: tf.Tensor) -> int:
 def mapped(
     dataset: tf.data.Dataset[Any], function: Callable[..., Any], *, threads: int | None = None
 ) -> tf.data.Dataset[Any]:
-    """Apply a function of TensorFlow's operations to every element, several at a time, in order."""
+    """Map a function of TensorFlow operations over a dataset, in parallel and in order."""
     at_once = threads or usable_cores()
     return dataset.map(plain(function), num_parallel_calls=at_once, deterministic=True)

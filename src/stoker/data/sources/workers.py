@@ -162,19 +162,12 @@ class _Worker:
                 )
                 self._child = Child(
                     "a worker process",
-<<<<<<< HEAD:src/stoker/data/sources/workers/workers.py
-                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", command],
                     ProcessOptions(
                         pass_fds=[theirs.fileno()],
                         # One thread per core would compete with the other workers.
                         environ={**os.environ, "OMP_NUM_THREADS": "1"},
                     ),
-=======
-                    [sys.executable, "-P", "-c", command],
-                    pass_fds=[theirs.fileno()],
-                    # One thread per core would compete with the other workers.
-                    environ={**os.environ, "OMP_NUM_THREADS": "1"},
->>>>>>> refs/heads/data1:src/stoker/data/sources/workers.py
                 )
         except BaseException:
             self._link.close()

@@ -1,16 +1,18 @@
-"""One pass over a user's dataset: how much it is, and the statistics of what it holds.
+"""One pass over a user's dataset: its size and statistics.
 
-Single values and short vectors go through a temporary table, so that they are counted as columns of
-a table are. Of larger tensors nothing is kept but their moments and limits.
+Single values and short vectors go through a temporary table, which is analyzed like any table. Of larger
+tensors only moments and limits are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -23,15 +25,20 @@ from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.label_summary import LabelCounter, LabelSummary
 from stoker.data.features.analysis.leaks import find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.statistics import ColumnStatistics, Statistics
+from stoker.data.features.analysis.statistics import (
+    ColumnStatistics,
+    LengthStatistics,
+    NumberStatistics,
+    Statistics,
+)
+from stoker.data.features.engine import Progress
 from stoker.data.feed.config import ByteForm
-from stoker.data.user_dataset.byte_forms import ByteForms
+from stoker.data.user_dataset.byte_features import ByteForms
 from stoker.data.user_dataset.description import Count, TensorColumn
 from stoker.data.user_dataset.load_dataset import OwnDataset, empty_split
-from stoker.data.user_dataset.moments import Moments
 
 TABLE_VALUES = 64
-"""Longest vector that is counted value by value: 64 columns' worth of a table."""
+"""Longest vector whose values are counted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,24 +58,18 @@ class OwnAnalysis:
     """Split -> output of the model -> label summary."""
 
 
-Progress = Callable[[int, int, str], None]
-"""Called with batches done, how many there are (0 where that is not known), and of what."""
-
-
 def analyze_own_dataset(
     dataset: OwnDataset, folder: Path, *, scratch: Path, fingerprint: str, progress: Progress
 ) -> OwnAnalysis:
-    """Look at every record of every split, once, and write down what the data is.
+    """Read every record of every split once, and write the analysis.
 
     Args:
-        dataset: The user's.
-        folder: Takes what `stoker.data.features.analysis.analyze.analyze` writes.
+        dataset: The user's dataset.
+        folder: Folder for the files of `stoker.data.features.analysis.analyze.analyze`.
         scratch: An empty folder for the temporary table.
-        fingerprint: What the statistics are told to be of.
-        progress: Told after each batch.
-
-    Returns:
-        What was found.
+        fingerprint: The dataset's fingerprint, for the statistics.
+        progress: Called after each batch, with batches done, the number of batches (0: unknown), and the
+            split.
 
     Raises:
         ConfigError: the user's pipeline raised.
@@ -81,29 +82,31 @@ def analyze_own_dataset(
     columns: dict[str, Column] | None = None
     forms = {column.name: ByteForms() for column in dataset.description.features}
     for split in dataset.datasets:
-        look = _Look(dataset, split, scratch / f"{split}.parquet", columns, forms)
-        counts[split] = look.run(progress)
-        summaries[split] = look.labels()
-        columns, moments[split] = look.columns, look.moments
-        shards[split] = look.shards(counts[split].rows)
+        split_pass = _SplitPass(dataset, split, scratch / f"{split}.parquet", columns, forms)
+        counts[split] = split_pass.run(progress)
+        summaries[split] = split_pass.labels()
+        columns, moments[split] = split_pass.columns, split_pass.moments
+        shards[split] = split_pass.shards(counts[split].rows)
     table = Dataset(
         root=scratch,
         columns=tuple((columns or {}).values()),
         splits=shards,
         column_hashes={split: dict.fromkeys(columns or {}, fingerprint) for split in shards},
     )
-    told = compute_statistics(table).splits if columns else dict.fromkeys(counts, ())
+    table_statistics = compute_statistics(table).splits if columns else dict.fromkeys(counts, ())
     statistics = Statistics(
         fingerprint=fingerprint,
         rows={split: count.rows for split, count in counts.items()},
-        splits={split: _in_order(dataset, told[split], moments[split]) for split in counts},
+        splits={
+            split: _in_order(dataset, table_statistics[split], moments[split]) for split in counts
+        },
     )
     labels = dataset.description.labels.values()
-    # One of many numbers of a label is no class.
+    # A number in a vector label is not a class.
     named = [label.name for label in labels if label.shape in ((), (1,))]
     leaks = find_leaks(table, statistics, named) if columns else ()
     _, anomalies = write_analysis(statistics, folder, labels=named, leaks=leaks)
-    found = {name: seen.form for name, seen in forms.items()}
+    found = {name: each.form for name, each in forms.items()}
     return OwnAnalysis(
         counts=counts,
         anomalies=anomalies,
@@ -113,16 +116,18 @@ def analyze_own_dataset(
 
 
 def _in_order(
-    dataset: OwnDataset, told: tuple[ColumnStatistics, ...], moments: Mapping[str, Moments]
+    dataset: OwnDataset,
+    table_statistics: tuple[ColumnStatistics, ...],
+    moments: Mapping[str, Moments],
 ) -> tuple[ColumnStatistics, ...]:
-    by_name = {column.name: column for column in told}
+    by_name = {column.name: column for column in table_statistics}
     return tuple(
         by_name[column.name] if column.name in by_name else moments[column.name].statistics(column)
         for column in dataset.columns
     )
 
 
-class _Look:
+class _SplitPass:
     """One pass over one split."""
 
     def __init__(
@@ -135,14 +140,14 @@ class _Look:
     ) -> None:
         self._dataset, self._split, self._path = dataset, split, path
         self._forms = forms
-        # Whether a string is a text is seen in the first batch of the first split.
-        self._known = columns
+        # The first batch of the first split decides whether strings are text.
+        self._known_columns = columns
         self.columns: dict[str, Column] = columns or {}
         self.moments: dict[str, Moments] = {}
         self._labels = {output: LabelCounter() for output in dataset.description.labels}
 
     def labels(self) -> dict[str, LabelSummary]:
-        """Output of the model -> summary of the labels read so far."""
+        """Return output of the model -> summary of the labels read so far."""
         return {output: counter.summary() for output, counter in self._labels.items()}
 
     def run(self, progress: Progress) -> Count:
@@ -154,7 +159,7 @@ class _Look:
                 writer = writer or self._open(parts)
                 size = len(parts[self._dataset.columns[0].name])
                 batches, rows, largest = batches + 1, rows + size, max(largest, size)
-                self._take(parts, writer)
+                self._add(parts, writer)
                 progress(batches, total, f"batches of {self._split}")
         finally:
             if writer is not None:
@@ -175,7 +180,7 @@ class _Look:
         )
 
     def _open(self, parts: Mapping[str, NDArray[Any]]) -> pq.ParquetWriter:
-        if self._known is None:
+        if self._known_columns is None:
             made = {c.name: _tabular(c, parts[c.name]) for c in self._dataset.columns}
             self.columns = {name: column for name, column in made.items() if column is not None}
         self.moments = {
@@ -186,7 +191,7 @@ class _Look:
         schema = pa.schema([(name, column.arrow_type) for name, column in self.columns.items()])
         return pq.ParquetWriter(self._path, schema)
 
-    def _take(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
+    def _add(self, parts: Mapping[str, NDArray[Any]], writer: pq.ParquetWriter) -> None:
         for name, moments in self.moments.items():
             moments.add(parts[name])
         for name, forms in self._forms.items():
@@ -203,7 +208,7 @@ _TABLE_DTYPES = {"float16": "float32", "float32": "float32", "float64": "float64
 
 
 def _tabular(column: TensorColumn, first: NDArray[Any]) -> Column | None:
-    """The column of the temporary table, or None for what is too large or no text."""
+    """Return the column of the temporary table; None if it is too large, or bytes but not text."""
     length = column.shape[0] if len(column.shape) == 1 else None
     if len(column.shape) > 1 or (column.shape and not 1 <= (length or 0) <= TABLE_VALUES):
         return None
@@ -227,8 +232,83 @@ def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
     if column.dtype == "string":
         cells = pa.array([value.decode(errors="replace") for value in flat], pa.string())
     else:
-        # NaN is a missing value, as it is in a shard.
+        # NaN is a missing value, as in a shard.
         cells = pa.array(flat.astype(column.dtype), from_pandas=True)
     if column.length is None:
         return cells
     return pa.FixedSizeListArray.from_arrays(cells, column.length)
+
+
+@dataclass
+class Moments:
+    """Moments and limits of a tensor's values, or of the lengths of bytes."""
+
+    count: int = 0
+    finite: int = 0
+    missing: int = 0
+    infinite: int = 0
+    zeros: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add a batch.
+
+        Source: Chan, Golub, LeVeque 1979, updating formulae for the sample variance.
+        """
+        if values.dtype == object:
+            values = np.array([len(value) for value in values.flat])
+        numbers = values.astype(np.float64).reshape(-1)
+        kept = numbers[np.isfinite(numbers)]
+        missing = int(np.isnan(numbers).sum())
+        self.missing += missing
+        self.count += numbers.size - missing
+        self.infinite += numbers.size - missing - kept.size
+        if not kept.size:
+            return
+        mean, together = float(kept.mean()), self.finite + kept.size
+        away = mean - self.mean
+        self.squares += float(((kept - mean) ** 2).sum())
+        self.squares += away * away * self.finite * kept.size / together
+        self.mean += away * kept.size / together
+        self.finite = together
+        self.zeros += int((kept == 0).sum())
+        self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
+
+    def statistics(self, column: TensorColumn) -> ColumnStatistics:
+        """Return them as statistics of a column."""
+        is_bytes, has_values = column.dtype == "string", self.finite > 0
+        numbers = NumberStatistics(
+            mean=self.mean if has_values else None,
+            std=math.sqrt(self.squares / self.finite) if has_values else None,
+            min=self.low if has_values else None,
+            max=self.high if has_values else None,
+            zeros=self.zeros,
+            infinite=self.infinite,
+            quantiles=(),
+            histogram=(),
+        )
+        lengths = LengthStatistics(
+            mean=self.mean if has_values else None,
+            min=int(self.low) if has_values else None,
+            max=int(self.high) if has_values else None,
+        )
+        return ColumnStatistics(
+            name=column.name,
+            dtype=_kind(column),
+            count=self.count,
+            missing=self.missing,
+            distinct=None,
+            numbers=None if is_bytes else numbers,
+            lengths=lengths if is_bytes else None,
+            top=(),
+        )
+
+
+def _kind(column: TensorColumn) -> str:
+    if column.shape:
+        sizes = ", ".join("any" if size is None else str(size) for size in column.shape)
+        return f"{column.dtype} tensor [{sizes}]"
+    return "bytes" if column.dtype == "string" else column.dtype

@@ -1,4 +1,4 @@
-"""The `data` section of an experiment whose data is a function of the user's."""
+"""The `data` section of an experiment with a dataset of the user's own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from stoker.core.user_code import split_reference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
-    """What is done to a user's own dataset between it and the step; nothing by default."""
+    """Changes to a user's own dataset on its way to the step; none by default."""
 
     cache: Literal["none", "memory"] = "none"
-    """`memory`: the batches of the first pass are kept in this process's memory, and every epoch gets
-    those, in that order. Where the dataset gives another order or other batches in every pass, that
-    is another training."""
+    """`memory`: keep the batches of the first pass in this process's memory and use them, in that order, in
+    every epoch. This changes the training if the dataset gives other batches in every pass."""
 
     batch_size: int | None = None
-    """Rows of a batch, whatever the dataset gives: the same rows in the same order, the last batch of
-    a pass may be smaller. None: the dataset's own batches."""
+    """Rows per batch instead of the dataset's own: the same rows in the same order; the last batch of a
+    pass may be smaller. None: the dataset's own batches."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -33,31 +32,31 @@ class PipelineConfig:
 
     @property
     def differences(self) -> dict[str, Any]:
-        """What is asked for, by name, as JSON values; empty where that is nothing."""
+        """Settings that differ from the defaults, as JSON values."""
         return {
             name: value for name, value in asdict(self).items() if value != getattr(NOTHING, name)
         }
 
 
 NOTHING = PipelineConfig()
-"""The dataset as it is."""
+"""The dataset without changes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnDatasetConfig:
-    """A `tf.data.Dataset` that the user's code makes; `data: module:function` is short for it."""
+    """A `tf.data.Dataset` from the user's code; `data: module:function` is its short form."""
 
     dataset: str
-    """`module:function`. `dataset(split)` gives the split's `tf.data.Dataset`, or `dataset()` gives
+    """`module:function`. `dataset(split)` returns the split's `tf.data.Dataset`, or `dataset()` returns
     `{"train": ..., "eval": ...}`; elements are batches of (features, label) or (features, label,
     weight)."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the function. Other options are other data, so what the function reads
-    from outside of the experiment's folder is told here: a path, a version."""
+    """Keyword arguments of the function. Changing an option counts as new data. Pass everything the function
+    reads from outside the experiment folder (paths, versions) here."""
 
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    """What is done to the dataset between it and the step."""
+    """Changes to the dataset on its way to the step."""
 
     def __post_init__(self) -> None:
         split_reference(self.dataset, where="data.dataset")

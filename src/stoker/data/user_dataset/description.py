@@ -1,27 +1,25 @@
-"""What a user's dataset gives, as names and types: the type at the seam. No TensorFlow here."""
+"""The description of a user's dataset: names and types. Does not import TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
 from stoker.data.columns import Column
+from stoker.data.features.spec import read_as
 
 DESCRIPTION = "dataset.json"
 """The description's file."""
 
 SPLITS = ("train", "eval")
-"""The splits that are asked for."""
+"""The splits of every user's dataset."""
 
 INPUTS = "inputs"
-"""Name of the feature where a dataset gives one tensor without a name."""
+"""Name of the feature if a dataset has a single tensor as features."""
 
 LABEL = "label"
-"""Name of the column of a label without a name; underscores follow where a feature has it."""
+"""Name of the column of a label without a name, with underscores if a feature has that name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +27,13 @@ class TensorColumn:
     """One part of an element: a feature, or the label."""
 
     name: str
-    """As the dataset names it."""
+    """Its name in the dataset."""
 
     dtype: str
     """TensorFlow's name of its type."""
 
     shape: tuple[int | None, ...]
-    """Of one record, without the batch; None where it differs from batch to batch."""
+    """Shape of one record; None where it differs between batches."""
 
     @property
     def tensor_dtype(self) -> str:
@@ -44,21 +42,21 @@ class TensorColumn:
 
 
 AnyColumn = Column | TensorColumn
-"""What a model takes: a column of shards, or a part of a user's own elements."""
+"""An input of a model: a column of shards, or a part of a user's elements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """The elements of a dataset, by parts."""
+    """The parts of a dataset's elements."""
 
     features: tuple[TensorColumn, ...]
-    """What the model sees, and serving takes; in the order of the dataset."""
+    """The inputs of the model and of serving, in the order of the dataset."""
 
     labels: dict[str, TensorColumn]
-    """What the model learns, by its output."""
+    """The labels, by the model's output."""
 
     named: bool
-    """Whether the features are a dict; else one tensor."""
+    """Whether the features are a dict, else a single tensor."""
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
@@ -68,19 +66,19 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """What one pass over a split meets."""
+    """The size of one pass over a split."""
 
     batches: int
-    """Elements."""
+    """Number of elements."""
 
     rows: int
-    """Records of all of them."""
+    """Number of records in all elements."""
 
     batch_size: int
-    """Records of the largest element."""
+    """Number of records in the largest element."""
 
     def rebatched(self, batch_size: int) -> Count:
-        """Of the same rows in batches of another size."""
+        """Return the size for the same rows in batches of another size."""
         return Count(
             batches=-(-self.rows // batch_size),
             rows=self.rows,
@@ -89,30 +87,14 @@ class Count:
 
 
 def write_description(path: Path, description: Description) -> None:
-    """Write it as JSON."""
+    """Write a description as JSON."""
     write_json(path, asdict(description))
 
 
 def read_description(path: Path) -> Description:
-    """Read it back.
+    """Read a description.
 
     Raises:
         DataError: it is missing, or something else.
     """
-    raw = read_json(path)
-    try:
-        return Description(
-            features=tuple(_column(item) for item in raw["features"]),
-            labels={output: _column(item) for output, item in raw["labels"].items()},
-            named=raw["named"],
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} must describe a dataset",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker ingest` again.",
-        ) from error
-
-
-def _column(raw: Mapping[str, Any]) -> TensorColumn:
-    return TensorColumn(name=raw["name"], dtype=raw["dtype"], shape=tuple(raw["shape"]))
+    return read_as(Description, read_json(path), f"{path} must describe a dataset")

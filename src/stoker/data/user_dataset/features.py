@@ -1,4 +1,4 @@
-"""A user's dataset gives features already: what stands where later stages have a transform."""
+"""The transform of a user's dataset, which already holds features."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from stoker.data.user_dataset.description import Description, TensorColumn
 
 
 class OwnFeatures:
-    """Features and label as they are given; see `stoker.data.features.preprocessing.transform.Transform`."""
+    """Features and label unchanged; has the interface of `...preprocessing.transform.Transform`."""
 
     def __init__(self, description: Description) -> None:
-        """Stand for the identity of what an element holds."""
+        """Represent the identity for these elements."""
         self._description = description
         self.features = tuple(_spec(column) for column in description.features)
-        # A user's labels are numbers: no strings stand for them.
+        # A user's labels are numbers, without class names.
         self.labels = {output: _label(column) for output, column in description.labels.items()}
         self.output = TransformOutput(
             TransformSpec(
@@ -52,21 +52,21 @@ class OwnFeatures:
         return self._description.columns
 
     def module(self) -> tf.Module:
-        """What an export tracks: nothing."""
+        """Return an empty module for an export to track."""
         return tf.Module()
 
     def apply_features(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The features among the given tensors, as they are."""
+        """Return the features unchanged."""
         return {column.name: inputs[column.name] for column in self.serving_columns}
 
     def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
-        """The labels among the given tensors, as they are; see `Transform.apply_label`."""
+        """Return the labels unchanged; see `Transform.apply_label`."""
         labels = self._description.labels
         return alone({output: inputs[column.name] for output, column in labels.items()})
 
 
 AnyTransform = Transform | OwnFeatures
-"""What later stages have between raw rows and the model."""
+"""The transforms of later stages."""
 
 
 def _spec(column: TensorColumn) -> FeatureSpec:

@@ -1,10 +1,10 @@
-"""The user's function -> its datasets, checked before anything is read of them."""
+"""Call the user's dataset function, and check its datasets before they are read."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,14 @@ from stoker.core.user_code import call, first_line, user_place
 from stoker.data.dataset import Dataset
 from stoker.data.feed.options import as_written
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
-from stoker.data.user_dataset.description import SPLITS, Count, Description, TensorColumn
-from stoker.data.user_dataset.elements import describe_element, parts_of
+from stoker.data.user_dataset.description import (
+    INPUTS,
+    LABEL,
+    SPLITS,
+    Count,
+    Description,
+    TensorColumn,
+)
 
 Datasets = dict[str, "tf.data.Dataset[Any]"]
 """Split -> the user's dataset."""
@@ -27,14 +33,14 @@ Datasets = dict[str, "tf.data.Dataset[Any]"]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataset:
-    """A user's datasets where later stages have `stoker.data.dataset.Dataset`.
+    """A user's datasets; has the interface of `stoker.data.dataset.Dataset` for later stages.
 
     Attributes:
         what: `module:function`, for messages.
-        description: What an element holds.
-        datasets: Split -> its dataset, as the user made it.
-        counts: Split -> what a pass over it meets; empty before the analysis has made one.
-        in_memory: Whether training keeps the first pass's batches and gets those in every epoch.
+        description: Description of an element.
+        datasets: Split -> the user's dataset.
+        counts: Split -> its size; empty before the analysis.
+        in_memory: Whether training keeps the first pass's batches and uses them in every epoch.
     """
 
     what: str
@@ -49,11 +55,7 @@ class OwnDataset:
         return self.description.columns
 
     def column(self, name: str) -> TensorColumn:
-        """The column of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return the column of that name."""
         return next(column for column in self.columns if column.name == name)
 
     def rows(self, split: str) -> int:
@@ -61,11 +63,11 @@ class OwnDataset:
         return self.counts[split].rows
 
     def arrays(self, split: str, *, columns: Sequence[Any]) -> Iterator[dict[str, NDArray[Any]]]:
-        """One pass over a split, a batch at a time.
+        """Read one pass over a split, a batch at a time.
 
         Args:
             split: Name of the split.
-            columns: Those of `self.columns` to give.
+            columns: The columns to return.
 
         Returns:
             Column -> [batch, ...]; strings as bytes.
@@ -83,7 +85,7 @@ class OwnDataset:
             sizes = {name: int(tf.shape(part)[0]) for name, part in parts.items()}
             if len(set(sizes.values())) > 1:
                 raise DataError(
-                    f"every part of an element must hold as many records as the others ({self.what}, "
+                    f"every part of an element must have as many records as the others ({self.what}, "
                     f"batch {number} of {split!r})",
                     got=Plain(", ".join(f"{name} {size}" for name, size in sizes.items())),
                     fix="Batch it: `.batch(32)`, and the batch is the first dimension of all parts.",
@@ -107,25 +109,25 @@ class OwnDataset:
 
 
 AnyDataset = Dataset | OwnDataset
-"""What later stages read: shards, or the user's own dataset."""
+"""The input of later stages: shards, or the user's own dataset."""
 
 
 def open_own_dataset(function: Callable[..., Any], config: OwnDatasetConfig) -> OwnDataset:
-    """Call the user's function and check what it gives.
+    """Call the user's function and check its datasets.
 
     Args:
-        function: What `config.dataset` names.
+        function: The function that `config.dataset` names.
         config: The experiment's `data` section.
 
     Returns:
-        The datasets, not counted yet.
+        The datasets, without counts.
 
     Raises:
         ConfigError: the function raises, gives no dataset for a split, an endless one, or elements
             that are not (features, label) or (features, label, weight); the splits differ.
     """
     what = config.dataset
-    datasets = _ask(function, config)
+    datasets = _call_function(function, config)
     described = {
         split: describe_element(dataset.element_spec, what=f"{what}, split {split!r},")
         for split, dataset in datasets.items()
@@ -142,30 +144,32 @@ def open_own_dataset(function: Callable[..., Any], config: OwnDatasetConfig) -> 
     return OwnDataset(what=what, description=train, datasets=datasets)
 
 
-def _ask(function: Callable[..., Any], config: OwnDatasetConfig) -> Datasets:
+def _call_function(function: Callable[..., Any], config: OwnDatasetConfig) -> Datasets:
     what, options = config.dataset, config.options
     if _takes_split(function, options):
-        given: Any = {split: call(function, split, what=what, options=options) for split in SPLITS}
+        returned: Any = {
+            split: call(function, split, what=what, options=options) for split in SPLITS
+        }
     else:
-        given = call(function, what=what, options=options)
-    if not isinstance(given, Mapping):
+        returned = call(function, what=what, options=options)
+    if not isinstance(returned, Mapping):
         raise ConfigError(
             f'{what} without a parameter `split` must return {{"train": ..., "eval": ...}}',
-            got=Plain(type(given).__name__),
+            got=Plain(type(returned).__name__),
             fix="Or take the split's name: `def dataset(split): ...`.",
         )
     for split in SPLITS:
-        if not isinstance(given.get(split), tf.data.Dataset):
+        if not isinstance(returned.get(split), tf.data.Dataset):
             raise ConfigError(
                 f"{what} must give a tf.data.Dataset for the split {split!r}",
-                got=Plain(type(given[split]).__name__ if split in given else "no such split"),
+                got=Plain(type(returned[split]).__name__ if split in returned else "no such split"),
                 fix="Stoker asks for the splits train and eval.",
             )
-    return {split: given[split] for split in SPLITS}
+    return {split: returned[split] for split in SPLITS}
 
 
 def _takes_split(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether the first parameter is the split: one of that name, or one that nothing else fills."""
+    """Return whether the first parameter is the split: by its name, or because no option sets it."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -191,7 +195,7 @@ def _require_ends(dataset: tf.data.Dataset[Any], *, what: str) -> None:
 
 
 def empty_split(what: str) -> DataError:
-    """The error of a split without a record."""
+    """Return the error for a split without records."""
     return DataError(f"{what} must hold at least one record", got=0)
 
 
@@ -200,28 +204,26 @@ def _difference(train: Description, held_out: Description) -> str:
     theirs = {column.name: column for column in held_out.columns}
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):
-            return (
-                f"{name!r}: {_shown(ours.get(name))} in train, {_shown(theirs.get(name))} in eval"
-            )
+            return f"{name!r}: {_type_text(ours.get(name))} in train, {_type_text(theirs.get(name))} in eval"
     return "one tensor in one split, a dict in the other"
 
 
-def _shown(column: TensorColumn | None) -> str:
+def _type_text(column: TensorColumn | None) -> str:
     if column is None:
         return "not there"
     sizes = ", ".join("any" if size is None else str(size) for size in column.shape)
     return f"{column.dtype} [{sizes}]"
 
 
-def piped(
+def with_pipeline(
     dataset: OwnDataset, config: PipelineConfig, *, counts: Mapping[str, Count]
 ) -> OwnDataset:
-    """The dataset as training and evaluation read it.
+    """Return the dataset as training and evaluation read it.
 
     Args:
-        dataset: The user's.
-        config: What is done to it.
-        counts: What the analysis met in it, in the batches that `config` says.
+        dataset: The user's dataset.
+        config: The changes to it.
+        counts: Sizes of the splits, in the batches of `config`.
     """
     datasets, size = dataset.datasets, config.batch_size
     if size is not None:
@@ -232,5 +234,140 @@ def piped(
 
 
 def counts_as_facts(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
-    """Counts as JSON's own types."""
+    """Return counts as JSON values."""
     return {split: dataclasses.asdict(count) for split, count in counts.items()}
+
+
+_EXPECTED_FORM = (
+    "Give batches of (features, label) or (features, label, weight), as model.fit takes them; if "
+    "train_step needs no label, the features twice: .map(lambda x: (x, x))."
+)
+
+DTYPES = frozenset(
+    ["bool", "string", "float16", "float32", "float64"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+"""Types of a feature or label; REST has no others."""
+
+
+def describe_element(spec: Any, *, what: str) -> Description:
+    """Return the description of a dataset's elements.
+
+    Args:
+        spec: `tf.data.Dataset.element_spec`.
+        what: Name of the dataset, for the message.
+
+    Raises:
+        ConfigError: it is not a batch of (features, label) or (features, label, weight) of tensors.
+    """
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise ConfigError(
+            f"{what} must give (features, label) or (features, label, weight)",
+            got=Plain(_spec_text(spec)),
+            fix=_EXPECTED_FORM,
+        )
+    features, label = spec[:2]
+    named = isinstance(features, Mapping)
+    parts = dict(features) if named else {INPUTS: features}
+    if not parts or not all(isinstance(name, str) and name for name in parts):
+        raise ConfigError(
+            f"{what} must give features by name, or a single tensor",
+            got=Plain(f"a dict with the keys {list(parts)}"),
+            fix="Name each feature by a text.",
+        )
+    described = Description(
+        features=tuple(_column(name, part, what=what) for name, part in parts.items()),
+        labels=_labels(label, parts, what=what),
+        named=named,
+    )
+    if any(column.dtype == "string" for column in described.labels.values()):
+        raise ConfigError(
+            f"{what} must give a label of numbers",
+            got=Plain("texts"),
+            fix="Give class ids, e.g. by tf.keras.layers.StringLookup(vocabulary=...) in a map.",
+        )
+    for weight in spec[2:]:
+        _require_weight(weight, what=what)
+    return described
+
+
+def _labels(label: Any, features: Mapping[str, Any], *, what: str) -> dict[str, TensorColumn]:
+    """Return output of the model -> the column of its label; a dict is for several outputs."""
+    several = isinstance(label, Mapping)
+    if several and (len(label) < 2 or not all(isinstance(name, str) and name for name in label)):
+        raise ConfigError(
+            f"{what} must give a dict of labels with the names of the model's outputs",
+            got=Plain(f"a dict with the keys {list(label)}"),
+            fix="Give the label of a model with one output as a tensor.",
+        )
+    columns: dict[str, TensorColumn] = {}
+    used = set(features)
+    for output, part in by_output(label).items():
+        name = _unused_name(output or LABEL, used)
+        used.add(name)
+        columns[output] = _column(name, part, what=what)
+    return columns
+
+
+def parts_of(element: Any) -> tuple[Any, ...]:
+    """An element as ({name: feature}, label) or ({name: feature}, label, weight)."""
+    features, *rest = element
+    return (features if isinstance(features, Mapping) else {INPUTS: features}, *rest)
+
+
+def _column(name: str, part: Any, *, what: str) -> TensorColumn:
+    if not isinstance(part, tf.TensorSpec):
+        nested = isinstance(part, Mapping | tuple | list)
+        raise ConfigError(
+            f"{what} must give {name!r} as a dense tensor",
+            got=Plain(_spec_text(part)),
+            fix="Give a flat dict of tensors as features, and one tensor or such a dict as label."
+            if nested
+            else "Use to_tensor() or tf.sparse.to_dense.",
+        )
+    if part.shape.rank is None:
+        raise ConfigError(
+            f"{what} must know how many dimensions {name!r} has",
+            got=Plain("a shape that is not known"),
+            fix="Say it: output_signature of from_generator, or tf.ensure_shape in a map.",
+        )
+    if part.shape.rank == 0:
+        raise ConfigError(
+            f"{what} must give batches",
+            got=Plain(f"{name!r} without a batch dimension"),
+            fix="End it with .batch(32).",
+        )
+    if part.dtype.name not in DTYPES:
+        raise ConfigError(
+            f"{what} must give {name!r} as numbers or texts",
+            got=Plain(part.dtype.name),
+            fix="Cast it, e.g. to tf.float32.",
+        )
+    return TensorColumn(name=name, dtype=part.dtype.name, shape=tuple(part.shape[1:]))
+
+
+def _require_weight(weight: Any, *, what: str) -> None:
+    is_number = isinstance(weight, tf.TensorSpec) and weight.dtype.is_floating
+    if not is_number or weight.shape.rank != 1:
+        raise ConfigError(
+            f"{what} must give the weight as one float a record, [batch]",
+            got=Plain(_spec_text(weight)),
+            fix=_EXPECTED_FORM,
+        )
+
+
+def _unused_name(name: str, used: Collection[str]) -> str:
+    while name in used:
+        name += "_"
+    return name
+
+
+def _spec_text(spec: Any) -> str:
+    if isinstance(spec, Mapping):
+        return "a dict"
+    if isinstance(spec, tuple | list):
+        return f"{len(spec)} parts"
+    if isinstance(spec, tf.TensorSpec):
+        return f"a {spec.dtype.name} tensor of shape {spec.shape}"
+    kind = type(spec).__name__.removesuffix("Spec")
+    return f"a {kind.removesuffix('Tensor').lower()} tensor" if "Tensor" in kind else kind

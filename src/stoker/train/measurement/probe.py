@@ -15,9 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.data.feed.calls import Calls
-from stoker.data.feed.dataset_stages import dataset_stages
 from stoker.data.feed.pipeline import PREFETCHED, Feed
-from stoker.data.feed.stages import StageCost, measure_stages
+from stoker.data.feed.stages import StageCost, dataset_stages, measure_stages
 from stoker.data.user_dataset.feed import OwnFeed
 from stoker.train.context.start_position import RunStart
 from stoker.train.loop.run import Run
@@ -162,7 +161,7 @@ class Probe:
         if not isinstance(feed, Feed) or feed.keeps_features:
             return ()
         size = run.compiled.resolved.global_batch
-        return measure_stages(feed, batch_size=size, samples=STAGE_SAMPLES)
+        return measure_stages(feed.stages(batch_size=size, samples=STAGE_SAMPLES, seed=0))
 
     def checkpoint_s(self) -> float:
         """Return the time that checkpoints delay the step, seconds per step."""

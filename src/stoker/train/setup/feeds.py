@@ -16,15 +16,14 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.native_build import NotBuilt
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images, decode_whole
+from stoker.data.features.image_decoding import decode_images, decode_whole
 from stoker.data.features.preprocessing.transform import Transform
-from stoker.data.feed.agreement import TIE, AnswerAgreement, agrees, compare_answers
+from stoker.data.feed.agreement import TIE, AnswerAgreement, compare_answers, pixels_agree
 from stoker.data.feed.config import FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig
 from stoker.data.feed.images.decode import Engine
 from stoker.data.feed.images.decode_engines import choose_engine
-from stoker.data.feed.images.image_feed import ImageFeed, Reference
-from stoker.data.feed.images.image_rows import ImageRows
+from stoker.data.feed.images.image_feed import ImageFeed, ImageRows, Reference
 from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed, Raw, RawRows, as_it_is
 from stoker.data.feed.service.reading import ServiceFeed
@@ -229,7 +228,7 @@ def _image_feeds(dataset: Dataset, column: Column, config: TrainConfig) -> Split
     engine = _engine(config.feed)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
-    exact = None if agrees(splits["eval"], reference) else reference
+    exact = None if pixels_agree(splits["eval"], reference) else reference
     if exact is not None:
         _LOG.warning(
             "the fast decoder does not agree with the exported graph on %r, so the graph's is used",

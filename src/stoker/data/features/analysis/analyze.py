@@ -1,23 +1,24 @@
-"""The analysis as files: statistics, schema, anomalies and a page for people."""
+"""The stage `analyze`: writes statistics, schema, anomalies and the data report."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from stoker.core.files import write_atomic, write_json
 from stoker.data.dataset import Dataset
-from stoker.data.features.analysis.anomalies import Anomaly, anomalies_to_json, find_anomalies
+from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
 from stoker.data.features.analysis.leaks import find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.report import render_report
-from stoker.data.features.analysis.schema import Schema, infer_schema, schema_to_json
 from stoker.data.features.analysis.splits import find_split_anomalies, relate_splits
 from stoker.data.features.analysis.statistics import (
+    Schema,
     Statistics,
-    statistics_to_json,
+    infer_schema,
 )
-from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.engine import Progress, no_progress
 from stoker.data.sources.config import IngestConfig
 
 
@@ -28,24 +29,25 @@ def analyze(
     labels: Collection[str] = (),
     label_only: Collection[str] = (),
     config: IngestConfig | None = None,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> tuple[Statistics, Schema, list[Anomaly]]:
-    """Look at every record, and write down what the data is.
+    """Compute the statistics of every record, and write what follows from them.
 
-    Writes `statistics.json`, `schema.json`, `anomalies.json` and `report.html`, this one last. The
-    same data gives the same bytes.
+    Writes `statistics.json`, `schema.json`, `anomalies.json`, and last `report.html`. The same data
+    gives the same bytes.
 
     Args:
-        dataset: What to look at; every shard's hash is checked first.
-        out_dir: Where the files go.
-        labels: The labels, where they are raw columns: their anomalies weigh more.
+        dataset: The dataset; every shard's hash is checked first.
+        out_dir: Folder of the files.
+        labels: The labels that are raw columns; their anomalies are more severe.
         label_only: Further columns that are not features.
-        config: How the records were dealt out, to find what chance does not explain; None: nothing
-            of this is looked for.
-        progress: Told of columns done, columns in all, and the split.
+        config: How the records were split, to find differences that chance does not explain; None:
+            these are not checked.
+        progress: Called with columns done, number of columns, and the split.
 
     Returns:
-        What was written: of every split, of the training split, and what is wrong, errors first.
+        The statistics of every split, the schema of the training split, and the anomalies, errors
+        first.
 
     Raises:
         DataError: a shard is damaged, the training split is empty.
@@ -67,13 +69,13 @@ def write_analysis(
     config: IngestConfig | None = None,
     leaks: Iterable[Anomaly] = (),
 ) -> tuple[Schema, list[Anomaly]]:
-    """Write down statistics, and what follows from them; see `analyze`."""
+    """Write statistics, and what follows from them; see `analyze`."""
     schema = infer_schema(statistics, labels=labels)
     anomalies = [*find_anomalies(statistics, schema), *leaks]
     if config is not None:
         anomalies += find_split_anomalies(statistics, labels=schema.labels, config=config)
-    write_json(out_dir / "statistics.json", statistics_to_json(statistics))
-    write_json(out_dir / "schema.json", schema_to_json(schema))
-    write_json(out_dir / "anomalies.json", anomalies_to_json(anomalies))
+    write_json(out_dir / "statistics.json", asdict(statistics))
+    write_json(out_dir / "schema.json", asdict(schema))
+    write_json(out_dir / "anomalies.json", [asdict(anomaly) for anomaly in anomalies])
     write_atomic(out_dir / "report.html", render_report(statistics, schema, anomalies))
     return schema, anomalies

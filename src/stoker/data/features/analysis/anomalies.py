@@ -1,57 +1,67 @@
-"""Where the data is not what its schema says, or what a model can learn from."""
+"""Find anomalies: differences from the schema, data that no model can learn from, and skew."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from stoker.data.columns import VARYING
-from stoker.data.features.analysis.schema import TRAIN, ColumnSchema, Schema
-from stoker.data.features.analysis.statistics import TOP_VALUES, ColumnStatistics, Statistics
+from stoker.data.features.analysis.statistics import (
+    QUANTILE_BUCKETS,
+    TOP_VALUES,
+    TRAIN,
+    ColumnSchema,
+    ColumnStatistics,
+    Schema,
+    Statistics,
+)
+from stoker.data.sources.columns.text import WIDEST_FLOAT32
 
 MISSING_RISE = 0.05
-"""More of the rows missing than in training, as a share of all rows, that is worth a word."""
+"""Largest rise of the share of missing rows over the training split without a warning."""
 
 FAR_OUTSIDE = 1.0
-"""How far outside of the training range, in widths of that range, a value is "far"."""
+"""Distance outside the training range, in widths of that range, that is reported."""
 
 FEW_STEPS = 100
-"""A float32 column with fewer values than this between its ends has lost digits that a model may need."""
+"""Below this number of float32 values between its ends, a column has lost digits that a model may need."""
 
 RARE_SHARE = 0.01
-"""A class with less than this share of the rows is learned badly, if at all."""
+"""Below this share of the rows, a class is learned badly or not at all."""
 
 _SHOWN = 5
-"""Values that one message names."""
+"""Most values that one message names."""
 
 Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anomaly:
-    """One thing that is not as it should be."""
+    """One problem with the data."""
 
     split: str
-    """Where."""
+    """The split."""
 
     column: str
-    """Of which column, "" where the whole split is meant."""
+    """The column; "" for the whole split."""
 
     kind: str
-    """What it is, a name for programs."""
+    """Name of the kind of problem, for programs."""
 
     severity: Severity
-    """`error`: training on it would be wrong. `warning`: someone should look."""
+    """`error`: training on this data would be wrong. `warning`: someone should look at it."""
 
     message: str
-    """What was expected and what is there, for people."""
+    """The expected and the actual state, for people."""
 
 
 def find_anomalies(statistics: Statistics, schema: Schema) -> list[Anomaly]:
-    """Compare every split with the schema, and the training split with common sense.
+    """Compare every split with the schema, and check the training split.
 
     Returns:
         Errors first, then by split and column in the order of the data.
@@ -62,11 +72,6 @@ def find_anomalies(statistics: Statistics, schema: Schema) -> list[Anomaly]:
     return sorted(found, key=lambda anomaly: anomaly.severity != "error")
 
 
-def anomalies_to_json(anomalies: list[Anomaly]) -> list[dict[str, Any]]:
-    """As JSON's own types."""
-    return [asdict(anomaly) for anomaly in anomalies]
-
-
 def _split(statistics: Statistics, schema: Schema, split: str) -> Iterator[Anomaly]:
     if not statistics.rows[split]:
         yield _make(split, "", "empty_split", "error", "the split holds no record")
@@ -75,11 +80,11 @@ def _split(statistics: Statistics, schema: Schema, split: str) -> Iterator[Anoma
     for expected in schema.columns:
         column = columns.pop(expected.name, None)
         if column is None:
-            yield _make(split, expected.name, "absent", "error", "the column is not there")
+            yield _make(split, expected.name, "absent", "error", "the column is missing")
         else:
             yield from _column(split, column, expected, is_label=expected.name in schema.labels)
     for name in columns:
-        yield _make(split, name, "unexpected", "warning", "the schema does not know this column")
+        yield _make(split, name, "unexpected", "warning", "the column is not in the schema")
 
 
 def _column(
@@ -138,17 +143,21 @@ def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
 
 
 def _rounded(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
-    """Numbers far from 0 and close together: float32 stores many of them as the same value."""
+    """Find numbers far from 0 and close together, many of which float32 stores as the same value."""
     numbers = column.numbers
     if column.dtype != "float32" or numbers is None or numbers.min is None or numbers.max is None:
         return
     span, widest = numbers.max - numbers.min, max(abs(numbers.min), abs(numbers.max))
-    steps = span / float(np.spacing(np.float32(widest)))
-    if 0 < steps < FEW_STEPS:
+    if column.whole and widest <= WIDEST_FLOAT32:
+        return
+    step = float(np.spacing(np.float32(widest)))
+    if 0 < span / step < FEW_STEPS:
         text = (
-            f"float32 has {steps + 1:.0f} values from {numbers.min!r} to {numbers.max!r}, and stores "
-            "all numbers as one of them"
+            f"float32 has {span / step + 1:.0f} values from {numbers.min!r} to {numbers.max!r}, "
+            f"{step:g} apart, and stores all numbers as one of them"
         )
+        if step <= 1:
+            text += " (whole numbers lose nothing)"
         yield _make(split, column.name, "rounded", "warning", text)
 
 
@@ -161,7 +170,7 @@ def _missing(split: str, column: ColumnStatistics, expected: ColumnSchema) -> It
     is_new = expected.required and column.missing > 0
     if is_new or share > expected.missing_share + MISSING_RISE:
         text = (
-            f"{share:.1%} of {_places(column)} miss it, of the training split "
+            f"{share:.1%} of {_places(column)} miss it, in the training split "
             f"{expected.missing_share:.1%}"
         )
         yield _make(split, column.name, "missing", "warning", text)
@@ -210,8 +219,8 @@ def _label(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
 
 
 _LABEL_LISTS = (
-    "a raw column that is the label must hold one value a record; it holds lists of varying length: "
-    "make the label of it in preprocessing_fn"
+    "a raw column that is the label must hold one value per record; it holds lists of varying length: "
+    "compute the label from it in preprocessing_fn"
 )
 
 _ONE_CLASS = (
@@ -222,3 +231,107 @@ _ONE_CLASS = (
 
 def _make(split: str, column: str, kind: str, severity: Severity, message: str) -> Anomaly:
     return Anomaly(split=split, column=column, kind=kind, severity=severity, message=message)
+
+
+SKEW_SHARE = 0.1
+"""Largest difference from the training split's shares of values without a warning."""
+
+_CHANCE = 1.63
+"""Times sqrt(1/n + 1/m): two samples of one distribution differ by more in one of 100 cases.
+Source: Kolmogorov-Smirnov test of two samples."""
+
+Bounds = tuple[float, float]
+"""Least and greatest possible value of a share."""
+
+
+def find_skew(
+    split: str, column: ColumnStatistics, training: ColumnStatistics
+) -> Iterator[Anomaly]:
+    """Compare the distribution of one column with that of the training split.
+
+    Numbers are compared by their cumulative shares at the quantiles and values in the statistics;
+    strings by the share of each value, if both splits have at most `TOP_VALUES`.
+
+    Args:
+        split: Name of the compared split, for the message.
+        column: Its column.
+        training: The same column in the training split.
+
+    Yields:
+        At most one anomaly: if shares differ by more than `SKEW_SHARE` and more than by chance.
+    """
+    if column.dtype != training.dtype or not column.count or not training.count:
+        return
+    allowed = SKEW_SHARE + _CHANCE * math.sqrt(1 / _rows(column) + 1 / _rows(training))
+    if column.numbers is not None:
+        found = _numbers(column, training)
+    elif _is_whole(column) and _is_whole(training):
+        found = _strings(column, training)
+    else:
+        return
+    gap, text = found
+    if gap > allowed:
+        yield Anomaly(
+            split=split, column=column.name, kind="skew", severity="warning", message=text
+        )
+
+
+def _rows(column: ColumnStatistics) -> float:
+    """Number of independent samples: values of one vector or list count as one."""
+    mean = None if column.list_lengths is None else column.list_lengths.mean
+    return column.count / max(mean or column.length or 1, 1)
+
+
+def _is_whole(column: ColumnStatistics) -> bool:
+    return bool(column.top) and (column.distinct or 0) <= TOP_VALUES
+
+
+def _strings(column: ColumnStatistics, training: ColumnStatistics) -> tuple[float, str]:
+    now, then = ({t.value: t.count / c.count for t in c.top} for c in (column, training))
+    value = max({**now, **then}, key=lambda name: abs(now.get(name, 0.0) - then.get(name, 0.0)))
+    here, there = now.get(value, 0.0), then.get(value, 0.0)
+    text = f"{value[:40]!r} is {here:.1%} of its values, in the training split {there:.1%}"
+    return abs(here - there), text
+
+
+def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[float, str]:
+    points = {*_thresholds(column), *_thresholds(training)}
+    at = [
+        (_gap(_cumulative_share(column, p), _cumulative_share(training, p)), p)
+        for p in sorted(points)
+    ]
+    gap, point = max(at, default=(0.0, 0.0))
+    here, there = _cumulative_share(column, point), _cumulative_share(training, point)
+    text = f"{_range_text(here)} of its values are at most {point:g}, in the training split {_range_text(there)}"
+    return gap, text
+
+
+def _thresholds(column: ColumnStatistics) -> Iterator[float]:
+    if column.numbers is not None:
+        yield from column.numbers.quantiles
+    if _is_whole(column):
+        yield from (float(top.value) for top in column.top)
+
+
+def _cumulative_share(column: ColumnStatistics, point: float) -> Bounds:
+    """Return the share of values that are at most `point`: exact if all are known, else to a tenth."""
+    if _is_whole(column):
+        share = sum(t.count for t in column.top if float(t.value) <= point) / column.count
+        return share, share
+    numbers = column.numbers
+    if numbers is None or numbers.min is None or numbers.max is None or not numbers.quantiles:
+        return 0.0, 1.0
+    if point < numbers.min or point >= numbers.max:
+        share = float(point >= numbers.max)
+        return share, share
+    below = bisect_right(numbers.quantiles, point)
+    return below / QUANTILE_BUCKETS, (below + 1) / QUANTILE_BUCKETS
+
+
+def _gap(one: Bounds, other: Bounds) -> float:
+    return max(one[0] - other[1], other[0] - one[1], 0.0)
+
+
+def _range_text(share: Bounds) -> str:
+    low, high = share
+    return f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"

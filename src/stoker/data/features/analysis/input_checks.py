@@ -1,4 +1,4 @@
-"""What the statistics say against the columns that a model sees, before its first step."""
+"""Warn, before the first step, about columns that the model cannot learn from or should not see."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.schema import TRAIN
+from stoker.data.features.analysis.statistics import TRAIN
 from stoker.data.features.spec import LabelSpec, TransformSpec
 from stoker.data.sources.config import leaving_out
 
 LOST_SHARE = 0.5
-"""Share of a split's values out of vocabulary from which the vocabulary says too little."""
+"""From this share of values out of vocabulary on, a split is reported."""
 
 LEAST_VALUES = 100
-"""Values of a split below which that share is chance."""
+"""With fewer values in a split, that share is chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyLoss:
-    """How many values of a raw column are not in its vocabulary."""
+    """Number of values of a raw column that are not in its vocabulary."""
 
     vocabulary: str
     """The vocabulary's file name."""
 
     column: str
-    """The raw column that it was learned from."""
+    """The raw column that the vocabulary was learned from."""
 
     split: str
-    """Where the values stand."""
+    """The split that was counted."""
 
     values: int
     """Number of values in the split, those in vectors and lists included; missing values and padding ("") are not."""
@@ -53,11 +53,11 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
 
     Args:
         dataset: Shards whose hashes were checked.
-        spec: The transform.
-        root: Its folder.
+        spec: Description of the transform.
+        root: The transform's folder.
 
     Returns:
-        Of every split but the training split, and of that too where a vocabulary was cut.
+        The losses of every other split, and of the training split for vocabularies that were cut.
     """
     learned = [
         call for call in spec.analyzers if call["kind"] == "vocabulary" and call["is_raw_column"]
@@ -70,7 +70,7 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
         for split in dataset.splits:
             if dataset.rows(split) and (is_cut or split != TRAIN):
                 engine.verify_split(dataset, split)
-                values, lost = _counted(dataset, split, column, terms.cast(pa.string()))
+                values, lost = _count_lost(dataset, split, column, terms.cast(pa.string()))
                 found.append(
                     VocabularyLoss(
                         vocabulary=name, column=column.name, split=split, values=values, lost=lost
@@ -79,10 +79,10 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
     return found
 
 
-def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
-    """The number of a column's values, and of those that are not among the terms."""
+def _count_lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
+    """Return the number of a column's values, and of those that are not terms."""
     with engine.connection(threads=usable_cores()) as backend:
-        values = engine.read_split(backend, dataset, split).only(column)
+        values = engine.read_split(backend, dataset, split).present_values(column)
         tokens = values.select(term=values.value.cast("string"))
         lost = tokens.anti_join(ibis.memtable(pa.table({"term": terms})), "term")
         count, of_lost = (backend.to_pyarrow(each.count()).as_py() for each in (tokens, lost))
@@ -90,11 +90,11 @@ def _counted(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> t
 
 
 _KINDS = ("constant", "all_missing", "decides_label", "rounded")
-"""Anomalies of the training split that matter to a model which sees the column."""
+"""Anomalies of the training split that matter to a model with this column as input."""
 
 
 def anomalies_as_facts(anomalies: Sequence[Anomaly]) -> list[dict[str, Any]]:
-    """The anomalies that `input_findings` takes, as JSON values."""
+    """Return the anomalies that `input_findings` takes, as JSON values."""
     return [asdict(each) for each in anomalies if each.kind in _KINDS and each.split == TRAIN]
 
 
@@ -107,45 +107,26 @@ def input_findings(
     label_columns: Collection[str],
     own: bool,
 ) -> Iterator[Finding]:
-    """Judge the raw columns that the model sees: at most one warning each, as it may be meant.
+    """Check the raw columns that the model sees; return at most one warning for each.
 
     Args:
-        anomalies: As `anomalies_as_facts` makes them.
+        anomalies: Result of `anomalies_as_facts`.
         losses: `VocabularyLoss` as JSON values.
         served: Raw columns that the features need -> shape of one value.
-        labels: By the model's output.
+        labels: Labels by the model's output.
         label_columns: Raw columns that the labels need.
-        own: Whether the data is a dataset of the user's own, which has no settings of columns.
+        own: Whether the data is the user's own dataset, which has no settings for columns.
     """
-    judged: set[str] = set()
+    reported: set[str] = set()
     for each in anomalies:
         name = each["column"]
         # Vectors of zeros and masks of ones are ordinary in elements made by code.
-        is_judged = name in served and (not served[name] or each["kind"] == "decides_label")
-        if is_judged and name not in judged:
-            judged.add(name)
-            leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
-            if each["kind"] == "decides_label":
-                yield _warning(
-                    "decides_label",
-                    f"column {name!r} of {TRAIN}: {each['message']}",
-                    f"{leave_out} if it is known only after the label; else a rule is enough.",
-                )
-            elif each["kind"] == "rounded":
-                yield _warning(
-                    "rounded",
-                    f"column {name!r} of {TRAIN}: {each['message']}",
-                    _subtracted(name, own=own),
-                )
-            else:
-                yield _warning(
-                    each["kind"],
-                    f"column {name!r} of {TRAIN}: {each['message']}, so the model learns nothing "
-                    "from it",
-                    f"{leave_out}.",
-                )
+        is_relevant = name in served and (not served[name] or each["kind"] == "decides_label")
+        if is_relevant and name not in reported:
+            reported.add(name)
+            yield _anomaly_finding(each, own=own)
     scalar = all(not label.shape for label in labels.values())
-    # A label may be the one place of a vector that the features leave out.
+    # A label may be the one element of a vector that the features leave out.
     whole = all(name in served and not served[name] for name in label_columns)
     if not own and label_columns and scalar and whole:
         yield _warning(
@@ -154,12 +135,12 @@ def input_findings(
             "Name what serving will not have under label_only.",
         )
     for output, label in labels.items():
-        yield from _look_alike(output, label.classes or ())
+        yield from _similar_classes(output, label.classes or ())
     for loss in losses:
         share, name = loss["lost"] / max(loss["values"], 1), loss["column"]
         is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
-        if is_high and name in served and name not in judged:
-            judged.add(name)
+        if is_high and name in served and name not in reported:
+            reported.add(name)
             yield _warning(
                 "vocabulary_loss",
                 f"{share:.0%} of the values of {name!r} in {loss['split']} are not in its "
@@ -168,18 +149,26 @@ def input_findings(
             )
 
 
-def _subtracted(name: str, *, own: bool) -> str:
-    subtract = "Subtract an offset in the source"
-    if own:
-        return f"{subtract}, in float64."
-    return (
-        f"{subtract}; or set data.types: {{{name}: string}} and subtract it in preprocessing_fn from "
-        f"tf.strings.to_number(inputs[{name!r}], tf.float64)."
-    )
+def _anomaly_finding(anomaly: Mapping[str, Any], *, own: bool) -> Finding:
+    name, kind = anomaly["column"], anomaly["kind"]
+    message = f"column {name!r} of {TRAIN}: {anomaly['message']}"
+    leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
+    if kind == "decides_label":
+        fix = f"{leave_out} if it is known only after the label; else a rule is enough."
+    elif kind == "rounded":
+        fix = "Subtract an offset in the source" + (
+            ", in float64."
+            if own
+            else f"; or set data.types: {{{name}: string}} and subtract it in preprocessing_fn from "
+            f"tf.strings.to_number(inputs[{name!r}], tf.float64)."
+        )
+    else:
+        message, fix = f"{message}, so the model learns nothing from it", f"{leave_out}."
+    return _warning(kind, message, fix)
 
 
-def _look_alike(output: str, classes: Sequence[str]) -> Iterator[Finding]:
-    """Classes of a text label that a person would read as one."""
+def _similar_classes(output: str, classes: Sequence[str]) -> Iterator[Finding]:
+    """Find classes of a text label that differ only in case or white space."""
     found: dict[str, list[str]] = {}
     for text in classes:
         found.setdefault(" ".join(text.split()).casefold(), []).append(text)

@@ -1,4 +1,4 @@
-"""A summary of the labels of one split, with the few numbers that a check of the model needs."""
+"""A summary of the labels of one split, with the numbers that checks of the model need."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.core.config import build
 
 MOST_CLASSES = 1_000
 """Most distinct values of a label that are counted individually."""
@@ -53,24 +55,13 @@ class LabelSummary:
         vectors = len(self.shape) == 1 and self.most_sum is not None
         return vectors and self.zero_or_one and (self.least_sum, self.most_sum) != (1.0, 1.0)
 
-    def to_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
-        return asdict(self) | {"shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> LabelSummary:
-        """Read back what `to_json` wrote."""
-        ones = raw.get("ones")
-        kept = {"shape": tuple(raw["shape"]), "ones": None if ones is None else tuple(ones)}
-        return cls(**(dict(raw) | kept))
-
 
 def labels_as_facts(
     labels: Mapping[str, Mapping[str, LabelSummary]],
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Split -> output -> label summary, as JSON values."""
     return {
-        split: {output: summary.to_json() for output, summary in by_output.items()}
+        split: {output: asdict(summary) for output, summary in by_output.items()}
         for split, by_output in labels.items()
     }
 
@@ -80,7 +71,7 @@ def labels_from_facts(
 ) -> dict[str, dict[str, LabelSummary]]:
     """Read back what `labels_as_facts` made."""
     return {
-        split: {output: LabelSummary.from_json(raw) for output, raw in by_output.items()}
+        split: {output: build(LabelSummary, raw) for output, raw in by_output.items()}
         for split, by_output in facts.items()
     }
 

@@ -2,7 +2,7 @@
 
 The statistics of each column are known already. This takes one query for all columns of numbers, and
 one for each column with few distinct values. `analyze` checks labels that are raw columns; `transform`
-checks the labels that `preprocessing_fn` makes. Of vectors and lists each element is checked like a column,
+checks the labels that `preprocessing_fn` computes. Of vectors and lists each element is checked like a column,
 up to `MOST_ELEMENTS`; of lists of varying length also the length. Images are not checked.
 """
 
@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ibis.expr.types as ir
 import pyarrow as pa
@@ -27,8 +26,7 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.schema import TRAIN
-from stoker.data.features.analysis.statistics import ColumnStatistics, Statistics
+from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, Statistics
 from stoker.data.features.spec import LabelSpec
 
 LEAST_ROWS = 100
@@ -50,7 +48,7 @@ overflow."""
 
 MOST_ELEMENTS = 64
 """Elements of a vector or list column that are checked: of longer vectors evenly spaced ones, of longer
-lists the first. Each costs about as much as a column of its own."""
+lists the first. Each costs about as much as a column."""
 
 SAMPLE_ROWS = 50_000
 """Elements are checked in this many rows first: one that does not decide the label there does not in all
@@ -81,15 +79,17 @@ def find_leaks(
         split = engine.read_split(backend, dataset, TRAIN)
         for name in labels:
             if name in names and _is_whole(by_column[name]):
-                yield from _deciding(split, split.value(name), by_column[name], by_column, features)
+                yield from _deciding_columns(
+                    split, split.value(name), by_column[name], by_column, features
+                )
 
 
 def _is_whole(label: ColumnStatistics) -> bool:
     return not label.missing and label.length is None
 
 
-class MadeLabels:
-    """The labels of the training split as `preprocessing_fn` makes them, in a temporary file."""
+class ComputedLabels:
+    """The labels of the training split that `preprocessing_fn` computes, in a temporary file."""
 
     def __init__(self, folder: Path, labels: Iterable[LabelSpec]) -> None:
         """Create the file in an empty folder. Labels with several values per row are left out."""
@@ -100,16 +100,7 @@ class MadeLabels:
         schema = pa.schema([(column.name, column.arrow_type) for column in self._columns])
         self._file, self._rows = pq.ParquetWriter(self._path, schema), 0
 
-    def __enter__(self) -> Self:
-        """Accept labels."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         """Close the file."""
         self._file.close()
 
@@ -129,18 +120,18 @@ class MadeLabels:
         dataset: Dataset,
         statistics: Statistics,
         *,
-        made_from: Collection[Column],
+        computed_from: Collection[Column],
         served: Iterable[Column],
     ) -> Iterator[Anomaly]:
         """Find the columns that decide a label, as `find_leaks` does. The file must be closed.
 
-        If the labels are made from a single column, a column that decides that one decides the labels,
+        If the labels are computed from a single column, a column that decides that one decides the labels,
         too: for example a copy of `price`, if the label is the logarithm of `price`.
 
         Args:
-            dataset: The dataset that the labels were made from.
+            dataset: The dataset that the labels were computed from.
             statistics: The dataset's.
-            made_from: Raw columns that the labels are made from; they are not checked.
+            computed_from: Raw columns that the labels are computed from; they are not checked.
             served: Raw columns that the model sees.
         """
         if self._rows < LEAST_ROWS:
@@ -154,18 +145,28 @@ class MadeLabels:
             column_hashes={},
         )
         by_column = {column.name: column for column in statistics.splits[TRAIN]}
-        abouts = compute_statistics(made).splits[TRAIN]
-        features = [column for column in served if column not in made_from]
+        all_statistics = compute_statistics(made).splits[TRAIN]
+        features = [column for column in served if column not in computed_from]
         with engine.connection(threads=usable_cores()) as backend:
             read = (engine.read_split(backend, each, TRAIN) for each in (dataset, made))
             split, labels = engine.side_by_side(backend, *read)
             found: list[Anomaly] = []
-            for about in abouts:
-                found += _deciding(split, labels.value(about.name), about, by_column, features)
-            for source in made_from if len(made_from) == 1 else ():
-                about = replace(by_column[source.name], name=abouts[0].name)
-                if _is_whole(about) and source.name not in {each.name for each in abouts}:
-                    found += _deciding(split, split.value(source.name), about, by_column, features)
+            for label_statistics in all_statistics:
+                found += _deciding_columns(
+                    split,
+                    labels.value(label_statistics.name),
+                    label_statistics,
+                    by_column,
+                    features,
+                )
+            for source in computed_from if len(computed_from) == 1 else ():
+                label_statistics = replace(by_column[source.name], name=all_statistics[0].name)
+                if _is_whole(label_statistics) and source.name not in {
+                    each.name for each in all_statistics
+                }:
+                    found += _deciding_columns(
+                        split, split.value(source.name), label_statistics, by_column, features
+                    )
         yield from dict.fromkeys(found)
 
 
@@ -192,64 +193,73 @@ class _Feature:
 def _features(
     split: engine.Split, columns: Iterable[Column], by_column: Mapping[str, ColumnStatistics]
 ) -> Iterator[_Feature]:
-    """Single values as they are; of lists the length; of vectors and lists the elements."""
+    """Return single values; the lengths of lists; the elements of vectors and lists."""
     for column in columns:
-        name, value, about = column.name, split.value(column.name), by_column[column.name]
+        name, value, label_statistics = (
+            column.name,
+            split.value(column.name),
+            by_column[column.name],
+        )
         size = column.length
         if column.dtype == "image":
             continue
         if size is None:
-            distinct = (about.distinct or 0) + (about.missing > 0)
+            distinct = (label_statistics.distinct or 0) + (label_statistics.missing > 0)
             yield _Feature(column=name, dtype=column.dtype, value=value, distinct=distinct)
             continue
-        if about.list_lengths is not None:
-            least, size = int(about.list_lengths.min or 0), int(about.list_lengths.max or 0)
+        if label_statistics.list_lengths is not None:
+            least, size = (
+                int(label_statistics.list_lengths.min or 0),
+                int(label_statistics.list_lengths.max or 0),
+            )
             # At most this many: which of the lengths between the two occur is not known.
             distinct = size - least + 1
             yield _Feature(column=name, dtype="int64", value=value.length(), distinct=distinct)
-        for place in _places(size, spread=about.list_lengths is None):
+        for place in _places(size, spread=label_statistics.list_lengths is None):
             yield _Feature(column=name, element=place, dtype=column.dtype, value=value[place])
 
 
 def _places(size: int, *, spread: bool) -> Sequence[int]:
-    """At most `MOST_ELEMENTS` places, the first ones or evenly spaced from the first to the last."""
+    """Return at most `MOST_ELEMENTS` indices: the first ones, or evenly spaced ones."""
     if size <= MOST_ELEMENTS or not spread:
         return range(min(size, MOST_ELEMENTS))
     return [step * (size - 1) // (MOST_ELEMENTS - 1) for step in range(MOST_ELEMENTS)]
 
 
-def _deciding(
+def _deciding_columns(
     split: engine.Split,
     label: ir.Column,
-    about: ColumnStatistics,
+    label_statistics: ColumnStatistics,
     by_column: Mapping[str, ColumnStatistics],
     columns: Sequence[Column],
 ) -> Iterator[Anomaly]:
-    """The columns that decide a label in the same table.
+    """Return the columns that decide a label in the same table.
 
     Args:
         split: The table.
         label: The label's column in it.
-        about: The label's statistics.
+        label_statistics: The label's statistics.
         by_column: Name of a column -> its statistics.
         columns: The columns to check; images are left out.
     """
     features = list(_features(split, columns, by_column))
-    if about.count > SAMPLE_ROWS and any(each.element is not None for each in features):
+    if label_statistics.count > SAMPLE_ROWS and any(each.element is not None for each in features):
         sample = engine.Split(table=split.table.limit(SAMPLE_ROWS), names=split.names)
         elements = [
             each for each in _features(sample, columns, by_column) if each.element is not None
         ]
         likely = {
             (each.column, each.element)
-            for each in _found(sample, sample.table[label.get_name()], about, elements)
+            for each in _deciding_features(
+                sample, sample.table[label.get_name()], label_statistics, elements
+            )
         }
         features = [
             each
             for each in features
             if each.element is None or (each.column, each.element) in likely
         ]
-    found = _found(split, label, about, features)
+    found = _deciding_features(split, label, label_statistics, features)
     for column in columns:
         of_column = [each for each in features if each.column == column.name and each in found]
         if of_column:
@@ -258,26 +268,29 @@ def _deciding(
                 column=column.name,
                 kind="decides_label",
                 severity="warning",
-                message=f"{_subject(column, of_column)} alone decides the label {about.name!r} in every "
+                message=f"{_subject(column, of_column)} alone decides the label {label_statistics.name!r} in every "
                 "row",
             )
 
 
-def _found(
-    split: engine.Split, label: ir.Column, about: ColumnStatistics, features: Sequence[_Feature]
+def _deciding_features(
+    split: engine.Split,
+    label: ir.Column,
+    label_statistics: ColumnStatistics,
+    features: Sequence[_Feature],
 ) -> list[_Feature]:
-    """The features that decide the label in every row of a table."""
+    """Return the features that decide the label in every row of a table."""
     found: list[_Feature] = []
-    if (about.distinct or 0) > 2 and about.dtype in _NUMBERS:
+    if (label_statistics.distinct or 0) > 2 and label_statistics.dtype in _NUMBERS:
         found += _linear(split, label, [each for each in features if each.dtype in _NUMBERS])
-    counts = [top.count for top in about.top]
-    are_classes = len(counts) == about.distinct
+    counts = [top.count for top in label_statistics.top]
+    are_classes = len(counts) == label_statistics.distinct
     if are_classes and sum(counts) - max(counts, default=0) >= LEAST_OTHERS:
-        found += _apart(split, label, features)
+        found += _separating(split, label, features)
         rest = [each for each in features if each not in found]
         for each, distinct in zip(rest, _distinct(split, rest), strict=True):
-            few = 1 < distinct <= about.count / ROWS_PER_VALUE
-            if few and _pure(split, label, each):
+            few = 1 < distinct <= label_statistics.count / ROWS_PER_VALUE
+            if few and _has_one_label_per_value(split, label, each):
                 found.append(each)
     return found
 
@@ -293,13 +306,13 @@ def _subject(column: Column, found: Sequence[_Feature]) -> str:
 
 
 def _distinct(split: engine.Split, features: Sequence[_Feature]) -> list[int]:
-    """The numbers of different values, the missing one included; of elements within a few percent."""
-    asked = {
+    """Return the numbers of different values, missing included; of elements within a few percent."""
+    expressions = {
         f"n{index}": each.value.approx_nunique()
         for index, each in enumerate(features)
         if each.distinct is None
     }
-    row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0] if asked else {}
+    row = split.table.aggregate(**expressions).to_pyarrow().to_pylist()[0] if expressions else {}
     return [
         int(row[f"n{index}"]) + 1 if each.distinct is None else each.distinct
         for index, each in enumerate(features)
@@ -310,14 +323,14 @@ def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[_Feature]) 
     if not numbers:
         return []
     wanted = label.cast("float64")
-    asked = {}
+    expressions = {}
     for index, each in enumerate(numbers):
         value = each.value.cast("float64")
         both = engine.is_present(value, "float64") & (value.abs() < LARGEST)
         both &= wanted.abs() < LARGEST
-        asked[f"r{index}"] = value.corr(wanted, where=both, how="pop")
-        asked[f"n{index}"] = both.sum()
-    row = split.table.aggregate(**asked).to_pyarrow().to_pylist()[0]
+        expressions[f"r{index}"] = value.corr(wanted, where=both, how="pop")
+        expressions[f"n{index}"] = both.sum()
+    row = split.table.aggregate(**expressions).to_pyarrow().to_pylist()[0]
     return [
         each
         for index, each in enumerate(numbers)
@@ -325,20 +338,20 @@ def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[_Feature]) 
     ]
 
 
-def _apart(
+def _separating(
     split: engine.Split, label: ir.Column, features: Sequence[_Feature]
 ) -> Iterator[_Feature]:
-    """Features in which the classes have separate ranges of numbers, or one class has no value at all."""
-    asked = {}
+    """Return features whose classes have disjoint ranges, or one class without any value."""
+    expressions = {}
     for index, each in enumerate(features):
         present = engine.is_present(each.value, each.dtype)
         # Without filters, which cost ten times the rest: a shard holds null for a missing number.
         # An element that a shorter list does not have is null, too.
-        asked[f"missing{index}"] = (~present).fill_null(True).cast("int64").sum()
+        expressions[f"missing{index}"] = (~present).fill_null(True).cast("int64").sum()
         if each.dtype in _NUMBERS:
-            asked |= {f"low{index}": each.value.min(), f"high{index}": each.value.max()}
+            expressions |= {f"low{index}": each.value.min(), f"high{index}": each.value.max()}
     counted = split.table.group_by(wanted=label)
-    rows = counted.aggregate(rows=split.table.count(), **asked).to_pyarrow().to_pylist()
+    rows = counted.aggregate(rows=split.table.count(), **expressions).to_pyarrow().to_pylist()
     for index, each in enumerate(features):
         missing = [row[f"missing{index}"] or 0 for row in rows]
         present = [row for row, count in zip(rows, missing, strict=True) if not count]
@@ -357,8 +370,8 @@ def _disjoint(limits: Sequence[tuple[float, float]]) -> bool:
     )
 
 
-def _pure(split: engine.Split, label: ir.Column, feature: _Feature) -> bool:
-    """Whether rows of equal value have equal labels."""
+def _has_one_label_per_value(split: engine.Split, label: ir.Column, feature: _Feature) -> bool:
+    """Return whether rows of equal value have equal labels."""
     table = split.table.select(value=feature.value, wanted=label)
     by_value = table.group_by("value").aggregate(low=table.wanted.min(), high=table.wanted.max())
     mixed = by_value.filter(by_value.low != by_value.high).count()

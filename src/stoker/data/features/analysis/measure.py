@@ -1,7 +1,7 @@
-"""Take the statistics: full passes over every split, as few as there can be.
+"""Compute the statistics: full passes over every split, as few as possible.
 
-What is one number a column (counts, sums, limits) is asked for all columns in one query, as turning
-an expression into SQL costs more than running it over some thousand rows.
+Counts, sums and limits of all columns are computed in one query: to convert an expression to SQL costs
+more than to run it over some thousand rows.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from stoker.data.features.analysis.statistics import (
     Statistics,
     ValueCount,
 )
-from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.engine import Progress, no_progress
 
 _NUMBERS = ("int64", "float32", "float64")
 
 Totals = dict[str, Any]
-"""One column's counts, sums and limits, by their names."""
+"""One column's counts, sums and limits, by name."""
 
 
-def compute_statistics(dataset: Dataset, *, progress: Progress = unseen) -> Statistics:
-    """Take the statistics of every split that holds a record.
+def compute_statistics(dataset: Dataset, *, progress: Progress = no_progress) -> Statistics:
+    """Compute the statistics of every split that holds a record.
 
     Args:
-        dataset: What to read; every shard's hash is checked first.
-        progress: Told of columns done, columns in all, and the split.
+        dataset: The dataset; every shard's hash is checked first.
+        progress: Called with columns done, number of columns, and the split.
 
     Raises:
         DataError: a shard is missing, cut or changed.
@@ -72,32 +72,34 @@ def _split(dataset: Dataset, name: str, progress: Progress) -> tuple[ColumnStati
 
 
 def _totals(dataset: Dataset, name: str, columns: Sequence[Column]) -> dict[str, Totals]:
-    """Column -> its counts, sums and limits, computed by one thread."""
+    """Return column -> its counts, sums and limits, computed by one thread."""
     with engine.connection() as backend:
         split = engine.read_split(backend, dataset, name)
-        totals = _answers(split, columns, _asked)
-        squares = _answers(split, columns, partial(_asked_for_squares, totals))
+        totals = _totals_of(split, columns, _total_expressions)
+        squares = _totals_of(split, columns, partial(_squares, totals))
     return {column: totals[column] | squares[column] for column in totals}
 
 
-def _answers(
+def _totals_of(
     split: engine.Split,
     columns: Sequence[Column],
-    ask: Callable[[ir.Column, Column], dict[str, ir.Scalar]],
+    expressions_of: Callable[[ir.Column, Column], dict[str, ir.Scalar]],
 ) -> dict[str, Totals]:
-    """Column -> its totals: those of single values in one pass, of vectors in one for each."""
+    """Return column -> its totals: one query for all single values, one for each column of vectors."""
     single = [column for column in columns if column.length is None]
-    asked = {column.name: ask(split.value(column.name), column) for column in single}
-    found = _answered(split.table, asked)
+    expressions = {
+        column.name: expressions_of(split.value(column.name), column) for column in single
+    }
+    found = _run_query(split.table, expressions)
     for column in columns:
         if column.length is not None:
             values = split.values(column)
-            found |= _answered(values, {column.name: ask(values.value, column)})
+            found |= _run_query(values, {column.name: expressions_of(values.value, column)})
     return found
 
 
 def _lists(split: engine.Split, column: Column, count: int) -> dict[str, Any]:
-    """What only lists of varying length have, and their missing values.
+    """Return the statistics that only lists of varying length have, and their missing values.
 
     Args:
         split: The split.
@@ -107,24 +109,24 @@ def _lists(split: engine.Split, column: Column, count: int) -> dict[str, Any]:
     if not column.is_ragged:
         return {}
     length = split.value(column.name).length()
-    asked = {
+    expressions = {
         "mean": length.mean(),
         "shortest": length.min(),
         "longest": length.max(),
         "held": length.sum(),
         "empty": (length == 0).sum(),
     }
-    found = _answered(split.table, {column.name: asked})[column.name]
+    found = _run_query(split.table, {column.name: expressions})[column.name]
     missing = int(found["held"]) - count + int(found["empty"])
     return {"list_lengths": _lengths(found), "missing": missing}
 
 
-def _answered(table: ir.Table, asked: dict[str, dict[str, ir.Scalar]]) -> dict[str, Totals]:
-    names = list(asked)
+def _run_query(table: ir.Table, expressions: dict[str, dict[str, ir.Scalar]]) -> dict[str, Totals]:
+    names = list(expressions)
     numbers = {
         f"{key}_{index}": number
         for index, name in enumerate(names)
-        for key, number in asked[name].items()
+        for key, number in expressions[name].items()
     }
     found: dict[str, Totals] = {name: {} for name in names}
     if numbers:
@@ -135,7 +137,7 @@ def _answered(table: ir.Table, asked: dict[str, dict[str, ir.Scalar]]) -> dict[s
     return found
 
 
-def _asked(value: ir.Column, column: Column) -> dict[str, ir.Scalar]:
+def _total_expressions(value: ir.Column, column: Column) -> dict[str, ir.Scalar]:
     present = engine.is_present(value, column.dtype)
     if column.dtype in _NUMBERS:
         number = value.cast("float64")
@@ -157,10 +159,8 @@ def _asked(value: ir.Column, column: Column) -> dict[str, ir.Scalar]:
     }
 
 
-def _asked_for_squares(
-    totals: dict[str, Totals], value: ir.Column, column: Column
-) -> dict[str, ir.Scalar]:
-    """The sum of squared differences from the mean, which a first pass has found."""
+def _squares(totals: dict[str, Totals], value: ir.Column, column: Column) -> dict[str, ir.Scalar]:
+    """Return the sum of squared differences from the mean that the first pass found."""
     total = totals[column.name]
     if not total.get("finite"):
         return {}
@@ -176,7 +176,7 @@ def _mean(total: Totals) -> float:
 
 
 def _column(split: engine.Split, column: Column, total: Totals, rows: int) -> ColumnStatistics:
-    values = split.only(column)
+    values = split.present_values(column)
     count = int(total["count"] or 0)
     distinct, top = (None, ()) if column.dtype == "image" else _frequencies(values)
     is_number = column.dtype in _NUMBERS
@@ -185,6 +185,7 @@ def _column(split: engine.Split, column: Column, total: Totals, rows: int) -> Co
         name=column.name,
         dtype=column.dtype,
         length=column.length,
+        whole=column.whole,
         count=count,
         distinct=distinct,
         numbers=_numbers(values, count, total) if is_number else None,
@@ -202,12 +203,12 @@ def _frequencies(values: ir.Table) -> tuple[int, tuple[ValueCount, ...]]:
         .limit(TOP_VALUES)
     )
     rows = ordered.to_pyarrow().to_pylist()
-    top = tuple(ValueCount(value=_shown(row["value"]), count=row["count"]) for row in rows)
+    top = tuple(ValueCount(value=_value_text(row["value"]), count=row["count"]) for row in rows)
     return (rows[0]["distinct"] if rows else 0), top
 
 
-def _shown(value: object) -> str:
-    # 0.0 and -0.0 are one value; the thread decides which of them is reported.
+def _value_text(value: object) -> str:
+    # 0.0 and -0.0 are one value; which of them a query returns depends on the threads.
     return str(value + 0.0 if isinstance(value, float) else value)
 
 
@@ -217,7 +218,7 @@ def _lengths(total: Totals) -> LengthStatistics:
 
 @ibis.udf.scalar.builtin(name="octet_length")
 def _bytes(value: bytes) -> int:  # type: ignore[empty-body]
-    """DuckDB's own length of a BLOB."""
+    """DuckDB's length of a BLOB."""
 
 
 def _numbers(values: ir.Table, count: int, total: Totals) -> NumberStatistics:
@@ -242,7 +243,7 @@ def _histogram(values: ir.Table, finite: int, total: Totals) -> tuple[int, ...]:
     if not finite or total["low"] == total["high"]:
         return (finite,) if finite else ()
     value = values.value.cast("float64")
-    # Halves: the width of a column that spans all of float64 would overflow.
+    # Halves, because the width of a column that spans all of float64 would overflow.
     start, width = total["low"] / 2, total["high"] / 2 - total["low"] / 2
     place = ((value / 2 - start) / width * HISTOGRAM_BINS).floor().clip(0, HISTOGRAM_BINS - 1)
     placed = values.filter(~value.isinf()).select(place=place)

@@ -1,12 +1,16 @@
-"""The statistics as a page."""
+"""The data report: statistics, schema and anomalies as an HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.schema import Schema
-from stoker.data.features.analysis.statistics import ColumnStatistics, Statistics, ValueCount
+from stoker.data.features.analysis.statistics import (
+    ColumnStatistics,
+    Schema,
+    Statistics,
+    ValueCount,
+)
 from stoker.pages.bars import histogram, meter
 from stoker.pages.document import page
 from stoker.pages.html import Html, element, join, paragraph, section
@@ -14,15 +18,15 @@ from stoker.pages.numbers import count_of, number, percent
 from stoker.pages.table import Fill, Number, Prose, facts, table
 
 _SHOWN_VALUES = 10
-"""Most frequent values that a card lists."""
+"""Number of most frequent values in a card."""
 
 _SHOWN_CHARACTERS = 60
-"""Longest value that is shown whole."""
+"""Longest value that is not shortened."""
 
 
 def render_report(statistics: Statistics, schema: Schema, anomalies: Sequence[Anomaly]) -> str:
-    """Write the page; the same statistics give the same bytes."""
-    # What the model learns from comes first.
+    """Return the page; the same statistics give the same bytes."""
+    # The training split comes first.
     splits = sorted(statistics.splits, key=lambda split: (split != "train", split))
     rows = [f"{split}: {statistics.rows[split]:,} rows" for split in splits]
     about = [*rows, f"{len(schema.columns)} columns", f"dataset {statistics.fingerprint[:12]}"]
@@ -57,7 +61,7 @@ _COLORS = {"error": "bad", "warning": "warning"}
 
 
 def _splits(statistics: Statistics, splits: Sequence[str]) -> Html:
-    """Shares, label rates and common rows of the splits, where they were compared."""
+    """Return a table of shares, label rates and common rows of the splits, if they were compared."""
     rows = []
     for split in splits:
         if split not in statistics.split_facts:
@@ -133,7 +137,7 @@ def _distinct(column: ColumnStatistics) -> str:
 
 
 def _most_frequent(column: ColumnStatistics) -> Html:
-    """Values that occur more than once; a value that occurs once is not a frequent one."""
+    """Return a table of the values that occur more than once."""
     top = [item for item in column.top[:_SHOWN_VALUES] if item.count > 1]
     rows = (
         [
@@ -148,7 +152,7 @@ def _most_frequent(column: ColumnStatistics) -> Html:
 
 
 def _value(item: ValueCount, dtype: str) -> str:
-    """A float has the digits that people read, and not those of its type."""
+    """Return a value as text; a float with 7 digits, not with all digits of its type."""
     return number(float(item.value), 7) if dtype.startswith("float") else _short(item.value)
 
 

@@ -1,9 +1,10 @@
-"""How the splits of a dataset relate: their shares, label rates and common rows."""
+"""Compare the splits of a dataset: their shares, label rates and common rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +15,21 @@ from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import engine
-from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.schema import TRAIN
-from stoker.data.features.analysis.skew import find_skew
-from stoker.data.features.analysis.statistics import ColumnStatistics, SplitFacts, Statistics
+from stoker.data.features.analysis.anomalies import Anomaly, find_skew
+from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, SplitFacts, Statistics
 from stoker.data.sources.config import Duplicates, IngestConfig
 
 CHANCE = 4.0
-"""Standard deviations that chance may explain; it exceeds them in one of 16,000 cases."""
+"""Standard deviations that count as chance, which exceeds them in one of 16,000 cases."""
 
 LEAST_DIFFERENCE = 0.05
 """Smallest difference that is reported, as a share of the rarer side: 20 % against 19 %."""
 
 NEARLY_DISTINCT = 0.9
-"""Least share of distinct rows at which copies are not normal."""
+"""From this share of distinct rows on, copies are not normal."""
 
 COPIED_SHARE, COPIED_ROWS = 0.01, 5
-"""Share and number of a split's rows that may be copies of training rows without a warning."""
+"""Largest share and number of copies of training rows in a split without a warning."""
 
 OPPOSED_SHARE = 0.1
 """Largest share of rows with a training row's features, but no training row's label with them, when
@@ -47,11 +46,11 @@ def relate_splits(
     labels: Collection[str],
     label_only: Collection[str],
 ) -> Statistics:
-    """Add what the splits have in common to their statistics.
+    """Add how the splits relate to their statistics.
 
     Args:
-        statistics: Of the dataset.
-        dataset: What to read; its shards are verified already.
+        statistics: Statistics of the dataset.
+        dataset: The dataset; its shards are verified already.
         labels: Raw columns that are labels.
         label_only: Further columns that are not features.
     """
@@ -97,7 +96,7 @@ def relate_splits(
 def _hashes(
     split: engine.Split, index: int, rows: Sequence[Column], features: Sequence[Column]
 ) -> ir.Table:
-    # Without a feature nothing can be said of them; any constant will do.
+    # Without a feature, any constant will do.
     return split.table.select(
         split=ibis.literal(index),
         row=_hash(split, rows),
@@ -111,17 +110,17 @@ def _hash(split: engine.Split, columns: Sequence[Column]) -> ir.IntegerValue:
 
 
 def _counted(hashes: ir.Table, key: str, splits: Sequence[str]) -> dict[str, int]:
-    """Distinct values in all splits and in each, and rows of each whose value stands in train."""
+    """Count distinct values in all splits and in each, and rows of each whose value is also in train."""
     train = splits.index(TRAIN)
     counts = {f"n{index}": (hashes.split == index).sum() for index in range(len(splits))}
     groups = hashes.group_by(key).aggregate(**counts)
-    asked = {"distinct": groups.count()}
+    counts_by_name = {"distinct": groups.count()}
     for index in range(len(splits)):
-        asked[f"distinct_{index}"] = (groups[f"n{index}"] > 0).sum()
+        counts_by_name[f"distinct_{index}"] = (groups[f"n{index}"] > 0).sum()
         if index != train:
             shared = groups[f"n{index}"].sum(where=groups[f"n{train}"] > 0)
-            asked[f"shared_{index}"] = shared.fill_null(0)
-    found: dict[str, Any] = groups.aggregate(**asked).to_pyarrow().to_pylist()[0]
+            counts_by_name[f"shared_{index}"] = shared.fill_null(0)
+    found: dict[str, Any] = groups.aggregate(**counts_by_name).to_pyarrow().to_pylist()[0]
     return {name: int(value) for name, value in found.items()}
 
 
@@ -142,9 +141,9 @@ def find_split_anomalies(
     """Find shares and label rates that chance does not explain, and copies of training rows.
 
     Args:
-        statistics: With what `relate_splits` adds.
+        statistics: Result of `relate_splits`.
         labels: Raw columns that are labels.
-        config: How the records were dealt out.
+        config: How the records were split.
     """
     found: list[Anomaly] = []
     for split in statistics.split_facts:
@@ -158,11 +157,11 @@ def find_split_anomalies(
 
 
 def _share(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
-    total, asked = sum(statistics.rows.values()), config.splits[split]
-    variance = total * asked * (1 - asked)
-    if _differs(statistics.rows[split], total, share=asked, variance=variance):
+    total, expected = sum(statistics.rows.values()), config.splits[split]
+    variance = total * expected * (1 - expected)
+    if _differs(statistics.rows[split], total, share=expected, variance=variance):
         text = (
-            f"it holds {statistics.split_facts[split].share:.1%} of the rows, not {asked:.1%} as "
+            f"it holds {statistics.split_facts[split].share:.1%} of the rows, not {expected:.1%} as "
             f"data.splits says, more than chance explains: {_why(statistics, config)}"
         )
         yield _make(split, "", "split_share", text)
@@ -180,11 +179,11 @@ def _label_rate(
         return
     total = sum(other.count for other in others)
     here = _counts(column)
-    for value, count in _all_counts(others).items():
+    for value, count in _counts(*others).items():
         share = count / total
         # Source: the hypergeometric distribution; a split is drawn from all rows.
         variance = column.count * share * (1 - share) * (1 - column.count / total)
-        if _differs(here.get(value, 0), column.count, share=share, variance=variance):
+        if _differs(here[value], column.count, share=share, variance=variance):
             rate, in_train = (counts.get(value, 0) for counts in (_rates(column), _rates(training)))
             text = (
                 f"{value[:40]!r} is {rate:.1%} of its labels and {in_train:.1%} of the training "
@@ -194,20 +193,15 @@ def _label_rate(
             return
 
 
-def _counts(column: ColumnStatistics) -> dict[str, int]:
-    return {top.value: top.count for top in column.top}
-
-
-def _all_counts(columns: Sequence[ColumnStatistics]) -> Mapping[str, int]:
-    total: dict[str, int] = {}
+def _counts(*columns: ColumnStatistics) -> Counter[str]:
+    total: Counter[str] = Counter()
     for column in columns:
-        for value, count in _counts(column).items():
-            total[value] = total.get(value, 0) + count
+        total.update({top.value: top.count for top in column.top})
     return total
 
 
 def _differs(count: int, rows: int, *, share: float, variance: float) -> bool:
-    """Whether a count is off the share that is expected by more than chance and by enough to matter.
+    """Return whether a count differs from its expected share by more than chance, and enough to matter.
 
     Source: Bernstein's inequality, which holds for few rows and rare values too.
     """
@@ -225,21 +219,20 @@ def _why(statistics: Statistics, config: IngestConfig) -> str:
         return f"rows of one {config.split_by!r} stay together, and such groups are few or unlike"
     match _duplicates(statistics, config):
         case "together":
-            return "equal rows stay together; data.duplicates: spread deals them out singly"
+            return "equal rows stay together; data.duplicates: spread splits them one by one"
         case "drop":
             return "of equal rows one was kept; data.duplicates: spread keeps all"
     return "another data.seed splits otherwise"
 
 
 def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
-    """Copies of training rows where copies are not normal: the model has seen the answers."""
+    """Find copies of training rows if copies are not normal: metrics on them are too good."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     copies, distinct = facts.copies_of_train, statistics.distinct
     if copies is None or distinct is None or copies < COPIED_ROWS or copies <= COPIED_SHARE * rows:
         return
     if distinct >= NEARLY_DISTINCT * sum(statistics.rows.values()):
-        # The key alone deals: a copy (of an image's bytes) in another split has another key, so `drop`
-        # keeps it too.
+        # The key alone decides the split: a copy in another split has another key, so `drop` keeps it.
         remedy = "Set data.duplicates: together (or drop)"
         if config.split_by is not None:
             remedy = (
@@ -255,7 +248,7 @@ def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterato
 def _label_splits(
     statistics: Statistics, split: str, labels: Collection[str], config: IngestConfig
 ) -> Iterator[Anomaly]:
-    """Equal rows in one split, so those of equal features and another label in another."""
+    """Find splits that the label decides, because equal rows stay in one split."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     classes = [statistics.column(TRAIN, label) for label in labels]
     if not classes or not all(map(_is_counted, classes)) or config.split_by is not None:

@@ -1,19 +1,20 @@
-"""What the data is, as types and as JSON; `measure` takes it from the shards."""
+"""Statistics of a dataset and the schema inferred from them, as types and as JSON files."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json
+from stoker.data.features.spec import read_as
 
 TOP_VALUES = 100
-"""Most frequent values kept by column; a column with no more values is known whole."""
+"""Number of most frequent values kept per column; of a column with no more, all values are known."""
 
 HISTOGRAM_BINS = 20
-"""Bars of equal width: what a small chart can show."""
+"""Number of bins of equal width, as many as a small chart can show."""
 
 QUANTILE_BUCKETS = 10
 """Deciles."""
@@ -21,10 +22,10 @@ QUANTILE_BUCKETS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberStatistics:
-    """Of the finite values of a column of numbers; all None where there is none."""
+    """Statistics of the finite values of a column of numbers; None if there are none."""
 
     mean: float | None
-    """Their mean; None also where it is beyond float64."""
+    """Their mean; None also if it is beyond float64."""
 
     std: float | None
     """Their standard deviation (0 delta degrees of freedom)."""
@@ -36,22 +37,22 @@ class NumberStatistics:
     """The largest."""
 
     zeros: int
-    """How many are 0."""
+    """Number of zeros."""
 
     infinite: int
-    """Values that are infinite; they are counted here only."""
+    """Number of infinite values; counted only here."""
 
     quantiles: tuple[float, ...]
     """The nine deciles, exact."""
 
     histogram: tuple[int, ...]
-    """Values in each of `HISTOGRAM_BINS` bins of equal width from min to max; one bin where those
-    are equal, none where there is no value."""
+    """Values in each of `HISTOGRAM_BINS` bins of equal width from min to max; one bin if those are
+    equal, none without a value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthStatistics:
-    """Lengths of strings (characters) or encoded images (bytes), missing ones left out; of lists."""
+    """Lengths of strings (characters), encoded images (bytes) or lists (values), without missing ones."""
 
     mean: float | None
     """The mean length."""
@@ -65,113 +66,111 @@ class LengthStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueCount:
-    """One value and how often it stands there."""
+    """One value and its count."""
 
     value: str
-    """The value, numbers as Python writes them."""
+    """The value; a number as Python prints it."""
 
     count: int
-    """Rows, or places in vectors."""
+    """Number of rows, or of elements of vectors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnStatistics:
-    """One column of one split."""
+    """Statistics of one column of one split."""
 
     name: str
-    """The raw column."""
+    """Name of the raw column."""
 
     dtype: str
     """Its type, see `stoker.data.columns`."""
 
     count: int
-    """Rows that hold a value; of vectors, as in all that follows, the values in all rows."""
+    """Number of rows with a value; of vectors, as below, number of values in all rows."""
 
     missing: int
-    """Rows that hold none: null, NaN, the empty string. Of lists of varying length the missing values
-    in them, and the lists without a value."""
+    """Number of rows without a value: null, NaN, the empty string. Of lists of varying length, number
+    of missing values in them and of lists without a value."""
 
     distinct: int | None
-    """Different values, exactly; None for images."""
+    """Exact number of different values; None for images."""
 
     numbers: NumberStatistics | None
-    """For numbers."""
+    """Set for numbers."""
 
     lengths: LengthStatistics | None
-    """For strings and images."""
+    """Set for strings and images."""
 
     top: tuple[ValueCount, ...]
     """The most frequent values, the smaller first among equals; of strings, and of numbers with at
     most `TOP_VALUES` different values."""
 
     length: int | None = None
-    """Values in each row; None where it is a single one, 0 where lists vary in length."""
+    """Values per row; None for single values, 0 for lists of varying length."""
+
+    whole: bool = False
+    """Whether the source has whole numbers only, stored as floats because some are missing."""
 
     list_lengths: LengthStatistics | None = None
-    """Values in each list, where they vary; a missing list has none."""
+    """Values per list of varying length; a missing list has none."""
 
     @property
     def missing_share(self) -> float:
-        """Missing rows (of vectors: values) by all."""
+        """Share of missing rows (of vectors: values)."""
         return self.missing / max(self.count + self.missing, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFacts:
-    """How one split relates to the others. Rows with images are compared by these alone."""
+    """How one split relates to the others. Rows with images are compared by their images alone."""
 
     share: float
-    """Its rows by those of all splits."""
+    """Its share of all rows."""
 
     distinct: int
-    """Different rows in it."""
+    """Number of different rows in it."""
 
     label_rates: dict[str, dict[str, float]]
     """Label -> value -> its share of the split's labels; empty for vectors and for labels with more
     than `TOP_VALUES` values."""
 
     copies_of_train: int | None
-    """Rows that the training split holds too; None for the training split, and for images that are
-    stored there in another form."""
+    """Number of rows that are also in the training split; None for the training split, and for images
+    that are stored there in another form."""
 
     features_in_train: int | None
-    """The same of rows without their labels."""
+    """The same for rows without their labels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """All splits of a dataset."""
+    """Statistics of all splits of a dataset."""
 
     fingerprint: str
-    """The dataset that this was taken of."""
+    """Fingerprint of the dataset."""
 
     rows: dict[str, int]
-    """Split -> records."""
+    """Split -> number of records."""
 
     splits: dict[str, tuple[ColumnStatistics, ...]]
     """Split -> columns, in the dataset's order."""
 
     distinct: int | None = None
-    """Different rows in all splits together; None where they were not compared."""
+    """Number of different rows in all splits together; None if they were not compared."""
 
     split_facts: dict[str, SplitFacts] = field(default_factory=dict)
-    """Split that holds a record -> how it relates to the others; empty where they were not compared."""
+    """Split with records -> how it relates to the others; empty if they were not compared."""
 
     def column(self, split: str, name: str) -> ColumnStatistics:
-        """One column of one split.
+        """Return one column of one split.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such column.
         """
         for column in self.splits[split]:
             if column.name == name:
                 return column
         raise KeyError(name)
-
-
-def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
-    """As JSON's own types; no NaN and no infinity among them."""
-    return asdict(statistics)
 
 
 def load_statistics(path: Path) -> Statistics:
@@ -180,40 +179,94 @@ def load_statistics(path: Path) -> Statistics:
     Raises:
         DataError: it is missing, damaged, or something else.
     """
-    raw = read_json(path)
-    try:
-        return Statistics(
-            fingerprint=raw["fingerprint"],
-            rows=raw["rows"],
-            splits={
-                split: tuple(_from_json(item) for item in columns)
-                for split, columns in raw["splits"].items()
-            },
-            distinct=raw.get("distinct"),
-            split_facts={
-                split: SplitFacts(**facts) for split, facts in raw.get("split_facts", {}).items()
-            },
-        )
-    except (KeyError, TypeError) as error:
+    return read_as(Statistics, read_json(path), f"{path} must hold statistics")
+
+
+TRAIN = "train"
+"""The split that the schema is inferred from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnSchema:
+    """Expectations on one column."""
+
+    name: str
+    """Name of the raw column."""
+
+    dtype: str
+    """Its type."""
+
+    required: bool
+    """Whether the training split misses no value."""
+
+    missing_share: float
+    """Share of missing rows in the training split; of vectors and lists, of missing values."""
+
+    domain: tuple[str, ...] | None
+    """All values, sorted, of a column of strings with at most `TOP_VALUES` of them; else None."""
+
+    min: float | None
+    """The smallest finite value of a column of numbers."""
+
+    max: float | None
+    """The largest."""
+
+    length: int | None = None
+    """Values per row; None for single values, 0 for lists of varying length."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schema:
+    """Expectations on a dataset."""
+
+    columns: tuple[ColumnSchema, ...]
+    """In the dataset's order."""
+
+    labels: tuple[str, ...] = ()
+    """The labels that are raw columns, not computed by the transform."""
+
+
+def infer_schema(statistics: Statistics, *, labels: Collection[str] = ()) -> Schema:
+    """Infer the schema from the training split.
+
+    Args:
+        statistics: Statistics of all splits; only `train` is used.
+        labels: The labels that are raw columns.
+
+    Raises:
+        DataError: the training split is missing or empty.
+    """
+    columns = statistics.splits.get(TRAIN, ())
+    if not columns:
         raise DataError(
-            f"{path} must hold statistics",
-            got=Plain(f"{type(error).__name__}: {error}"),
-            fix="Run `stoker analyze` again.",
-        ) from error
+            f"a schema needs a split {TRAIN!r} with records",
+            got=Plain(", ".join(f"{name}: {rows}" for name, rows in statistics.rows.items())),
+            fix="Name it under data.splits.",
+        )
+    return Schema(
+        columns=tuple(_column(column) for column in columns),
+        labels=tuple(column.name for column in columns if column.name in labels),
+    )
 
 
-def _from_json(raw: dict[str, Any]) -> ColumnStatistics:
-    numbers, lengths = raw["numbers"], raw["lengths"]
-    if numbers is not None:
-        tuples = {name: tuple(numbers[name]) for name in ("quantiles", "histogram")}
-        numbers = NumberStatistics(**{**numbers, **tuples})
-    if lengths is not None:
-        lengths = LengthStatistics(**lengths)
-    lists = raw.get("list_lengths")
-    made = {
-        "numbers": numbers,
-        "lengths": lengths,
-        "list_lengths": None if lists is None else LengthStatistics(**lists),
-        "top": tuple(ValueCount(**item) for item in raw["top"]),
-    }
-    return ColumnStatistics(**{**raw, **made})
+def load_schema(path: Path) -> Schema:
+    """Read `schema.json`.
+
+    Raises:
+        DataError: it is missing, damaged, or something else.
+    """
+    return read_as(Schema, read_json(path), f"{path} must hold a schema")
+
+
+def _column(column: ColumnStatistics) -> ColumnSchema:
+    is_small = column.dtype == "string" and 0 < (column.distinct or 0) <= TOP_VALUES
+    return ColumnSchema(
+        name=column.name,
+        dtype=column.dtype,
+        required=column.missing == 0,
+        missing_share=column.missing_share,
+        domain=tuple(sorted(top.value for top in column.top)) if is_small else None,
+        min=column.numbers.min if column.numbers else None,
+        max=column.numbers.max if column.numbers else None,
+        length=column.length,
+    )

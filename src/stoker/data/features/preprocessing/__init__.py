@@ -1,1 +1,1 @@
-"""What the model sees of the data: `preprocessing_fn` traced, answered and built as a graph."""
+"""The transform: `preprocessing_fn` traced, its analyzers computed, and its graph saved."""

@@ -1,8 +1,9 @@
-"""Build the transform: what the training split is asked, and the graph that holds the answers."""
+"""Build the transform: run the analyzers on the training split, and save the graph with their results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,19 @@ from stoker.core.files import hash_folder, publish_folder, scratch_folder, write
 from stoker.core.multi_output import by_output
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
-from stoker.data.features.engine import Progress, unseen
+from stoker.data.features.engine import Progress, no_progress
 from stoker.data.features.preprocessing.analysis_passes import (
     Resolved,
-    explain,
+    describe_call,
     needed_columns,
     resolve,
-    run,
+    run_graph,
 )
 from stoker.data.features.preprocessing.trace import VocabularyFile
 from stoker.data.features.preprocessing.trace_function import (
     Plan,
     PreprocessingFn,
-    Walk,
-    column_spec,
+    TracedFunction,
 )
 from stoker.data.features.preprocessing.transform import (
     FILES,
@@ -48,39 +48,51 @@ from stoker.data.features.spec import (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnRoles:
+    """Columns that are neither a feature nor the label."""
+
+    label_only: Sequence[str] = ()
+    """Raw columns that serving will not have; the label's own is always one."""
+
+    sample_weight: str | None = None
+    """An output of the function, else a raw column: the weight of each row."""
+
+
+FEATURES_ONLY = ColumnRoles()
+
+
 def build_transform(
     dataset: Dataset,
     preprocessing_fn: PreprocessingFn | None,
     out_dir: Path,
     *,
     label: str | Mapping[str, str] | None,
-    label_only: Sequence[str] = (),
-    sample_weight: str | None = None,
-    progress: Progress = unseen,
+    roles: ColumnRoles = FEATURES_ONLY,
+    progress: Progress = no_progress,
 ) -> Transform:
-    """Learn from the training split what `preprocessing_fn` asks, and save the graph.
+    """Run the analyzers of `preprocessing_fn` on the training split, and save the graph.
 
     Args:
         dataset: The shards; every hash is checked before a shard is read.
         preprocessing_fn: Raw columns -> outputs, see `stoker.transform`; an image column arrives
-            decoded, [batch, height, width, channels] uint8. None passes every column on as it is,
-            but the label and, of images, `path`.
-        out_dir: Where the folder appears once it is whole; nothing may be there.
-        label: An output of the function or, if none has the name, a raw column; for a model of
-            several outputs each one's. Strings become the place of the class among the training
-            split's sorted distinct ones.
-        label_only: Raw columns that serving will not have; the label's own is always one.
-        sample_weight: An output of the function, else a raw column: how much each row counts.
-        progress: Told of the rows of each pass.
+            decoded, [batch, height, width, channels] uint8. None: every column becomes a feature
+            unchanged, except the label and, next to images, `path`.
+        out_dir: The folder to create, in one rename; it must be empty or missing.
+        label: An output of the function or, if none has the name, a raw column; for a model with
+            several outputs, output -> label. A string becomes its index among the training split's
+            sorted distinct strings.
+        roles: Columns that are not features.
+        progress: Called with the rows of each pass.
 
     Returns:
         The transform, loaded from what was written.
 
     Raises:
-        ConfigError: the function raises or gives back what cannot be used; the label is neither a
+        ConfigError: the function raises or returns something unusable; the label is neither a
             column nor an output; a feature depends on a column that only the label may use.
         DataError: a shard is damaged, the training split is empty.
-        FileExistsError: `out_dir` holds something.
+        FileExistsError: `out_dir` is not empty.
     """
     sources = {} if label is None else by_output(label)
     labels = tuple(dict.fromkeys(sources.values()))
@@ -88,50 +100,19 @@ def build_transform(
         dataset=dataset,
         function=preprocessing_fn,
         labels=labels,
-        label_only=_label_only(dataset, labels, label_only),
-        weights=() if sample_weight is None else (sample_weight,),
+        label_only=_label_only(dataset, labels, roles.label_only),
+        weights=() if roles.sample_weight is None else (roles.sample_weight,),
     )
     with scratch_folder(out_dir) as scratch:
         made = scratch / "transform"
         resolved = resolve(plan, scratch, progress)
-        _require_features(plan, resolved.walk)
+        _require_features(plan, resolved.traced)
         spec = _describe(plan, resolved, sources)
         _save(plan, resolved, made)
         write_json(made / SPEC, to_json(spec))
         write_json(made / FILES, hash_folder(made))
         publish_folder(made, out_dir)
     return load_transform(out_dir)
-
-
-class Part(tf.Module):
-    """Some outputs, and the tables that they need."""
-
-    def __init__(self, *, compute: Any, objects: list[Any]) -> None:
-        """Hold a `tf.function` and what it has captured."""
-        super().__init__()
-        self.compute = compute
-        self.objects = objects
-
-
-class Saved(tf.Module):
-    """What is saved: parts that share nothing, so that serving never sees the label's."""
-
-    def __init__(
-        self,
-        *,
-        serving: Part,
-        decoded: Part | None,
-        labelling: Part | None,
-        weighing: Part | None,
-        vocabularies: list[str],
-    ) -> None:
-        """Hold the parts; every vocabulary is kept, also one that no output uses."""
-        super().__init__()
-        self.serving = serving
-        self.decoded = decoded
-        self.labelling = labelling
-        self.weighing = weighing
-        self.vocabularies = [tf.saved_model.Asset(path) for path in vocabularies]
 
 
 def _label_only(dataset: Dataset, labels: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -144,15 +125,15 @@ def _label_only(dataset: Dataset, labels: Sequence[str], names: Sequence[str]) -
     return tuple(dict.fromkeys([*names, *(label for label in labels if label in columns)]))
 
 
-def _require_features(plan: Plan, walked: Walk) -> None:
-    if not walked.features:
+def _require_features(plan: Plan, traced: TracedFunction) -> None:
+    if not traced.features:
         raise ConfigError(
-            "there must be at least one feature beside the label",
+            "there must be at least one feature besides the label",
             got=Plain("none"),
-            fix="Let preprocessing_fn give back what the model is to see.",
+            fix="Return the model's inputs from preprocessing_fn.",
         )
-    for name, tensor in walked.features.items():
-        columns = {column.name for column in needed_columns(walked, [tensor], plan.dataset)}
+    for name, tensor in traced.features.items():
+        columns = {column.name for column in needed_columns(traced, [tensor], plan.dataset)}
         hidden = [column for column in plan.label_only if column in columns]
         if hidden:
             raise ConfigError(
@@ -164,18 +145,18 @@ def _require_features(plan: Plan, walked: Walk) -> None:
 
 
 def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> TransformSpec:
-    walked = resolved.walk
-    outputs = walked.features | walked.labels
-    domains = {name: walked.trace.domain(tensor) for name, tensor in outputs.items()}
-    features, labels = list(walked.features.values()), list(walked.labels.values())
-    weights = list(walked.weights.values())
+    traced = resolved.traced
+    outputs = traced.features | traced.labels
+    domains = {name: traced.trace.domain(tensor) for name, tensor in outputs.items()}
+    features, labels = list(traced.features.values()), list(traced.labels.values())
+    weights = list(traced.weights.values())
     return TransformSpec(
-        features=tuple(_feature(name, tensor) for name, tensor in walked.features.items()),
+        features=tuple(_feature(name, tensor) for name, tensor in traced.features.items()),
         labels={output: _label(resolved, name) for output, name in sources.items()},
-        serving_columns=tuple(needed_columns(walked, features, plan.dataset)),
-        label_columns=tuple(needed_columns(walked, labels, plan.dataset)),
-        weight=next(iter(walked.weights), None),
-        weight_columns=tuple(needed_columns(walked, weights, plan.dataset)),
+        serving_columns=tuple(needed_columns(traced, features, plan.dataset)),
+        label_columns=tuple(needed_columns(traced, labels, plan.dataset)),
+        weight=next(iter(traced.weights), None),
+        weight_columns=tuple(needed_columns(traced, weights, plan.dataset)),
         vocabularies={
             answer.name: VocabularySpec(
                 file=f"assets/{answer.name}", terms=answer.terms, escaped=answer.escaped
@@ -189,8 +170,8 @@ def _describe(plan: Plan, resolved: Resolved, sources: Mapping[str, str]) -> Tra
             if domain is not None
         },
         analyzers=tuple(
-            explain(call, walked, answer)
-            for call, answer in zip(walked.trace.calls, resolved.answers, strict=True)
+            describe_call(call, traced, answer)
+            for call, answer in zip(traced.trace.calls, resolved.answers, strict=True)
         ),
     )
 
@@ -200,8 +181,8 @@ def _feature(name: str, tensor: tf.Tensor) -> FeatureSpec:
 
 
 def _label(resolved: Resolved, name: str) -> LabelSpec:
-    walked = resolved.walk
-    feature, call = _feature(name, walked.labels[name]), walked.classes_calls.get(name)
+    traced = resolved.traced
+    feature, call = _feature(name, traced.labels[name]), traced.classes_calls.get(name)
     classes = None if call is None else _class_names(resolved.answers[call])
     return LabelSpec(name=name, dtype=feature.dtype, shape=feature.shape, classes=classes)
 
@@ -211,51 +192,47 @@ def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
-    walked = resolved.walk
-    vocabularies = [item.path for item in resolved.answers if isinstance(item, VocabularyFile)]
-    saved = Saved(
-        serving=_part(plan, resolved, walked.features),
-        decoded=_decoded_part(plan, resolved) if walked.decoded else None,
-        labelling=_part(plan, resolved, walked.labels) if walked.labels else None,
-        weighing=_part(plan, resolved, walked.weights) if walked.weights else None,
-        vocabularies=vocabularies,
+    """Save parts that share nothing, so that serving never contains the label's tables."""
+    traced = resolved.traced
+    files = [answer for answer in resolved.answers if isinstance(answer, VocabularyFile)]
+    module: Any = tf.Module()
+    module.serving = _part(plan, resolved, traced.features)
+    module.decoded = (
+        _part(plan, resolved, traced.features, takes_pixels=True) if traced.decoded else None
     )
-    tf.saved_model.save(saved, str(folder))
+    module.labelling = _part(plan, resolved, traced.labels) if traced.labels else None
+    module.weighing = _part(plan, resolved, traced.weights) if traced.weights else None
+    # Every vocabulary is kept, also one that no output uses.
+    module.vocabularies = [tf.saved_model.Asset(file.path) for file in files]
+    tf.saved_model.save(module, str(folder))
 
 
-def _part(plan: Plan, resolved: Resolved, outputs: Mapping[str, tf.Tensor]) -> Part:
-    """A module that computes these outputs, and holds only what they need."""
-    walked = resolved.walk
-    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
-    pruned = walked.wrapped.prune(
-        [walked.raw[column.name] for column in columns], list(outputs.values())
-    )
-    _probe(plan.dataset, pruned, columns, outputs)
-    specs = {column.name: column_spec(column, column.name) for column in columns}
-    return _cut_out(pruned, specs, outputs, resolved)
-
-
-def _decoded_part(plan: Plan, resolved: Resolved) -> Part:
-    """The features made of images that are decoded already, as the training feed has them."""
-    walked = resolved.walk
-    outputs = walked.features
-    columns = needed_columns(walked, list(outputs.values()), plan.dataset)
-    feeds = {c.name: walked.decoded.get(c.name, walked.raw[c.name]) for c in columns}
-    pruned = walked.wrapped.prune(list(feeds.values()), list(outputs.values()))
-    specs = {name: tf.TensorSpec(feed.shape, feed.dtype) for name, feed in feeds.items()}
-    return _cut_out(pruned, specs, outputs, resolved)
-
-
-def _cut_out(
-    pruned: Any,
-    specs: Mapping[str, tf.TensorSpec],
-    outputs: Mapping[str, tf.Tensor],
+def _part(
+    plan: Plan,
     resolved: Resolved,
-) -> Part:
-    inputs = identifiers(specs, "c")
-    results = identifiers(outputs, "f")
+    outputs: Mapping[str, tf.Tensor],
+    *,
+    takes_pixels: bool = False,
+) -> Any:
+    """Make a module that computes these outputs, and holds only the tables that they need.
+
+    Args:
+        plan: What the transform is built from.
+        resolved: The last trace.
+        outputs: Output -> its tensor in the trace.
+        takes_pixels: Whether images are decoded already, as the training feed has them.
+    """
+    traced = resolved.traced
+    columns = needed_columns(traced, list(outputs.values()), plan.dataset)
+    feeds = {c.name: traced.raw[c.name] for c in columns}
+    if takes_pixels:
+        feeds |= {name: traced.decoded[name] for name in feeds if name in traced.decoded}
+    pruned = traced.wrapped.prune(list(feeds.values()), list(outputs.values()))
+    if not takes_pixels:
+        _probe(plan.dataset, pruned, columns, outputs)
+    inputs, results = identifiers(feeds, "c"), identifiers(outputs, "f")
     signature = {
-        key: tf.TensorSpec(specs[name].shape, specs[name].dtype, name=key)
+        key: tf.TensorSpec(feeds[name].shape, feeds[name].dtype, name=key)
         for name, key in inputs.items()
     }
 
@@ -263,8 +240,10 @@ def _cut_out(
         found = pruned(*[raw[name] for name in inputs.values()])
         return dict(zip(results.values(), found, strict=True))
 
-    function = tf.function(compute, input_signature=[signature], autograph=False)
-    return Part(compute=function, objects=_captured(pruned, resolved.objects))
+    part: Any = tf.Module()
+    part.compute = tf.function(compute, input_signature=[signature], autograph=False)
+    part.objects = _captured(pruned, resolved.objects)
+    return part
 
 
 def _probe(
@@ -272,12 +251,12 @@ def _probe(
 ) -> None:
     """Run a few rows, together and in two parts.
 
-    Only so is an output found that has another number of rows, or whose value depends on which
-    other rows are in the batch: at serving those are another client's.
+    This finds outputs with another number of rows, and outputs whose value depends on the other rows of
+    the batch, which in serving belong to other clients.
     """
     names = [column.name for column in columns]
     batch = dataset.first_rows(names)
-    together = run(pruned, batch, columns)
+    together = run_graph(pruned, batch, columns)
     for name, values in zip(outputs, together, strict=True):
         if len(values) != batch.num_rows:
             raise ConfigError(
@@ -287,7 +266,9 @@ def _probe(
             )
     if batch.num_rows > 1:
         cut = batch.num_rows // 2
-        parts = [run(pruned, part, columns) for part in (batch.slice(0, cut), batch.slice(cut))]
+        parts = [
+            run_graph(pruned, part, columns) for part in (batch.slice(0, cut), batch.slice(cut))
+        ]
         for name, whole, *halves in zip(outputs, together, *parts, strict=True):
             _require_same(name, whole, np.concatenate(halves))
 
@@ -301,32 +282,32 @@ def _require_same(name: str, whole: NDArray[Any], apart: NDArray[Any]) -> None:
     if not same:
         raise ConfigError(
             f"output {name!r} of preprocessing_fn must depend on its own row alone",
-            got=Plain("another value for the same row when other rows are beside it"),
+            got=Plain("another value for the same row in a batch with other rows"),
             fix="Use an analyzer (st.mean, st.scale_to_z_score, ...) instead of reducing over "
             "the batch.",
         )
 
 
 def _captured(pruned: Any, objects: Sequence[Any]) -> list[Any]:
-    """The tables that a piece of the graph uses.
+    """Return the tables that a part of the graph uses.
 
     Raises:
-        ConfigError: it uses one that was made where it cannot be saved from.
+        ConfigError: it uses a table or variable that cannot be saved.
     """
     handles = [tensor for tensor in pruned.captured_inputs if tensor.dtype == tf.resource]
     used = [item for item in objects if any(_is_any(handle, item) for handle in handles)]
     for handle in handles:
         if not any(_is_any(handle, item) for item in objects):
             raise ConfigError(
-                "preprocessing_fn must make its tables and variables so that they can be saved",
+                "preprocessing_fn must create its tables and variables so that they can be saved",
                 got=Plain("a table or variable of its own"),
-                fix="Make it by stoker.transform.make_and_track_object(lambda: ...).",
+                fix="Create it by stoker.transform.make_and_track_object(lambda: ...).",
             )
     return used
 
 
 def _is_any(handle: Any, item: Any) -> bool:
-    """Whether a captured handle belongs to an object, or to a part of a module."""
+    """Whether a captured handle belongs to an object, or to a submodule of it."""
     if isinstance(item, tf.Module):
         return any(_is_any(handle, part) for part in vars(item).values())
     return any(getattr(item, name, None) is handle for name in ("resource_handle", "handle"))

@@ -1,4 +1,4 @@
-"""Sparse vectors, which raw data has as two lists: one of places, one of values."""
+"""Sparse vectors, which raw data holds as two lists: positions and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.data.features.preprocessing.trace import required_whole
 def sparse_from_lists(
     places: tf.RaggedTensor, values: tf.RaggedTensor, size: int
 ) -> tf.SparseTensor:
-    """Make sparse vectors of a column of places and a column of values, as `tf.io.SparseFeature` does.
+    """Build sparse vectors from a column of positions and one of values, as `tf.io.SparseFeature` does.
 
     In training and in serving, a row that breaks the rules below is an error.
 
@@ -72,9 +72,9 @@ def sparse_from_lists(
 
 
 _MISSING: dict[tf.DType, Any] = {tf.float32: float("nan"), tf.float64: float("nan"), tf.string: ""}
-"""Type of values -> what stands for a missing one."""
+"""Type of values -> the missing value."""
 
 
 def _rule(holds: tf.Tensor, rule: str) -> Any:
-    said = f"stoker.transform.sparse_from_lists: every row must have {rule}"
-    return tf.debugging.Assert(tf.reduce_all(holds), [said])
+    message = f"stoker.transform.sparse_from_lists: every row must have {rule}"
+    return tf.debugging.Assert(tf.reduce_all(holds), [message])

@@ -28,7 +28,7 @@ class _Ignored:
 IGNORED: Any = _Ignored()
 
 
-def also_takes(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def accepts(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Let a function accept more of TensorFlow Transform's arguments.
 
     Args:
@@ -168,8 +168,3 @@ def missing_function(name: str) -> AttributeError:
             fix=_MISSING[name],
         )
     return AttributeError(f"module 'stoker.transform' has no attribute {name!r}")
-
-
-def missing_names() -> tuple[str, ...]:
-    """Public names of TensorFlow Transform that Stoker lacks."""
-    return tuple(sorted(_MISSING))

@@ -1,4 +1,4 @@
-"""One walk through the user's function: what it asks the data for, and what hangs on what."""
+"""The state of one trace of the user's function: its analyzer calls, and what depends on them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Kind = Literal["moments", "range", "quantiles", "vocabulary", "classes"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyFile:
-    """A vocabulary that was computed: one term a line, the line's number is its id."""
+    """A computed vocabulary: one term per line; the line number is the id."""
 
     name: str
     """Name of the file, and of the asset."""
 
     path: str
-    """Where it lies while the transform is built."""
+    """Its path while the transform is built."""
 
     terms: int
     """Number of lines."""
@@ -34,89 +34,91 @@ class VocabularyFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One question to the data, in the order in which the function asked."""
+    """One analyzer call, in the order in which the function makes them."""
 
     kind: Kind
-    """What is computed."""
+    """The analyzer."""
 
     tensor: tf.Tensor
-    """Of which tensor, over all rows of the training split."""
+    """Its input, over all rows of the training split."""
 
     params: dict[str, Any]
-    """The rest of the question."""
+    """Its other arguments."""
 
-    stand_in: tf.Tensor
-    """Scalar float64 placeholder: what hangs on the answer hangs on this, until it is known."""
+    placeholder: tf.Tensor
+    """Scalar float64 placeholder for the result until it is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Domain:
-    """Which ids an integer tensor holds."""
+    """The ids in an integer tensor."""
 
     num_buckets: int
-    """Ids go from 0 to this, exclusive."""
+    """Ids are below this, and at least 0."""
 
     vocabulary: str | None = None
     """The vocabulary that they come from."""
 
     terms: int | None = None
-    """How many terms that vocabulary has; ids above are out-of-vocabulary buckets."""
+    """Number of terms of that vocabulary; higher ids are out-of-vocabulary buckets."""
 
 
 class Trace:
-    """The state of one walk."""
+    """The state of one trace."""
 
     def __init__(
         self,
         graph: tf.Graph,
         *,
         answers: Sequence[Any],
-        asked: Sequence[tuple[Kind, dict[str, Any]]],
+        requests: Sequence[tuple[Kind, dict[str, Any]]],
         objects: list[Any],
     ) -> None:
-        """Begin.
+        """Start without calls.
 
         Args:
             graph: The graph that is being built.
-            answers: Answer to the first, second ... call; None or beyond the end: not known yet.
-            asked: The questions of the walk before, in order; empty in the first.
-            objects: Tables and other trackables of earlier walks, in the order of their making;
-                used again, and added to.
+            answers: Result of the first, second ... call; None or beyond the end: not known yet.
+            requests: The calls of the previous trace, in order; empty in the first.
+            objects: Tables and other trackables of earlier traces, in the order of their creation;
+                reused and extended.
         """
         self.graph = graph
         self.calls: list[Call] = []
         self.domains: dict[Any, Domain] = {}
         self.vocabularies: dict[Any, int] = {}
         self._answers = answers
-        self._asked_before = asked
+        self._earlier = requests
         self._objects = objects
         self._made = 0
         self._index: dict[Any, int] = {}
 
-    def ask(self, kind: Kind, tensor: tf.Tensor, **params: Any) -> int:
-        """Put a question to the data; the same question twice is one call.
+    def request(self, kind: Kind, tensor: tf.Tensor, **params: Any) -> int:
+        """Add an analyzer call; the same call twice counts once.
 
         Returns:
             The call's index.
 
         Raises:
-            ConfigError: the walk before put another question in this place.
+            ConfigError: the previous trace made another call at this point.
         """
         key = (kind, tensor.ref(), tuple(sorted(params.items())))
         if key not in self._index:
             index = self._index[key] = len(self.calls)
-            if self._asked_before and self._asked_before[index : index + 1] != [(kind, params)]:
-                raise asks_otherwise()
-            stand_in = tf.compat.v1.placeholder(tf.float64, [], name=f"answer_{index}")
-            self.calls.append(Call(kind=kind, tensor=tensor, params=params, stand_in=stand_in))
+            if self._earlier and self._earlier[index : index + 1] != [(kind, params)]:
+                raise changed_requests()
+            placeholder = tf.compat.v1.placeholder(tf.float64, [], name=f"answer_{index}")
+            self.calls.append(
+                Call(kind=kind, tensor=tensor, params=params, placeholder=placeholder)
+            )
         return self._index[key]
 
     def answer(self, index: int) -> Any:
-        """The answer to a call, None while it is not known."""
+        """Return the result of a call; None while it is not known."""
         return self._answers[index] if index < len(self._answers) else None
 
     def track(self, factory: Any) -> Any:
-        """Make a table outside the graph, once, and keep it for saving."""
+        """Create a table outside the graph, once, and keep it for saving."""
         if self._made == len(self._objects):
             with tf.init_scope():
                 self._objects.append(factory())
@@ -124,7 +126,7 @@ class Trace:
         return self._objects[self._made - 1]
 
     def domain(self, tensor: tf.Tensor) -> Domain | None:
-        """Which ids a tensor holds, seen through what only changes its shape or type."""
+        """Return the ids in a tensor, also after operations that only change its shape or type."""
         while tensor.ref() not in self.domains and tensor.op.type in _TRANSPARENT_OPS:
             tensor = tensor.op.inputs[_TRANSPARENT_OPS[tensor.op.type]]
         return self.domains.get(tensor.ref())
@@ -141,7 +143,7 @@ _ACTIVE: ContextVar[Trace | None] = ContextVar("stoker_trace", default=None)
 
 @contextlib.contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
-    """Make a walk the one that the functions of `stoker.transform` speak to."""
+    """Make a trace the current one for the functions of `stoker.transform`."""
     token = _ACTIVE.set(trace)
     try:
         yield trace
@@ -150,15 +152,15 @@ def tracing(trace: Trace) -> Iterator[Trace]:
 
 
 def active() -> Trace | None:
-    """The walk that is on, if any."""
+    """Return the current trace, if any."""
     return _ACTIVE.get()
 
 
 def required(function: str, tensor: object) -> Trace:
-    """The walk that is on, for a function that asks the data about a tensor.
+    """Return the current trace, for a function that needs an analyzer.
 
     Raises:
-        ConfigError: there is none, the argument is no tensor of its graph.
+        ConfigError: there is none, or the argument is not a tensor of its graph.
     """
     trace = active()
     if trace is None:
@@ -184,15 +186,15 @@ def required(function: str, tensor: object) -> Trace:
 
 
 def sources(tensors: Sequence[tf.Tensor]) -> set[str]:
-    """Names of the placeholders that tensors hang on, through inputs and control inputs."""
-    seen: set[str] = set()
+    """Return the names of the placeholders that tensors depend on, control inputs included."""
+    visited: set[str] = set()
     found: set[str] = set()
     waiting = [tensor.op for tensor in tensors]
     while waiting:
         op = waiting.pop()
-        if op.name in seen:
+        if op.name in visited:
             continue
-        seen.add(op.name)
+        visited.add(op.name)
         if op.type == "Placeholder":
             found.add(op.name)
         waiting.extend(tensor.op for tensor in op.inputs)
@@ -200,20 +202,20 @@ def sources(tensors: Sequence[tf.Tensor]) -> set[str]:
     return found
 
 
-def asks_otherwise() -> ConfigError:
-    """The error of a function that asks one thing now, and another when it is called again."""
+def changed_requests() -> ConfigError:
+    """Return the error for a function that calls other analyzers when it is traced again."""
     return ConfigError(
-        "preprocessing_fn must ask the same of the data each time that it is called",
-        got=Plain("other analyzers, or other arguments, than the first time"),
+        "preprocessing_fn must call the same analyzers each time that it is traced",
+        got=Plain("other analyzers, or other arguments, than in the first trace"),
         fix="Take what changes between calls (random numbers, global state) out of it.",
     )
 
 
 def required_numbers(function: str, tensor: object) -> None:
-    """Refuse what is no tensor of numbers.
+    """Refuse anything but a tensor of numbers.
 
     Raises:
-        ConfigError: it is a tensor of strings or booleans, or none at all.
+        ConfigError: it is a tensor of strings or booleans, or not a tensor.
     """
     dtype = tensor.dtype if isinstance(tensor, tf.Tensor) else None
     if dtype is None or not (dtype.is_floating or dtype.is_integer):
@@ -225,10 +227,10 @@ def required_numbers(function: str, tensor: object) -> None:
 
 
 def required_whole(name: str, value: object, *, least: int) -> None:
-    """Refuse what is no whole number, or too small.
+    """Refuse anything but a whole number of at least `least`.
 
     Raises:
-        ConfigError: as said.
+        ConfigError: it is something else.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}", got=value)

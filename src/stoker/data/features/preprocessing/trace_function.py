@@ -1,9 +1,12 @@
-"""Walk through `preprocessing_fn` once, with the answers known so far."""
+"""Trace `preprocessing_fn` once, with the analyzer results known so far as constants."""
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -11,11 +14,10 @@ import tensorflow as tf
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.user_code import call
-from stoker.data.columns import PADDING, Column
+from stoker.data.columns import PADDING
 from stoker.data.dataset import Dataset
-from stoker.data.features.images.images import decode_images
+from stoker.data.features.image_decoding import decode_images
 from stoker.data.features.preprocessing.trace import Trace, sources, tracing
-from stoker.data.features.user_code import defined_at, raised_at
 from stoker.data.sources.config import leaving_out
 
 PreprocessingFn = Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
@@ -23,7 +25,7 @@ PreprocessingFn = Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a transform is built from."""
+    """The inputs of a transform."""
 
     dataset: Dataset
     """The raw columns, and how images are brought to one shape."""
@@ -42,11 +44,11 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Walk:
-    """What one walk left."""
+class TracedFunction:
+    """The result of one trace."""
 
     wrapped: Any
-    """The traced function; `prune(feeds, fetches)` cuts out what is needed."""
+    """The traced function; `prune(feeds, fetches)` cuts out a part of it."""
 
     raw: dict[str, tf.Tensor]
     """Placeholders by raw column."""
@@ -55,29 +57,29 @@ class Walk:
     """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
 
     lists: dict[str, tf.RaggedTensor]
-    """The columns of lists of varying length, as the function has them."""
+    """The columns of lists of varying length, as the function gets them."""
 
     features: dict[str, tf.Tensor]
-    """Outputs by name, labels and weight not among them."""
+    """Outputs by name, without labels and weight."""
 
     labels: dict[str, tf.Tensor]
     """The plan's labels, int64 or float32."""
 
     classes_calls: dict[str, int]
-    """Label -> the call that asks for its classes; those of numbers are not in it."""
+    """Label -> the call for its classes; labels of numbers are not in it."""
 
     weights: dict[str, tf.Tensor]
-    """The plan's weight by its name, [batch] float32; empty where all rows count alike."""
+    """The plan's weight by its name, [batch] float32; empty if all rows have equal weight."""
 
     trace: Trace
-    """What was asked, which ids are known."""
+    """The analyzer calls, and the known ids."""
 
 
 class RawInputs(dict[str, Any]):
-    """The columns, where a wrong name is answered with the nearest."""
+    """The columns; the error for an unknown name suggests the nearest one."""
 
     def __missing__(self, name: str) -> Any:
-        """Refuse a column that the data has not."""
+        """Refuse a column that the data does not have."""
         raise ConfigError(
             "preprocessing_fn must use columns that the data has",
             got=name,
@@ -85,29 +87,26 @@ class RawInputs(dict[str, Any]):
         )
 
 
-def column_spec(column: Column, name: str) -> tf.TensorSpec:
-    """How a raw column enters the graph, under a name that the graph allows."""
-    return tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=name)
-
-
-def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: list[Any]) -> Walk:
+def trace_function(
+    plan: Plan, *, answers: Sequence[Any], requests: Sequence[Any], objects: list[Any]
+) -> TracedFunction:
     """Trace the user's function.
 
     Args:
         plan: What to trace.
         answers: See `Trace`.
-        asked: See `Trace`.
-        objects: See `Trace`; tables that are made are added.
+        requests: See `Trace`.
+        objects: See `Trace`; created tables are added.
 
     Raises:
-        ConfigError: the function raises, or gives back what cannot be a feature or a label.
+        ConfigError: the function raises, or returns something that cannot be a feature or a label.
     """
     found: dict[str, Any] = {}
     columns = plan.dataset.columns
 
     def body(*raw: tf.Tensor) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        trace = Trace(graph, answers=answers, asked=asked, objects=objects)
+        trace = Trace(graph, answers=answers, requests=requests, objects=objects)
         placeholders = {column.name: tensor for column, tensor in zip(columns, raw, strict=True)}
         with tracing(trace):
             decoded = _decoded(plan.dataset, placeholders)
@@ -117,21 +116,25 @@ def walk(plan: Plan, *, answers: Sequence[Any], asked: Sequence[Any], objects: l
             _require_width(outputs, {name: placeholders[name] for name in lists})
             labels, classes_calls = _labels(plan, trace, outputs, inputs)
             weights = {name: _weight(name, outputs, inputs) for name in plan.weights}
-        told = {*plan.labels, *plan.weights}
-        features = {name: tensor for name, tensor in outputs.items() if name not in told}
+        not_features = {*plan.labels, *plan.weights}
+        features = {name: tensor for name, tensor in outputs.items() if name not in not_features}
         found.update(raw=placeholders, decoded=decoded, lists=lists)
         found.update(features=features, labels=labels)
         found.update(trace=trace, classes_calls=classes_calls, weights=weights)
         return [*features.values(), *labels.values(), *weights.values()]
 
-    specs = [column_spec(column, f"c{index}") for index, column in enumerate(columns)]
+    # Names that a graph allows.
+    specs = [
+        tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=f"c{index}")
+        for index, column in enumerate(columns)
+    ]
     wrapped = tf.compat.v1.wrap_function(body, specs)
     _refuse_what_cannot_be_served(wrapped.graph)
-    return Walk(wrapped=wrapped, **found)
+    return TracedFunction(wrapped=wrapped, **found)
 
 
 def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
-    """Turn padded lists into ragged ones, without the missing values at their ends.
+    """Convert padded lists to ragged ones, without the missing values at their ends.
 
     Args:
         padded: [batch, longest list] int64, float32 or strings; see `stoker.data.columns`.
@@ -163,15 +166,15 @@ def _refuse_what_cannot_be_served(graph: tf.Graph) -> None:
     for node in nodes:
         if node.op in _PYTHON_OPS:
             raise ConfigError(
-                "preprocessing_fn must be made of TensorFlow's operations, which a server has",
+                "preprocessing_fn must use only TensorFlow operations, because a server has no others",
                 got=Plain(f"a Python function ({node.op}, {node.name})"),
                 fix="Write it with tf.* instead of tf.numpy_function or tf.py_function.",
             )
         if node.op in _RANDOM_OPS:
             raise ConfigError(
-                "preprocessing_fn must give one answer to one row",
+                "preprocessing_fn must give the same outputs for the same row",
                 got=Plain(f"a random operation ({node.op}, {node.name})"),
-                fix="Put what is random into the model, e.g. a keras.layers.Random* layer.",
+                fix="Put random operations into the model, e.g. a keras.layers.Random* layer.",
             )
 
 
@@ -205,17 +208,17 @@ def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
                 )
     else:
         outputs = _checked(plan.function, _called(plan.function, inputs), inputs)
-    # An output that is an input, or is given twice, needs a tensor of its own to be cut out by.
+    # An output that is an input, or appears twice, needs a tensor of its own for `prune`.
     return {name: tf.identity(tensor) for name, tensor in outputs.items()}
 
 
 def _called(function: PreprocessingFn, inputs: RawInputs) -> Any:
     try:
-        # AutoGraph does not convert anything here, but would hide errors of ours in its own.
+        # AutoGraph has nothing to convert here, but would wrap our errors in its own.
         plain = tf.autograph.experimental.do_not_convert(function)
         return call(plain, inputs, what="preprocessing_fn")
     except UserError as error:
-        if error.__cause__ is None:  # one of ours, and so without the user's line yet
+        if error.__cause__ is None:  # raised by Stoker, so it does not name the user's line yet
             error.rule = f"{error.rule} ({raised_at(error, function)})"
             error.args = (error.line(),)
         raise
@@ -225,19 +228,19 @@ def _checked(function: PreprocessingFn, outputs: Any, inputs: RawInputs) -> dict
     place = defined_at(function)
     if not isinstance(outputs, Mapping):
         raise ConfigError(
-            f"preprocessing_fn must give back a dict of tensors ({place})",
+            f"preprocessing_fn must return a dict of tensors ({place})",
             got=Plain(type(outputs).__name__),
             fix='Write `return {"name": tensor, ...}`.',
         )
     for name, tensor in outputs.items():
         problem = _problem(name, tensor)
         if problem:
-            fix = "Mend that output, or leave it out."
+            fix = "Fix that output, or leave it out."
             if isinstance(tensor, tf.RaggedTensor):
                 problem += _columns_of(tensor, inputs)
                 fix = f"Make it dense: {_made_dense('x', tensor.dtype)}"
             raise ConfigError(
-                f"preprocessing_fn must give back one dense tensor of a row per record ({place})",
+                f"preprocessing_fn must return dense tensors with one row per record ({place})",
                 got=Plain(f"{name!r}: {problem}"),
                 fix=fix,
             )
@@ -245,7 +248,7 @@ def _checked(function: PreprocessingFn, outputs: Any, inputs: RawInputs) -> dict
 
 
 def _made_dense(lists: str, dtype: tf.DType) -> str:
-    """How lists become a dense tensor, for a message; `lists` is the code that stands for them."""
+    """Return a message on how to make lists dense; `lists` is the code that names them."""
     if dtype == tf.string:
         return (
             f"`st.hash_strings({lists}, 1000).to_tensor(0, shape=[None, 20])` gives a number for each "
@@ -258,7 +261,7 @@ def _made_dense(lists: str, dtype: tf.DType) -> str:
 
 
 def _columns_of(ragged: tf.RaggedTensor, inputs: RawInputs) -> str:
-    """The columns of lists that a ragged tensor is made of, for a message."""
+    """Return the list columns that a ragged tensor is made from, for a message."""
     lists = {name: each for name, each in inputs.items() if isinstance(each, tf.RaggedTensor)}
     made_of = sources([ragged.flat_values])
     names = [name for name, each in lists.items() if sources([each.flat_values]) & made_of]
@@ -266,7 +269,7 @@ def _columns_of(ragged: tf.RaggedTensor, inputs: RawInputs) -> str:
 
 
 def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tensor]) -> None:
-    """Refuse a width that the longest list of a batch decides."""
+    """Refuse outputs as wide as the longest list of the batch."""
     for name, tensor in outputs.items():
         columns = sources([tensor]) & {raw.op.name for raw in lists.values()}
         if columns and None in tensor.shape[1:].as_list():
@@ -282,7 +285,7 @@ def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tens
 
 def _problem(name: object, tensor: Any) -> str:
     if not isinstance(name, str):
-        return "a name that is no string"
+        return "a name that is not a string"
     if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.resource:
         return type(tensor).__name__
     if getattr(tensor, "graph", None) is not tf.compat.v1.get_default_graph():
@@ -297,7 +300,7 @@ def _problem(name: object, tensor: Any) -> str:
 def _labels(
     plan: Plan, trace: Trace, outputs: dict[str, tf.Tensor], inputs: RawInputs
 ) -> tuple[dict[str, tf.Tensor], dict[str, int]]:
-    """The labels as numbers, and which calls ask for classes."""
+    """Return the labels as numbers, and the calls for their classes."""
     labels: dict[str, tf.Tensor] = {}
     classes_calls: dict[str, int] = {}
     for name in plan.labels:
@@ -312,7 +315,7 @@ def _label(name: str, outputs: dict[str, tf.Tensor], inputs: RawInputs) -> tf.Te
     if name in outputs:
         return outputs[name]
     if name in inputs:
-        return _one_a_row(name, inputs[name])
+        return _raw_label(name, inputs[name])
     raise ConfigError(
         "label must be a raw column or an output of preprocessing_fn",
         got=name,
@@ -334,36 +337,36 @@ def _weight(
         raise ConfigError(
             "train.sample_weight must be numbers",
             got=Plain(f"{name!r}, which holds {weight.dtype.name}"),
-            fix="Make a number of each in preprocessing_fn, e.g. by tf.where or tf.cast.",
+            fix="Convert it to numbers in preprocessing_fn, e.g. by tf.where or tf.cast.",
         )
     if weight.shape.rank == 2 and weight.shape[1] == 1:
         weight = tf.reshape(weight, [-1])
     if weight.shape.rank != 1:
         raise ConfigError(
-            "train.sample_weight must be one number a row",
+            "train.sample_weight must be one number per row",
             got=Plain(f"{name!r}, of shape {weight.shape}"),
             fix="Reduce it to one in preprocessing_fn, e.g. by tf.reduce_mean(..., axis=1).",
         )
-    # Of a tensor of its own, as it may be a label too.
+    # A tensor of its own, as it may be a label too.
     return tf.identity(tf.cast(weight, tf.float32))
 
 
-def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
-    """A raw column as the label."""
+def _raw_label(name: str, column: tf.Tensor) -> tf.Tensor:
+    """Return a raw column as the label."""
     if column.shape.rank == 2 and column.shape[1] == 1:
         return tf.reshape(column, [-1])
     if isinstance(column, tf.RaggedTensor):
         raise ConfigError(
-            "a raw column that is the label must hold one value a record",
+            "a raw column that is the label must hold one value per record",
             got=Plain(f"{name!r}, which holds lists of varying length"),
-            fix="Make the label of it in preprocessing_fn, e.g. "
+            fix="Compute the label from it in preprocessing_fn, e.g. "
             f'{{"answer": tf.reduce_max(inputs[{name!r}], axis=1)}}, and name that one.',
         )
     if column.shape.rank == 2:
         raise ConfigError(
-            "a raw column that is the label must hold one value a record",
+            "a raw column that is the label must hold one value per record",
             got=Plain(f"{name!r}, which holds vectors of length {column.shape[1]}"),
-            fix="Make the label of it in preprocessing_fn, e.g. "
+            fix="Compute the label from it in preprocessing_fn, e.g. "
             f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and name that one; for several labels '
             f'at once {{"answer": inputs[{name!r}]}}.',
         )
@@ -371,13 +374,13 @@ def _one_a_row(name: str, column: tf.Tensor) -> tf.Tensor:
 
 
 def _label_as_number(trace: Trace, label: tf.Tensor) -> tuple[tf.Tensor, int | None]:
-    """The label as int64 or float32; strings as their place among the sorted distinct ones."""
+    """Return the label as int64 or float32; a string as its index among the sorted distinct ones."""
     if label.dtype == tf.string:
-        call = trace.ask("classes", label)
+        call = trace.request("classes", label)
         classes = trace.answer(call)
         if classes is None:
             return tf.zeros_like(label, tf.int64) + tf.cast(
-                trace.calls[call].stand_in, tf.int64
+                trace.calls[call].placeholder, tf.int64
             ), call
         return trace.track(lambda: class_table(classes)).lookup(label), call
     if label.dtype.is_floating:
@@ -386,10 +389,28 @@ def _label_as_number(trace: Trace, label: tf.Tensor) -> tuple[tf.Tensor, int | N
 
 
 def class_table(classes: Sequence[bytes]) -> Any:
-    """A table from a class's name to its id; -1 for what the training split does not have."""
+    """Return a table from class name to id; -1 for classes that the training split does not have."""
     return tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(
             tf.constant(list(classes), tf.string), tf.range(len(classes), dtype=tf.int64)
         ),
         default_value=-1,
     )
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """Return where a function begins, as `model.py, line 12`."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _shown(code.co_filename, code.co_firstlineno) if code else repr(function)
+
+
+def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
+    """Return the deepest line of the function's own file in an error's traceback."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    return _shown(own[-1].filename, own[-1].lineno or 0) if own else defined_at(function)
+
+
+def _shown(file: str, line: int) -> str:
+    return f"{Path(file).name}, line {line}"

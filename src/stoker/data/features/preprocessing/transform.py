@@ -1,4 +1,4 @@
-"""The transform as the rest of the chain uses it: raw columns in, features and label out."""
+"""A saved transform, as later stages use it: raw columns in, features and label out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import function_pb2, node_def_pb2
 
 from stoker.core.errors import DataError, Plain
 from stoker.core.files import hash_folder, read_json
 from stoker.core.multi_output import alone
 from stoker.data.columns import Column
-from stoker.data.features.preprocessing.missing_value_inputs import asked_for_missing
 from stoker.data.features.spec import (
     SPEC,
     FeatureSpec,
@@ -27,7 +27,7 @@ FILES = "files.json"
 
 
 def identifiers(names: Iterable[str], prefix: str) -> dict[str, str]:
-    """Raw name -> a name that every graph allows: raw names may hold spaces."""
+    """Return raw name -> a name that every graph allows (raw names may contain spaces)."""
     return {name: f"{prefix}{index}" for index, name in enumerate(names)}
 
 
@@ -38,7 +38,7 @@ class Transform:
     """
 
     def __init__(self, root: Path, spec: TransformSpec) -> None:
-        """Stand for the folder `root`; see `load_transform`."""
+        """Represent the folder `root`; see `load_transform`."""
         self.root = root
         self.spec = spec
         self.output = TransformOutput(spec)
@@ -77,30 +77,30 @@ class Transform:
         return tuple({column.name: column for column in needed}.values())
 
     def module(self) -> Any:
-        """The features' part of the graph, for an export to track: nothing of the label is in it."""
+        """Return the features' part of the graph, for an export to track, without the label's."""
         return self._root().serving
 
-    # AutoGraph has nothing to convert in a graph that was loaded, and takes a while to find that out.
+    # AutoGraph has nothing to convert in a loaded graph, and is slow to find that out.
     @tf.autograph.experimental.do_not_convert
     def apply_features(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Compute the features.
 
         Args:
             inputs: Raw column -> [batch] or [batch, length], as `stoker.data.columns` says (lists of
-                varying length padded to the longest); others are not looked at.
+                varying length padded to the longest); other columns are ignored.
 
         Returns:
             Feature -> [batch, ...], its static shape set. Works eagerly, in `tf.data`, in a
             `tf.function` and in the endpoint of an export.
 
         Raises:
-            DataError: a column is not there.
+            DataError: a column is missing.
         """
         return self._features_of(self.module(), inputs)
 
     @tf.autograph.experimental.do_not_convert
     def apply_decoded(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Compute the features where a feed has decoded the images.
+        """Compute the features from images that a feed has decoded.
 
         Args:
             inputs: As for `apply_features`, but image column -> [batch, height, width, channels]
@@ -110,7 +110,7 @@ class Transform:
             The same features.
 
         Raises:
-            DataError: a column is not there; the dataset has no images.
+            DataError: a column is missing; the dataset has no images.
         """
         part = self._root().decoded
         if part is None:
@@ -118,8 +118,7 @@ class Transform:
         return self._features_of(part, inputs)
 
     def _features_of(self, part: Any, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        names = identifiers((column.name for column in self.serving_columns), "c")
-        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        found = _computed(part, self.serving_columns, inputs)
         keys = identifiers((feature.name for feature in self.features), "f")
         return {
             feature.name: _shaped(found[keys[feature.name]], feature) for feature in self.features
@@ -127,7 +126,7 @@ class Transform:
 
     @tf.autograph.experimental.do_not_convert
     def apply_label(self, inputs: Mapping[str, tf.Tensor]) -> Any:
-        """Compute the label, or of a model of several outputs the labels.
+        """Compute the label, or the labels of a model with several outputs.
 
         Args:
             inputs: Raw column -> [batch] or [batch, length].
@@ -137,13 +136,11 @@ class Transform:
             are several, such a tensor by output.
 
         Raises:
-            DataError: a column is not there; the transform has no label.
+            DataError: a column is missing; the transform has no label.
         """
         if not self.labels:
             raise DataError("a transform must have a label to compute it", got=str(self.root))
-        names = identifiers((column.name for column in self.label_columns), "c")
-        part = self._root().labelling
-        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        found = _computed(self._root().labelling, self.label_columns, inputs)
         keys = identifiers(dict.fromkeys(label.name for label in self.labels.values()), "f")
         return alone(
             {
@@ -154,7 +151,7 @@ class Transform:
 
     @tf.autograph.experimental.do_not_convert
     def apply_weight(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Compute how much each row counts.
+        """Compute the weight of each row.
 
         Args:
             inputs: Raw column -> [batch] or [batch, length].
@@ -163,18 +160,16 @@ class Transform:
             [batch] float32.
 
         Raises:
-            DataError: a column is not there; the transform has no weight.
+            DataError: a column is missing; the transform has no weight.
         """
         if self.spec.weight is None:
             raise DataError("a transform must have a weight to compute it", got=str(self.root))
-        names = identifiers((column.name for column in self.spec.weight_columns), "c")
-        part = self._root().weighing
-        found = part.compute({key: _column(inputs, name) for name, key in names.items()})
+        found = _computed(self._root().weighing, self.spec.weight_columns, inputs)
         return tf.ensure_shape(found["f0"], [None])
 
     @tf.autograph.experimental.do_not_convert
     def apply_targets(self, inputs: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
-        """What stands beside the features in a batch: the label, and the weight where there is one.
+        """Compute the rest of a batch: the label, and the weight if there is one.
 
         Raises:
             DataError: as `apply_label` and `apply_weight`.
@@ -182,13 +177,13 @@ class Transform:
         label = self.apply_label(inputs)
         return (label,) if self.spec.weight is None else (label, self.apply_weight(inputs))
 
-    def label_columns_asked(self) -> set[str]:
-        """The columns of which the labels' graph asks itself whether they are missing (NaN)."""
-        return _asked(self._root().labelling, self.label_columns)
+    def nan_checked_label_columns(self) -> set[str]:
+        """Return the columns that the labels' graph checks for missing values (NaN)."""
+        return _nan_checked_columns(self._root().labelling, self.label_columns)
 
-    def weight_columns_asked(self) -> set[str]:
-        """The columns of which the weight's graph does."""
-        return _asked(self._root().weighing, self.spec.weight_columns)
+    def nan_checked_weight_columns(self) -> set[str]:
+        """Return the columns that the weight's graph checks."""
+        return _nan_checked_columns(self._root().weighing, self.spec.weight_columns)
 
     def _root(self) -> Any:
         if self._loaded is None:
@@ -198,7 +193,7 @@ class Transform:
 
 
 def load_transform(root: Path) -> Transform:
-    """Read a transform's description; every file's hash is checked, the graph is loaded later.
+    """Read a transform's description and check every file's hash; the graph is loaded later.
 
     Raises:
         DataError: a file is missing, or is not what was written.
@@ -210,25 +205,109 @@ def load_transform(root: Path) -> Transform:
         raise DataError(
             f"{root / wrong[0]} must be what was written",
             got=Plain("another content" if wrong[0] in found else "no such file"),
-            fix="Run `stoker analyze` again: the transform is made anew.",
+            fix="Run `stoker analyze` again: it builds the transform again.",
         )
     return Transform(root, from_json(read_json(root / SPEC)))
 
 
-def _asked(part: Any, columns: Sequence[Column]) -> set[str]:
+def _nan_checked_columns(part: Any, columns: Sequence[Column]) -> set[str]:
     keys = {key: name for name, key in identifiers((c.name for c in columns), "c").items()}
     made = part.compute.concrete_functions
-    return {keys[key] for concrete in made for key in asked_for_missing(concrete)}
+    return {keys[key] for concrete in made for key in nan_checked_inputs(concrete)}
 
 
-def _column(inputs: Mapping[str, tf.Tensor], name: str) -> tf.Tensor:
-    if name not in inputs:
-        raise DataError(
-            f"the transform must be given column {name!r}", got=Plain(", ".join(inputs) or "none")
-        )
-    return inputs[name]
+def _computed(part: Any, columns: Sequence[Column], inputs: Mapping[str, tf.Tensor]) -> Any:
+    """Run a part of the graph on the columns that it needs."""
+    keys = identifiers((column.name for column in columns), "c")
+    for name in keys:
+        if name not in inputs:
+            raise DataError(
+                f"the transform must be given column {name!r}",
+                got=Plain(", ".join(inputs) or "none"),
+            )
+    return part.compute({key: inputs[name] for name, key in keys.items()})
 
 
 def _shaped(tensor: tf.Tensor, spec: FeatureSpec | LabelSpec) -> tf.Tensor:
     tensor.set_shape([None, *spec.shape])
     return tensor
+
+
+_NAN_CHECKS = frozenset(("IsNan", "IsFinite"))
+
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+
+Functions = Mapping[str, function_pb2.FunctionDef]
+
+
+def nan_checked_inputs(concrete: Any) -> set[str]:
+    """Return the inputs whose values, or values computed from them, reach `tf.math.is_nan` or `is_finite`.
+
+    Args:
+        concrete: A `tf.types.experimental.ConcreteFunction` of one dictionary.
+
+    Returns:
+        Keys of the dictionary.
+    """
+    graph = concrete.graph.as_graph_def()
+    (inputs,), _ = concrete.structured_input_signature
+    keys = sorted(inputs)  # as `tf.nest` flattens them
+    names = {tensor.op.name: key for tensor, key in zip(concrete.inputs, keys, strict=False)}
+    functions = {function.signature.name: function for function in graph.library.function}
+    nan_checked = _FunctionBody(graph.node, list(names), functions).nan_checked()
+    return {names[name] for name in nan_checked}
+
+
+class _FunctionBody:
+    """The nodes of a graph or a function."""
+
+    def __init__(
+        self, nodes: Sequence[node_def_pb2.NodeDef], inputs: Sequence[str], functions: Functions
+    ) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._functions = functions
+        self._origins: dict[str, set[str]] = {name: {name} for name in inputs}
+
+    def nan_checked(self) -> set[str]:
+        """Return the names of the inputs that are checked for NaN."""
+        found: set[str] = set()
+        for node in self._nodes.values():
+            for name in self._nan_checked_by(node):
+                found |= self._origin(name)
+        return found
+
+    def _nan_checked_by(self, node: node_def_pb2.NodeDef) -> list[str]:
+        inputs_of_node = [name for name in node.input if not name.startswith("^")]
+        if node.op in _NAN_CHECKS:
+            return inputs_of_node
+        if node.op in _CALLS:
+            called = self._functions[node.attr["f"].func.name]
+            nan_checked = _nan_checked_arguments(called, self._functions)
+            return [
+                name for name, argument in zip(inputs_of_node, nan_checked, strict=True) if argument
+            ]
+        inner = [value.func.name for value in node.attr.values() if value.func.name]
+        inner += [f.name for value in node.attr.values() for f in value.list.func]
+        if any(
+            any(_nan_checked_arguments(self._functions[name], self._functions)) for name in inner
+        ):
+            return inputs_of_node  # a branch or a loop: which input it checks is not known
+        return []
+
+    def _origin(self, name: str) -> set[str]:
+        """Return the inputs that a tensor is computed from."""
+        name_of_node = name.partition(":")[0]
+        if name_of_node not in self._origins:
+            self._origins[name_of_node] = set()
+            node = self._nodes[name_of_node]
+            for inputs_of_node in node.input:
+                if not inputs_of_node.startswith("^"):
+                    self._origins[name_of_node] |= self._origin(inputs_of_node)
+        return self._origins[name_of_node]
+
+
+def _nan_checked_arguments(function: function_pb2.FunctionDef, functions: Functions) -> list[Any]:
+    """Return for each argument whether it is checked for NaN."""
+    arguments = [argument.name for argument in function.signature.input_arg]
+    nan_checked = _FunctionBody(function.node_def, arguments, functions).nan_checked()
+    return [name in nan_checked for name in arguments]

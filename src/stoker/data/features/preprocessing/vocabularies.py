@@ -1,4 +1,4 @@
-"""Tokens to ids: vocabularies that are learned, tables that the user makes."""
+"""Tokens to ids: learned vocabularies, and the user's own tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.data.features.preprocessing.tft_arguments import IGNORED, also_takes
+from stoker.data.features.preprocessing.tft_arguments import IGNORED, accepts
 from stoker.data.features.preprocessing.trace import (
     Domain,
     Trace,
@@ -30,7 +30,7 @@ _OF_VOCABULARIES = {
 """Arguments of TensorFlow Transform's vocabularies; all are keyword arguments, as there."""
 
 
-@also_takes(**_OF_VOCABULARIES)
+@accepts(**_OF_VOCABULARIES)
 def compute_and_apply_vocabulary(
     x: tf.Tensor,
     *,
@@ -44,10 +44,10 @@ def compute_and_apply_vocabulary(
 
     Args:
         x: [batch, ...] strings or integers.
-        default_value: The id of what is not in the vocabulary, unless there are buckets for it.
+        default_value: The id of unknown tokens if `num_oov_buckets` is 0.
         top_k: Most terms to keep; all by default.
-        frequency_threshold: Occurrences that a term needs at least.
-        num_oov_buckets: Buckets, above the vocabulary's ids, that other tokens are hashed into.
+        frequency_threshold: Least number of occurrences of a term.
+        num_oov_buckets: Number of ids after the vocabulary's that unknown tokens are hashed to.
         vocab_filename: Name of the vocabulary; by default `vocab_` and a number.
 
     Returns:
@@ -56,7 +56,7 @@ def compute_and_apply_vocabulary(
         normal term: the file has one term per line and then holds it escaped.
 
     Raises:
-        ConfigError: an option is negative; the name is taken, or is no plain file name.
+        ConfigError: an option is negative; the name is taken, or not a plain file name.
 
     Source: `tft.compute_and_apply_vocabulary`.
     """
@@ -68,7 +68,7 @@ def compute_and_apply_vocabulary(
     )
 
 
-@also_takes(**_OF_VOCABULARIES)
+@accepts(**_OF_VOCABULARIES)
 def vocabulary(
     x: tf.Tensor,
     *,
@@ -79,7 +79,7 @@ def vocabulary(
     """Learn the distinct tokens of x; see `compute_and_apply_vocabulary`.
 
     Returns:
-        A scalar string tensor that stands for the vocabulary; give it to `apply_vocabulary`.
+        A scalar string tensor that represents the vocabulary; pass it to `apply_vocabulary`.
 
     Source: `tft.vocabulary`.
     """
@@ -88,19 +88,19 @@ def vocabulary(
     for name, value in (("top_k", top_k), ("frequency_threshold", frequency_threshold)):
         if value is not None:
             required_whole(name, value, least=0)
-    call = trace.ask(
+    call = trace.request(
         "vocabulary",
         x,
         top_k=top_k,
         frequency_threshold=frequency_threshold,
         vocab_filename=_required_name(trace, vocab_filename),
     )
-    deferred = tf.strings.as_string(trace.calls[call].stand_in)
+    deferred = tf.strings.as_string(trace.calls[call].placeholder)
     trace.vocabularies[deferred.ref()] = call
     return deferred
 
 
-@also_takes(lookup_fn=None, file_format=IGNORED, name=IGNORED)
+@accepts(lookup_fn=None, file_format=IGNORED, name=IGNORED)
 def apply_vocabulary(
     x: tf.Tensor,
     deferred_vocab_filename_tensor: tf.Tensor,
@@ -112,7 +112,7 @@ def apply_vocabulary(
 
     Args:
         x: [batch, ...] strings or integers.
-        deferred_vocab_filename_tensor: What `vocabulary` gave back.
+        deferred_vocab_filename_tensor: The result of `vocabulary`.
         default_value: The id of what is not in it, unless there are buckets for it.
         num_oov_buckets: Buckets, above its ids, that other tokens are hashed into.
 
@@ -128,7 +128,7 @@ def apply_vocabulary(
     call = _vocabulary_call(trace, deferred_vocab_filename_tensor)
     file: VocabularyFile | None = trace.answer(call)
     if file is None:
-        pending = tf.cast(trace.calls[call].stand_in, tf.int64)
+        pending = tf.cast(trace.calls[call].placeholder, tf.int64)
         return tf.zeros_like(x, tf.int64) + pending
     keys = x if x.dtype in (tf.string, tf.int64) else tf.cast(x, tf.int64)
     if file.escaped and keys.dtype == tf.string:
@@ -152,10 +152,10 @@ def apply_vocabulary(
 
 
 def make_and_track_object(trackable_factory_callable: Callable[[], Any]) -> Any:
-    """Make a table (or another trackable) of your own, once, so that it is saved with the graph.
+    """Create a table or another trackable once, so that it is saved with the graph.
 
     Args:
-        trackable_factory_callable: Makes it, e.g. a `tf.lookup.StaticHashTable`.
+        trackable_factory_callable: Creates it, e.g. a `tf.lookup.StaticHashTable`.
 
     Source: `tft.make_and_track_object`.
     """
@@ -171,7 +171,7 @@ def make_and_track_object(trackable_factory_callable: Callable[[], Any]) -> Any:
 def file_table(
     file: VocabularyFile, *, key_dtype: tf.DType, default_value: int, num_oov_buckets: int
 ) -> Any:
-    """A lookup table over a vocabulary's file, which becomes an asset of what is saved."""
+    """Return a lookup table over a vocabulary's file, which becomes an asset of the SavedModel."""
     initializer = tf.lookup.TextFileInitializer(
         file.path,
         key_dtype=key_dtype,
@@ -187,7 +187,7 @@ def file_table(
 
 
 def _escaped(x: tf.Tensor) -> tf.Tensor:
-    """Strings as lines of an escaped vocabulary; see `stoker.data.features.spec.escaped`."""
+    """Escape strings as in an escaped vocabulary; see `stoker.data.features.spec.escaped`."""
     for pattern, rewrite in ((r"\\", r"\\\\"), ("\n", r"\\n"), ("\r", r"\\r")):
         x = tf.strings.regex_replace(x, pattern, rewrite)
     return x
@@ -197,7 +197,7 @@ def _vocabulary_call(trace: Trace, deferred: tf.Tensor) -> int:
     call = trace.vocabularies.get(deferred.ref()) if isinstance(deferred, tf.Tensor) else None
     if call is None:
         raise ConfigError(
-            "stoker.transform.apply_vocabulary must be given what vocabulary() gave back",
+            "stoker.transform.apply_vocabulary must be given the result of vocabulary()",
             got=Plain(type(deferred).__name__),
             fix="Write apply_vocabulary(x, stoker.transform.vocabulary(y)).",
         )

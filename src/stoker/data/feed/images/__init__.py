@@ -1,1 +1,1 @@
-"""Batches of images: decoded, cropped, augmented and handed over, one call a batch."""
+"""Batches of images: decoded, cropped and augmented in one call per batch."""

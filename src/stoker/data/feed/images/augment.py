@@ -1,9 +1,9 @@
-"""Augmentation without state: what happens to an image is a pure function of (seed, epoch, index).
+"""Augmentation without state: a pure function of (seed, epoch, index).
 
-Geometry becomes a box and a flip for each image, which the decoder applies while it decodes. Colour
-becomes three factors for each image, which `jitter.jitter_colors` applies to the uint8 batch inside the
-compiled step: there it is one implementation for every engine, fused with the cast, and on an
-accelerator it takes no CPU.
+Geometry is a box and a flip for each image, which the decoder applies while it decodes. Color jitter is
+three factors for each image, which `image_feed.jitter_colors` applies to the uint8 batch inside the
+compiled step: one implementation for every engine, fused with the cast, and without CPU time on an
+accelerator.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from stoker.data.feed.order import mixed
 FloatArray = NDArray[np.float64]
 
 _TRIES = 10
-"""Boxes that are drawn for an image before the middle is taken, as torchvision draws them."""
+"""Number of boxes that are drawn for an image before its middle is used, as in torchvision."""
 
 MOST_RATIO = 100
-"""Longest box, either way; its inverse is the least ratio."""
+"""Largest ratio of a box's sides."""
 
 LEAST_SCALE = 1e-4
 """Smallest share of an image that a box may take: 1 pixel in 100 x 100."""
 
-_COLOURS = ("brightness", "contrast", "saturation")
+_COLORS = ("brightness", "contrast", "saturation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomResizedCrop:
-    """A box of random area and shape, brought to the model's size.
+    """A box of random area and aspect ratio, resized to the model's size.
 
     Source: torchvision `RandomResizedCrop`; Szegedy et al., "Going deeper with convolutions", 2014.
     """
@@ -69,13 +69,13 @@ class ColorJitter:
     """x of the factor that scales every value."""
 
     contrast: float = 0.0
-    """x of the factor that scales each value's distance from the image's mean grey."""
+    """x of the factor that scales each value's distance from the image's mean gray."""
 
     saturation: float = 0.0
-    """x of the factor that scales each value's distance from its pixel's grey; needs colour."""
+    """x of the factor that scales each value's distance from its pixel's gray; needs color images."""
 
     def __post_init__(self) -> None:
-        for name in _COLOURS:
+        for name in _COLORS:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ConfigError(
@@ -85,16 +85,16 @@ class ColorJitter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AugmentConfig:
-    """The `train.augment` section: what is done to training images, in this order."""
+    """The `train.augment` section: augmentations of training images, in this order."""
 
     random_resized_crop: RandomResizedCrop | None = None
-    """None: the whole image, or its middle, as `data.images.fit` says."""
+    """None: the whole image, or its middle, according to `data.images.fit`."""
 
     flip: float = 0.0
-    """How often an image is mirrored left and right, from 0 to 1."""
+    """Probability that an image is mirrored left and right, from 0 to 1."""
 
     color_jitter: ColorJitter | None = None
-    """None: colours stay as they are."""
+    """None: colors are not changed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.flip <= 1:
@@ -103,7 +103,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Views:
-    """Which part of each image of a batch is seen, and how."""
+    """Which part of each image of a batch is used, and how."""
 
     boxes: NDArray[np.float32]
     """[batch, 4] left, top, width and height in pixels of the upright image; whole numbers."""
@@ -111,115 +111,99 @@ class Views:
     flips: NDArray[np.bool_]
     """[batch] mirrored left and right."""
 
+    exact: bool
+    """Whether the pixels must equal what the exported graph makes of the same boxes."""
 
-def evaluation_views(shape: ImageShape, heights: FloatArray, widths: FloatArray) -> Views:
-    """What evaluation and serving see of each image; nothing is random.
+
+def views_of(
+    shape: ImageShape,
+    sizes: NDArray[np.float64],
+    *,
+    indices: NDArray[np.int64],
+    augment: AugmentConfig | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+) -> Views:
+    """Return which part of each image training uses in one epoch, or evaluation and serving.
 
     Args:
         shape: How images are brought to one size.
-        heights: [batch] pixels.
-        widths: [batch] pixels.
+        sizes: [batch, 2] height and width in pixels.
+        indices: [batch] each image's place in the split.
+        augment: The augmentations; None: as evaluation and serving, nothing is random.
+        seed: The run's seed.
+        epoch: The epoch, from 0.
 
-    Source: `features/images.py` computes the same boxes in the graph, from the same formula.
+    Source: `features/image_decoding.py` computes the boxes of evaluation in the graph, by the same
+    formula.
     """
-    none = np.zeros(len(heights), np.bool_)
+    if augment is None:
+        flips = np.zeros(len(sizes), np.bool_)
+        return Views(boxes=_fixed_boxes(shape, sizes), flips=flips, exact=True)
+    draws = _draws(seed, epoch, indices, 2 * _TRIES + 3)
+    crop, flips = augment.random_resized_crop, draws[:, -1] < augment.flip
+    if crop is None:
+        return Views(boxes=_fixed_boxes(shape, sizes), flips=flips, exact=True)
+    return Views(boxes=_random_boxes(crop, draws[:, :-1], sizes), flips=flips, exact=False)
+
+
+def _fixed_boxes(shape: ImageShape, sizes: FloatArray) -> NDArray[np.float32]:
+    """Return the whole images, or their middles; in whole numbers, to equal the graph's result."""
     if shape.fit == "stretch":
-        return Views(boxes=_stacked(0 * widths, 0 * heights, widths, heights), flips=none)
-    tall, wide = _middle_sides(shape, heights.astype(np.int64), widths.astype(np.int64))
-    left, top = (widths - wide) // 2, (heights - tall) // 2
-    return Views(boxes=_stacked(left, top, wide, tall), flips=none)
-
-
-def _middle_sides(
-    shape: ImageShape, heights: NDArray[np.int64], widths: NDArray[np.int64]
-) -> tuple[FloatArray, FloatArray]:
-    """Height and width of the middle box, in whole numbers: the graph must come to the same."""
+        return _boxes(np.zeros_like(sizes), sizes)
+    heights, widths = sizes.astype(np.int64).T
     is_tall = heights * shape.width > widths * shape.height
     by_width = (widths * shape.height + shape.width // 2) // shape.width
     by_height = (heights * shape.width + shape.height // 2) // shape.height
     sides = np.where(is_tall, by_width, heights), np.where(is_tall, widths, by_height)
     thousandths = round(shape.crop * 1000)
-    tall, wide = (np.maximum(1, (side * thousandths + 500) // 1000) for side in sides)
-    return tall.astype(np.float64), wide.astype(np.float64)
-
-
-def training_views(
-    config: AugmentConfig,
-    shape: ImageShape,
-    *,
-    seed: int,
-    epoch: int,
-    indices: NDArray[np.int64],
-    heights: FloatArray,
-    widths: FloatArray,
-) -> Views:
-    """What training sees of each image in one epoch.
-
-    Args:
-        config: Which augmentations.
-        shape: What is seen without a random crop.
-        seed: The run's seed.
-        epoch: The epoch, from 0.
-        indices: [batch] each image's place in the split.
-        heights: [batch] pixels.
-        widths: [batch] pixels.
-    """
-    draws = _draws(seed, epoch, indices, 2 * _TRIES + 3)
-    flips = draws[:, -1] < config.flip
-    if config.random_resized_crop is None:
-        return Views(boxes=evaluation_views(shape, heights, widths).boxes, flips=flips)
-    boxes = _random_boxes(config.random_resized_crop, draws[:, :-1], heights, widths)
-    return Views(boxes=boxes, flips=flips)
+    middle = np.maximum(1, (np.stack(sides, axis=1) * thousandths + 500) // 1000)
+    return _boxes((sizes - middle) // 2, middle)
 
 
 def color_factors(
     config: ColorJitter, *, seed: int, epoch: int, indices: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Brightness, contrast and saturation of each image in one epoch: [batch, 3] factors."""
+    """Return brightness, contrast and saturation of each image in one epoch: [batch, 3] factors."""
     draws = _draws(seed, epoch, indices, 2 * _TRIES + 6)[:, -3:]
-    reach = np.array([getattr(config, name) for name in _COLOURS])
+    reach = np.array([getattr(config, name) for name in _COLORS])
     return (1 + (2 * draws - 1) * reach).astype(np.float32)
 
 
 def _random_boxes(
-    config: RandomResizedCrop, draws: FloatArray, heights: FloatArray, widths: FloatArray
+    config: RandomResizedCrop, draws: FloatArray, sizes: FloatArray
 ) -> NDArray[np.float32]:
-    """The first of ten drawn boxes that fits, else the largest middle one of an allowed shape."""
+    """Return the first of ten drawn boxes that fits, else the largest centered one."""
+    heights, widths = sizes.T
     low, high = config.scale
     area = (heights * widths)[:, np.newaxis] * (low + (high - low) * draws[:, :_TRIES])
     log_low, log_high = (math.log(end) for end in config.ratio)
     ratio = np.exp(log_low + (log_high - log_low) * draws[:, _TRIES : 2 * _TRIES])
-    wide, tall = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-    fits = (wide >= 1) & (tall >= 1)
-    fits &= (wide <= widths[:, np.newaxis]) & (tall <= heights[:, np.newaxis])
+    drawn = np.stack([np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))], axis=2)
+    fits = ((drawn >= 1) & (drawn <= sizes[:, np.newaxis])).all(axis=2)
     rows, first = np.arange(len(draws)), fits.argmax(axis=1)
-    found = fits[rows, first]
-    middle_wide, middle_tall = _middle(config, heights, widths)
-    wide = np.where(found, wide[rows, first], middle_wide)
-    tall = np.where(found, tall[rows, first], middle_tall)
-    places = np.where(found[:, np.newaxis], draws[:, 2 * _TRIES :], 0.5)
-    left = np.floor(places[:, 0] * (widths - wide + 1))
-    top = np.floor(places[:, 1] * (heights - tall + 1))
-    return _stacked(left, top, wide, tall)
+    found = np.take_along_axis(fits, first[:, np.newaxis], axis=1)
+    chosen = np.where(found, drawn[rows, first], _largest(config, sizes))
+    # Left is drawn before top.
+    places = np.where(found, draws[:, 2 * _TRIES :][:, ::-1], 0.5)
+    return _boxes(np.floor(places * (sizes - chosen + 1)), chosen)
 
 
-def _middle(
-    config: RandomResizedCrop, heights: FloatArray, widths: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _largest(config: RandomResizedCrop, sizes: FloatArray) -> FloatArray:
+    """Return [batch, 2] height and width of the largest box with an allowed ratio."""
+    heights, widths = sizes.T
     ratio = np.clip(widths / heights, *config.ratio)
-    wide = np.clip(np.rint(np.minimum(widths, heights * ratio)), 1, widths)
-    tall = np.clip(np.rint(np.minimum(heights, widths / ratio)), 1, heights)
-    return wide, tall
+    sides = np.minimum(heights, widths / ratio), np.minimum(widths, heights * ratio)
+    return np.clip(np.rint(np.stack(sides, axis=1)), 1, sizes)
 
 
-def _stacked(
-    left: FloatArray, top: FloatArray, wide: FloatArray, tall: FloatArray
-) -> NDArray[np.float32]:
-    return np.stack([left, top, wide, tall], axis=1).astype(np.float32)
+def _boxes(corners: FloatArray, sides: FloatArray) -> NDArray[np.float32]:
+    """Return boxes from [batch, 2] top and left, and [batch, 2] height and width."""
+    return np.concatenate([corners[:, ::-1], sides[:, ::-1]], axis=1).astype(np.float32)
 
 
 def _draws(seed: int, epoch: int, indices: NDArray[np.int64], count: int) -> FloatArray:
-    """[batch, count] even numbers in [0, 1): a counter-based generator, keyed by all arguments.
+    """Return [batch, count] uniform numbers in [0, 1) from a generator keyed by all arguments.
 
     A longer row begins with the same numbers.
 

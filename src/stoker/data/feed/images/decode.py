@@ -1,8 +1,8 @@
-"""One batch of images: bytes in files -> uint8, in one call that lets go of the interpreter's lock.
+"""Types of the decoders: encoded images in files -> one uint8 batch, in one call without the GIL.
 
-`exact` batches equal what the exported graph makes of the same bytes. The others are for training
-crops: only the box is decoded, a JPEG at the smallest scale that is large enough for the result, and
-what is made smaller is smoothed (antialias).
+`exact` batches equal the exported graph's result for the same bytes. The others are for training crops:
+only the box is decoded, a JPEG at the smallest scale that is large enough for the result, and images are
+smoothed when they become smaller (antialias).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ JOB = np.dtype(
         ("unused", "<i4"),
     ],
 )
-"""One image of a batch; `struct job` in native/decode.c says what each field is."""
+"""One image of a batch; `struct job` in decode.c describes each field."""
 
 
 class Status(IntEnum):
-    """How a job ended; `enum status` in native/decode.c."""
+    """How a job ended; `enum status` in decode.c."""
 
     DONE = 0
     OTHER_FORMAT = 1
@@ -60,12 +60,12 @@ REASONS = {
     Status.OTHER_SIZE: "an image of another size than ingest found",
     Status.NO_MEMORY: "too little memory for it",
 }
-"""What an error says was received."""
+"""Status -> what the error says was received."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What every image of a batch becomes."""
+    """Size and form of every decoded image of a batch."""
 
     height: int
     """Pixels."""
@@ -74,18 +74,18 @@ class Target:
     """Pixels."""
 
     channels: int
-    """1 (grey) or 3 (RGB)."""
+    """1 (gray) or 3 (RGB)."""
 
     exact: bool
-    """Whether it must equal what the exported graph makes of the bytes."""
+    """Whether it must equal the exported graph's result."""
 
     antialias: bool
-    """Whether what is made smaller is smoothed; as `tf.image.resize` does it."""
+    """Whether images are smoothed when they become smaller, as by `tf.image.resize`."""
 
 
 DecodeWhole = Callable[[bytes, int], NDArray[np.uint8]]
-"""Encoded bytes and channels -> [height, width, channels], upright, by the exported graph's own
-operations. It decodes what an engine has no decoder for; a ValueError says that it cannot."""
+"""Encoded bytes and channels -> [height, width, channels], upright, by the exported graph's operations.
+It decodes formats for which an engine has no decoder, and raises ValueError if it cannot."""
 
 
 class Engine(Protocol):
@@ -99,16 +99,16 @@ class Engine(Protocol):
 
         Args:
             jobs: [batch] `JOB`, their files open.
-            target: What each becomes.
+            target: Size and form of the result.
 
         Returns:
-            [batch, height, width, channels]; where a status is not DONE anything.
+            [batch, height, width, channels]; undefined where a status is not DONE.
         """
         ...
 
 
 def empty_batch(images: int, target: Target) -> NDArray[np.uint8]:
-    """Room for a batch, aligned so that TensorFlow takes it over without a copy.
+    """Allocate a batch, aligned so that TensorFlow uses it without a copy.
 
     Source: TensorFlow, python/lib/core/py_func.cc, which asks for Eigen's alignment.
     """
@@ -123,10 +123,10 @@ _ALIGNMENT_BYTES = 64
 
 
 def read_job(job: np.void) -> bytes | Status:
-    """The bytes of one image, or why they cannot be used."""
+    """Return the bytes of one image, or why they cannot be used."""
     length = int(job["length"])
     if job["data"]:
-        # Read before, and held by whoever made the job.
+        # Already in memory, owned by the caller.
         return ctypes.string_at(int(job["data"]), length)
     try:
         data = os.pread(int(job["file"]), length, int(job["offset"]))

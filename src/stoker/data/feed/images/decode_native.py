@@ -1,4 +1,4 @@
-"""The engine that is compiled on this machine: one call decodes a batch in threads of its own."""
+"""The decoder in C, compiled on this machine: one call decodes a batch in its own threads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import ctypes
 import functools
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from stoker.core.native_build import NotBuilt
+from stoker.core.native_build import NotBuilt, load_compiled
 from stoker.data.feed.images.decode import (
     JOB,
     DecodeWhole,
@@ -21,12 +22,11 @@ from stoker.data.feed.images.decode import (
     empty_batch,
     read_job,
 )
-from stoker.data.feed.images.native.library import load_library
 from stoker.data.ingest.image_store import raw_bytes
 
 
 class _Output(ctypes.Structure):
-    """`struct output` in native/decode.c."""
+    """`struct output` in decode.c."""
 
     _fields_ = (
         ("pixels", ctypes.c_void_p),
@@ -44,7 +44,7 @@ class NativeEngine:
     name = "native"
 
     def __init__(self, decode_whole: DecodeWhole, *, threads: int) -> None:
-        """Load the library, built where it is not there yet.
+        """Load the library; build it if it is missing.
 
         Raises:
             NotBuilt: it cannot be built, or does not agree with the reference.
@@ -108,10 +108,10 @@ def _call(jobs: NDArray[np.void], target: Target, *, threads: int) -> NDArray[np
 
 @functools.cache
 def _check_library() -> None:
-    """Hold the library against a small JPEG: its pixels as libjpeg's own caller gets them, and resized.
+    """Check the library on a small JPEG: decoded as libjpeg decodes it, and resized.
 
     Raises:
-        NotBuilt: one of them is not what it should be.
+        NotBuilt: a result is wrong.
     """
     noise = np.random.default_rng(0).integers(0, 256, (37, 51, 3), np.uint8)
     data = simplejpeg.encode_jpeg(noise, quality=90, colorsubsampling="420")
@@ -135,10 +135,24 @@ def _check_library() -> None:
             job[name] = value
         pixels = _call(job, target, threads=1)
         if job["status"][0] != Status.DONE or not np.array_equal(pixels[0], wanted):
-            raise NotBuilt("what was compiled does not decode a small JPEG as libjpeg does")
+            raise NotBuilt("the compiled decoder does not decode a small JPEG as libjpeg does")
         # Half a pixel to the right each pixel is the mean of two.
         job["x"], job["box_width"] = 0.5, width - 1
         between = _call(job, replace(target, width=width - 1), threads=1)
     means = np.rint((wanted[:, :-1].astype(np.float32) + wanted[:, 1:]) / 2)
     if job["status"][0] != Status.DONE or not np.array_equal(between[0], means):
-        raise NotBuilt("what was compiled does not resize a small image as it should")
+        raise NotBuilt("the compiled decoder does not resize a small image correctly")
+
+
+SOURCE = Path(__file__).with_name("decode.c")
+"""Our own code, with libjpeg-turbo's header as all that it needs."""
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """The compiled decoder.
+
+    Raises:
+        NotBuilt: there is no compiler, no libjpeg, or nowhere to keep the result.
+    """
+    return load_compiled(SOURCE, "-ljpeg", "-lpthread", "-lm")

@@ -1,17 +1,26 @@
-"""Images as a `tf.data` pipeline takes them: one Python call a batch, and the rest in the step."""
+"""Batches of records with images: one Python call per batch decodes them, the rest runs in the step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from stoker.cluster.limits import usable_cores
 from stoker.core.errors import DataError
+from stoker.data.columns import Column, to_numpy
+from stoker.data.dataset import Dataset
+from stoker.data.feed.calls import Calls, RowOrder, plain, shaped_batch
+from stoker.data.feed.config import AS_IT_IS, FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig, color_factors
-from stoker.data.feed.images.jitter import jitter_colors
 from stoker.data.feed.images.split_images import ImageSplit
+from stoker.data.feed.options import as_written
+from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.stages import StageWork
 
 Reference = Callable[[list[bytes]], NDArray[np.uint8]]
@@ -19,7 +28,7 @@ Reference = Callable[[list[bytes]], NDArray[np.uint8]]
 
 PARALLEL_CALLS = 2
 """Batches that are read at once. Each uses every core; the second keeps them busy while the last
-images of the first are finished and handed over."""
+images of the first are decoded and passed on."""
 
 
 class ImageFeed:
@@ -37,10 +46,10 @@ class ImageFeed:
 
         Args:
             images: The column.
-            augment: What is done to each image; None: what evaluation and serving see.
+            augment: Augmentation of the images; None: images as evaluation and serving see them.
             seed: The run's seed.
-            reference: What decodes images that are not augmented; None: the split's own engine,
-                which must then agree with the exported graph.
+            reference: Decoder of images that are not augmented; None: the split's own engine, which
+                must agree with the exported graph.
         """
         self.failure: DataError | None = None
         self._images = images
@@ -50,20 +59,20 @@ class ImageFeed:
 
     @property
     def augments(self) -> bool:
-        """Whether an image looks otherwise in every epoch."""
+        """Whether an image differs from epoch to epoch."""
         return self._augment is not None
 
     def read(self, rows: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
         """Read one batch; for `Dataset.map(..., PARALLEL_CALLS, deterministic=True)`.
 
-        Where a shard is damaged the pipeline fails, and `failure` says how.
+        If a shard is damaged, the pipeline fails and `failure` holds the error.
 
         Args:
             rows: [batch] int64, rows of the split.
             epoch: Scalar int64, from 0.
 
         Returns:
-            What `finish` takes: `pixels`, [batch, height, width, channels] uint8, and with colour
+            The argument of `finish`: `pixels`, [batch, height, width, channels] uint8, and with color
             jitter `colors`, [batch, 3] float32.
         """
         shape = self._images.shape
@@ -78,10 +87,10 @@ class ImageFeed:
 
     @staticmethod
     def finish(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """The images, their colours changed; call it inside the compiled step.
+        """Return the images after color jitter; call it inside the compiled step.
 
         Args:
-            batch: What `read` gave.
+            batch: Result of `read`.
 
         Returns:
             [batch, height, width, channels] uint8.
@@ -91,38 +100,36 @@ class ImageFeed:
         return jitter_colors(batch["pixels"], batch["colors"])
 
     def gather(self, rows: NDArray[np.int64], *, epoch: int) -> NDArray[np.uint8]:
-        """The same batch without a pipeline, its colours not yet changed.
+        """Return the same batch without a pipeline, before color jitter.
 
         Raises:
             DataError: a shard is damaged.
         """
         if self._augment is None and self._reference is not None:
             return self._reference(self._images.encoded(rows))
-        if self._augment is None:
-            return self._images.evaluation(rows)
-        return self._images.training(rows, augment=self._augment, seed=self._seed, epoch=epoch)
+        return self._images.pixels(rows, augment=self._augment, seed=self._seed, epoch=epoch)
 
     def stages(self, name: str, *, rows: NDArray[np.int64], threads: int) -> Iterator[StageWork]:
-        """How the column's images of some rows are made, in the first epoch; see `measure_stages`.
+        """Return how images of some rows are made in the first epoch; see `measure_stages`.
 
         Args:
-            name: The column's.
+            name: Name of the column.
             rows: [batch] rows of the split.
-            threads: How many the decoder has.
+            threads: Number of threads of the decoder.
         """
         images, encoded = self._images, list[bytes]()
 
         def read() -> None:
             encoded[:] = images.encoded(rows)
 
-        views, exact = images.views(rows, augment=self._augment, seed=self._seed, epoch=0)
+        views = images.views(rows, augment=self._augment, seed=self._seed, epoch=0)
         by_graph = self._reference if self._augment is None else None
 
         def decode() -> None:
             if by_graph is not None:
                 by_graph(encoded)
             else:
-                images.decoded(encoded, rows, views, exact=exact)
+                images.decoded(encoded, rows, views)
 
         for what, run in (("read", read), ("decode", decode)):
             yield StageWork(name=f"{what} {name}", samples=len(rows), parallelism=threads, run=run)
@@ -131,13 +138,212 @@ class ImageFeed:
         try:
             return self.gather(rows, epoch=int(epoch))
         except DataError as failure:
-            # TensorFlow makes a text of its own of what a Python function raises.
+            # TensorFlow converts an error of a Python function to its own error.
             self.failure = failure
             raise
 
     def _factors(self, rows: NDArray[np.int64], epoch: np.int64) -> NDArray[np.float32]:
         if self._augment is None or self._augment.color_jitter is None:
-            raise RuntimeError("there is no colour jitter")
+            raise RuntimeError("there is no color jitter")
         return color_factors(
             self._augment.color_jitter, seed=self._seed, epoch=int(epoch), indices=rows
         )
+
+
+def jitter_colors(images: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Change brightness, contrast and saturation; call it inside the compiled step.
+
+    Args:
+        images: [batch, height, width, channels] uint8.
+        factors: [batch, 3] float32, from `color_factors`.
+
+    Returns:
+        The same shape, uint8, rounded once at the end.
+
+    Source: torchvision `adjust_brightness`, `adjust_contrast`, `adjust_saturation`, whose gray is
+    ITU-R BT.601's.
+    """
+    brightness, contrast, saturation = (
+        factors[:, place, tf.newaxis, tf.newaxis, tf.newaxis] for place in range(3)
+    )
+    pixels = _clipped(tf.cast(images, tf.float32) * brightness)
+    mean = tf.reduce_mean(_gray(pixels), axis=[1, 2, 3], keepdims=True)
+    pixels = _clipped(mean + contrast * (pixels - mean))
+    gray = _gray(pixels)
+    pixels = _clipped(gray + saturation * (pixels - gray))
+    return tf.cast(tf.round(pixels), tf.uint8)
+
+
+def _gray(pixels: tf.Tensor) -> tf.Tensor:
+    if pixels.shape[-1] == 1:
+        return pixels
+    weighted: tf.Tensor = pixels * tf.constant([0.299, 0.587, 0.114])
+    return tf.reduce_sum(weighted, axis=-1, keepdims=True)
+
+
+def _clipped(pixels: tf.Tensor) -> tf.Tensor:
+    return tf.clip_by_value(pixels, 0.0, 255.0)
+
+
+class ImageRows:
+    """Raw columns of records with images.
+
+    All columns but the images are in memory.
+    """
+
+    whole_calls = False
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        *,
+        columns: Sequence[Column],
+        training: Mapping[str, ImageFeed],
+        evaluation: Mapping[str, ImageFeed],
+        config: FeedConfig = AS_IT_IS,
+    ) -> None:
+        """Read the other columns.
+
+        Args:
+            dataset: The ingested dataset.
+            split: Its name.
+            columns: The columns to read.
+            training: Image column -> how `shuffled` reads it.
+            evaluation: Image column -> how `in_order` reads it.
+            config: Number of batches that are made at once, and of threads for each.
+
+        Raises:
+            DataError: a shard is missing, cut or damaged.
+        """
+        self._columns = [column for column in columns if column.dtype != "image"]
+        self.rows = dataset.rows(split)
+        self._at_once = config.parallel_batches or PARALLEL_CALLS
+        self._threads = config.threads or usable_cores()
+        self._training = {c.name: training[c.name] for c in columns if c.dtype == "image"}
+        self._evaluation = {name: evaluation[name] for name in self._training}
+        table = dataset.table(split, columns=[column.name for column in self._columns])
+        self._row_getters = [_row_getter(column, table) for column in self._columns]
+
+    @property
+    def changes(self) -> bool:
+        """Whether images are augmented."""
+        return any(feed.augments for feed in self._training.values())
+
+    def order(self, *, seed: int) -> RowOrder:
+        """Return the shuffled order of the rows."""
+
+        def rows_at(epoch: int, first: int, last: int) -> NDArray[np.int64]:
+            positions = np.arange(first, last, dtype=np.int64)
+            return shuffled_indices(positions, size=self.rows, seed=seed, epoch=epoch)
+
+        return rows_at
+
+    @contextmanager
+    def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
+        """Open a dataset of batches in shuffled order."""
+        with _raises_reader_error(self._training):
+            yield self._read(calls.steps(self.order(seed=calls.seed)), self._training)
+
+    @contextmanager
+    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
+        """Open a dataset of batches in stored order, without augmentation."""
+        rows = tf.data.Dataset.range(self.rows).batch(batch_size)
+        epoch = tf.constant(0, tf.int64)
+        with _raises_reader_error(self._evaluation):
+            yield self._read(rows.map(plain(lambda indices: (indices, epoch))), self._evaluation)
+
+    def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
+        """Return how a batch is made; see `measure_stages`."""
+        rows = self.order(seed=seed)(0, 0, min(samples, self.rows))
+        for name, feed in self._training.items():
+            yield from feed.stages(name, rows=rows, threads=self._threads)
+        if self._columns:
+            yield StageWork(
+                name="columns",
+                samples=len(rows),
+                parallelism=self._at_once,
+                run=lambda: self._gather_columns(rows),
+            )
+        size = min(batch_size, len(rows))
+        repeated = self._repeated_batch(rows[:size])
+        yield StageWork(
+            name="batch",
+            samples=TIMED_BATCHES * size,
+            parallelism=self._at_once,
+            run=lambda: _consume(repeated),
+        )
+
+    def _repeated_batch(self, rows: NDArray[np.int64]) -> tf.data.Dataset[Any]:
+        """Return a dataset that repeats a finished batch, to measure only how it is passed on."""
+        ready = [feed.gather(rows, epoch=0) for feed in self._training.values()]
+        ready += self._gather_columns(rows)
+        dtypes: list[Any] = [array.dtype for array in ready[: len(self._training)]]
+        dtypes += [tf.as_dtype(column.tensor_dtype) for column in self._columns]
+
+        @plain
+        def pass_on(turn: tf.Tensor) -> Any:
+            return tf.numpy_function(lambda _: ready, [turn], dtypes, stateful=False)
+
+        return tf.data.Dataset.range(TIMED_BATCHES).map(
+            pass_on, num_parallel_calls=self._at_once, deterministic=True
+        )
+
+    def _read(
+        self, steps: tf.data.Dataset[Any], images: Mapping[str, ImageFeed]
+    ) -> tf.data.Dataset[Any]:
+        @plain
+        def read(indices: tf.Tensor, epoch: tf.Tensor) -> dict[str, Any]:
+            return self._gathered_columns(indices) | {
+                name: feed.read(indices, epoch) for name, feed in images.items()
+            }
+
+        return steps.map(read, num_parallel_calls=self._at_once, deterministic=True)
+
+    def _gathered_columns(self, indices: tf.Tensor) -> dict[str, Any]:
+        dtypes = [tf.as_dtype(column.tensor_dtype) for column in self._columns]
+        if not dtypes:
+            return {}
+        found = tf.numpy_function(self._gather_columns, [indices], dtypes, stateful=False)
+        return {
+            column.name: shaped_batch(tensor, column.shape)
+            for column, tensor in zip(self._columns, found, strict=True)
+        }
+
+    def _gather_columns(self, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
+        return [take(indices) for take in self._row_getters]
+
+
+TIMED_BATCHES = 64
+"""Batches that are passed on in one measurement."""
+
+
+def _consume(batches: tf.data.Dataset[Any]) -> None:
+    for _ in as_written(batches):
+        pass
+
+
+@contextmanager
+def _raises_reader_error(images: Mapping[str, ImageFeed]) -> Iterator[None]:
+    """Raise the reader's own error instead of TensorFlow's."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for feed in images.values():
+            if feed.failure is not None:
+                raise feed.failure from error
+        raise
+
+
+def _row_getter(column: Column, table: pa.Table) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
+    """Return a function that takes rows of a column; strings stay in Arrow's compact form until then."""
+    values = table.column(column.name).combine_chunks()
+    if column.is_ragged:
+        # Padded to the longest list of a batch, not of the split.
+        return lambda indices: to_numpy(column, values.take(pa.array(indices)))
+    if column.dtype != "string" or column.length is not None:
+        numbers = to_numpy(column, values)
+        return lambda indices: numbers[indices]
+    # 64-bit offsets: `take` on a column above 2 GiB overflows 32-bit ones.
+    wide = values.cast(pa.large_string())
+    return lambda indices: to_numpy(column, wide.take(pa.array(indices)))

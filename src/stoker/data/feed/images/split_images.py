@@ -1,6 +1,6 @@
-"""The images of one split: any row of it at any time, decoded, checked, seen as training sees it.
+"""The images of one split: any rows at any time, checked and decoded.
 
-Nothing is kept in memory but each image's place. The batch of any step can be asked for alone.
+Only the offset of each image is kept in memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 from stoker.core.errors import DataError, Plain
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, ImageShape
-from stoker.data.feed.images.augment import (
-    AugmentConfig,
-    Views,
-    evaluation_views,
-    training_views,
-)
+from stoker.data.feed.images.augment import AugmentConfig, Views, views_of
 from stoker.data.feed.images.decode import JOB, REASONS, Engine, Status, Target, read_job
 from stoker.data.ingest.image_index import read_image_index
 
@@ -30,18 +25,18 @@ _FIX = "Run `stoker ingest` again: that makes the shard again from the source."
 class ImageSplit:
     """One image column of one split, read at random.
 
-    A shard is open only while a batch reads from it, so there may be any number of shards, and one that
-    was replaced or cut meanwhile is noticed.
+    A shard is open only while a batch reads from it, so there may be any number of shards, and a shard
+    that was replaced or cut meanwhile is noticed.
     """
 
     def __init__(self, dataset: Dataset, split: str, *, column: Column, engine: Engine) -> None:
         """Check each shard's length and index; the images are checked one by one as they are read.
 
         Args:
-            dataset: What ingest wrote; `dataset.image` says what images are brought to.
-            split: Its name.
-            column: Its image column.
-            engine: What decodes.
+            dataset: The ingested dataset; `dataset.image` is the size of its images.
+            split: Name of the split.
+            column: The image column.
+            engine: The decoder.
 
         Raises:
             DataError: a shard is missing or cut, or an index is damaged.
@@ -69,29 +64,20 @@ class ImageSplit:
         """Number of images."""
         return len(self._index)
 
-    def evaluation(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """These rows as evaluation and serving see them, equal to what the exported graph makes.
-
-        Args:
-            indices: [batch] rows of the split.
-
-        Returns:
-            [batch, height, width, channels].
-
-        Raises:
-            DataError: a shard changed, or an image is damaged; names shard and row.
-        """
-        views, exact = self.views(indices)
-        return self.viewed(indices, views, exact=exact)
-
-    def training(
-        self, indices: NDArray[np.int64], *, augment: AugmentConfig, seed: int, epoch: int
+    def pixels(
+        self,
+        indices: NDArray[np.int64],
+        *,
+        augment: AugmentConfig | None = None,
+        seed: int = 0,
+        epoch: int = 0,
     ) -> NDArray[np.uint8]:
-        """These rows as training sees them in one epoch, but for `jitter_colors`.
+        """Decode rows as training uses them in one epoch, colors unchanged, or as evaluation does.
 
         Args:
             indices: [batch] rows of the split.
-            augment: What is done to each.
+            augment: The augmentations; None: as evaluation and serving, equal to what the exported
+                graph makes.
             seed: The run's seed.
             epoch: The epoch, from 0.
 
@@ -99,10 +85,9 @@ class ImageSplit:
             [batch, height, width, channels].
 
         Raises:
-            DataError: as `evaluation`.
+            DataError: a shard changed, or an image is damaged; names shard and row.
         """
-        views, exact = self.views(indices, augment=augment, seed=seed, epoch=epoch)
-        return self.viewed(indices, views, exact=exact)
+        return self.viewed(indices, self.views(indices, augment=augment, seed=seed, epoch=epoch))
 
     def views(
         self,
@@ -111,62 +96,36 @@ class ImageSplit:
         augment: AugmentConfig | None = None,
         seed: int = 0,
         epoch: int = 0,
-    ) -> tuple[Views, bool]:
-        """What is seen of these rows, and whether it must equal what the exported graph makes.
-
-        Args:
-            indices: [batch] rows of the split.
-            augment: What is done to each; None: as evaluation sees them.
-            seed: The run's seed.
-            epoch: The epoch, from 0.
-        """
-        heights, widths = self._sizes(indices)
-        if augment is None:
-            return evaluation_views(self.shape, heights, widths), True
-        views = training_views(
-            augment,
-            self.shape,
-            seed=seed,
-            epoch=epoch,
-            indices=indices,
-            heights=heights,
-            widths=widths,
-        )
-        return views, augment.random_resized_crop is None
+    ) -> Views:
+        """Return which part of each row is used, and how; see `pixels`."""
+        chosen = self._index[indices]
+        sizes = np.stack([chosen["height"], chosen["width"]], axis=1).astype(np.float64)
+        return views_of(self.shape, sizes, indices=indices, augment=augment, seed=seed, epoch=epoch)
 
     def encoded(self, indices: NDArray[np.int64]) -> list[bytes]:
-        """The bytes of these rows, as they are stored.
+        """Return the stored bytes of rows.
 
         Raises:
-            DataError: as `evaluation`.
+            DataError: as `pixels`.
         """
-        nothing = Views(
-            boxes=np.zeros((len(indices), 4), np.float32), flips=np.zeros(len(indices), np.bool_)
-        )
-        with self._prepared(indices, nothing) as jobs:
+        with self._prepared(indices) as jobs:
             found = [read_job(job) for job in jobs]
             jobs["status"] = [one if isinstance(one, Status) else Status.DONE for one in found]
         return [one for one in found if isinstance(one, bytes)]
 
-    def viewed(self, indices: NDArray[np.int64], views: Views, *, exact: bool) -> NDArray[np.uint8]:
-        """These rows, each the given part of it.
-
-        Args:
-            indices: [batch] rows of the split.
-            views: What is seen of each.
-            exact: Whether it must equal what the exported graph makes of the same boxes.
-        """
+    def viewed(self, indices: NDArray[np.int64], views: Views) -> NDArray[np.uint8]:
+        """Decode the given part of each row."""
         with self._prepared(indices, views) as jobs:
-            return self._engine.decode(jobs, self._target(exact=exact))
+            return self._engine.decode(jobs, self._target(exact=views.exact))
 
     def decoded(
-        self, encoded: Sequence[bytes], indices: NDArray[np.int64], views: Views, *, exact: bool
+        self, encoded: Sequence[bytes], indices: NDArray[np.int64], views: Views
     ) -> NDArray[np.uint8]:
         """As `viewed`, of bytes that `encoded` has read."""
         held = [np.frombuffer(data, np.uint8) for data in encoded]
         jobs = self._jobs(indices, views)
         jobs["data"] = [data.ctypes.data for data in held]
-        pixels = self._engine.decode(jobs, self._target(exact=exact))
+        pixels = self._engine.decode(jobs, self._target(exact=views.exact))
         self._check(jobs, indices, self._places(indices))
         return pixels
 
@@ -181,12 +140,14 @@ class ImageSplit:
         )
 
     def _places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[batch] in which shard each row lies."""
+        """Return [batch] the shard of each row."""
         return np.searchsorted(self._first, indices, side="right") - 1
 
     @contextlib.contextmanager
-    def _prepared(self, indices: NDArray[np.int64], views: Views) -> Iterator[NDArray[np.void]]:
-        """The jobs of a batch with their files open; how they ended is checked at the end."""
+    def _prepared(
+        self, indices: NDArray[np.int64], views: Views | None = None
+    ) -> Iterator[NDArray[np.void]]:
+        """Open the files of a batch's jobs, and check how the jobs ended."""
         places = self._places(indices)
         jobs = self._jobs(indices, views)
         with contextlib.ExitStack() as files:
@@ -195,18 +156,15 @@ class ImageSplit:
             yield jobs
         self._check(jobs, indices, places)
 
-    def _sizes(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        chosen = self._index[indices]
-        return chosen["height"].astype(np.float64), chosen["width"].astype(np.float64)
-
-    def _jobs(self, indices: NDArray[np.int64], views: Views) -> NDArray[np.void]:
+    def _jobs(self, indices: NDArray[np.int64], views: Views | None) -> NDArray[np.void]:
         jobs = np.zeros(len(indices), JOB)
         chosen = self._index[indices]
         for name in ("offset", "length", "crc32c", "height", "width", "orientation"):
             jobs[name] = chosen[name]
-        for place, name in enumerate(("x", "y", "box_width", "box_height")):
-            jobs[name] = views.boxes[:, place]
-        jobs["flip"] = views.flips
+        if views is not None:
+            for place, name in enumerate(("x", "y", "box_width", "box_height")):
+                jobs[name] = views.boxes[:, place]
+            jobs["flip"] = views.flips
         return jobs
 
     @contextlib.contextmanager

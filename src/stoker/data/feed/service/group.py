@@ -21,52 +21,52 @@ from stoker.core.files import read_json, remove
 from stoker.data.feed.service.server import ServerConfig
 
 START_S = 120.0
-"""Longest that a process may take until it can be reached; importing TensorFlow takes some 5 s."""
+"""Longest start of a process; importing TensorFlow takes about 5 s."""
 
 END_S = 10.0
-"""Longest that a process may take to end when it is asked to."""
+"""Longest wait for a process to end before it is killed."""
 
 POLL_S = 0.2
-"""Pause between two looks at the processes."""
+"""Pause between checks of the processes."""
 
 MOST_DEATHS = 5
-"""Deaths within `DEATHS_S` after which nothing is started again: the cause will not go away."""
+"""Most deaths within `DEATHS_S`; after more, the cause is considered permanent."""
 
 DEATHS_S = 120.0
 """See `MOST_DEATHS`."""
 
 Log = Callable[[str], None]
-"""Takes one line for a person."""
+"""Receives one line of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupConfig:
-    """What one machine runs of the service."""
+    """The part of the service on one machine."""
 
     host: str = "127.0.0.1"
-    """The address by which others reach these processes. Only 127.0.0.1 keeps them to this
-    machine: TensorFlow listens on every address otherwise."""
+    """Address of these processes for others. Only 127.0.0.1 limits them to this machine: otherwise
+    TensorFlow listens on every address."""
 
     port: int = 5050
-    """The dispatcher's port; 0 takes a free one."""
+    """The dispatcher's port; 0: any free one."""
 
     workers: int = 1
-    """How many workers."""
+    """Number of workers."""
 
     worker_port: int = 0
-    """The first worker's port, the others' follow; 0 takes free ones. A machine that may be started
-    again needs fixed ones: only at its old address does a worker take up its old epoch."""
+    """The first worker's port, the others follow; 0: any free ones. A machine that may restart needs fixed
+    ports: a worker continues its epoch only at its old address."""
 
     dispatcher: str | None = None
-    """`host:port` of a dispatcher elsewhere, which the workers join; None starts one here."""
+    """`host:port` of a dispatcher elsewhere; None: start one here."""
 
     work_dir: Path
-    """Where the dispatcher keeps its journal."""
+    """Folder of the dispatcher's journal."""
 
     def __post_init__(self) -> None:
         if self.workers < (self.dispatcher is not None):
             raise ConfigError(
-                "--workers must be at least 1 where another dispatcher is joined, else at least 0",
+                "--workers must be at least 1 with --dispatcher, else at least 0",
                 got=self.workers,
             )
         for name, port in (("port", self.port), ("worker-port", self.worker_port)):
@@ -76,7 +76,7 @@ class GroupConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """Where the service can be reached."""
+    """Addresses of the running service."""
 
     address: str
     """`grpc://host:port` of the dispatcher, as `data.service.address` takes it."""
@@ -85,19 +85,19 @@ class Ready:
     """`host:port` of each worker started here."""
 
     pids: dict[str, int]
-    """Process -> its id."""
+    """Process -> its process id."""
 
 
 class Member:
-    """One process of the group: configured by a line on its input, and ended by closing it."""
+    """One process of the group. A line on its input configures it; closing its input ends it."""
 
     def __init__(self, name: str, folder: Path, log: Log) -> None:
         """Start the process; it imports TensorFlow and waits for its configuration.
 
         Args:
             name: For messages.
-            folder: Takes its ready file.
-            log: Takes the lines that it prints once it is ready; earlier ones are shown only if it
+            folder: Folder of its ready file.
+            log: Receives the lines that it prints once it is ready; earlier lines are shown only if it
                 does not start.
         """
         self.name, self._log = name, log
@@ -123,7 +123,7 @@ class Member:
         try:
             self._child.tell(line)
         except BrokenPipeError:
-            raise self._failed() from None
+            raise self._start_error() from None
 
     def wait_until_ready(self) -> None:
         """Wait until it can be reached.
@@ -133,14 +133,14 @@ class Member:
         """
         assert self._config is not None
         if not self._child.wait_until_ready(START_S):
-            raise self._failed()
+            raise self._start_error()
         self._config = replace(self._config, port=read_json(self._ready_file)["port"])
 
-    def has_died(self) -> bool:
-        """Whether the process has ended without a request."""
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
         return self._child.code is not None
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """Start the same process on the same port, under a new id."""
         assert self._config is not None
         self._lines.drain()
@@ -148,7 +148,7 @@ class Member:
         self.configure(self._config)
         self.wait_until_ready()
 
-    def ask_to_end(self) -> None:
+    def close_input(self) -> None:
         """Close its input, which ends it."""
         self._child.close_input()
 
@@ -160,7 +160,7 @@ class Member:
         self._child = Child(
             self.name,
             [sys.executable, "-m", "stoker.data.feed.service.server"],
-            # A worker decodes on the CPU, and must not take the GPU's memory.
+            # A worker decodes on the CPU and must not use the GPU's memory.
             ProcessOptions(
                 environ={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
                 stdin=subprocess.PIPE,
@@ -169,14 +169,14 @@ class Member:
                 ready_file=self._ready_file,
             ),
         )
-        self._lines = Lines(self._child.output, self._pass_on)
+        self._lines = Lines(self._child.output, self._log_line)
         self._lines.follow()
 
-    def _pass_on(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         if self._child.is_ready:
             self._log(f"[{self.name}] {line}")
 
-    def _failed(self) -> UserError:
+    def _start_error(self) -> UserError:
         code = self._child.code
         if code is not None:
             self._lines.drain()
@@ -201,22 +201,28 @@ class Group:
         self._log = log
         self._deaths: list[float] = []
         for port in _fixed_ports(config):
-            require_free(port)
+            # TensorFlow would share the port silently (SO_REUSEPORT).
+            if why := why_taken(port):
+                raise BusyError(
+                    f"port {port} must be free for the tf.data service",
+                    got=Plain(why),
+                    fix="Give another --port or --worker-port, or 0 for any free one.",
+                )
         self._folder = Path(tempfile.mkdtemp(prefix="stoker-data-service-"))
         self._members: list[Member] = []
         try:
-            # They import TensorFlow at the same time and wait for their configuration.
+            # All import TensorFlow at the same time, then wait for their configuration.
             names = ["dispatcher"] * (config.dispatcher is None)
             names += [f"worker {number + 1}" for number in range(config.workers)]
             for name in names:
                 self._members.append(Member(name, self._folder, log))
-            self.ready = self._configured(config)
+            self.ready = self._configure_all(config)
         except BaseException:
             self.end()
             raise
 
     def __enter__(self) -> Self:
-        """Nothing: the processes run already."""
+        """Return the group, whose processes already run."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,30 +230,30 @@ class Group:
         self.end()
 
     def watch(self, stopped: threading.Event) -> None:
-        """Start again what dies, on its own port, until `stopped` is set.
+        """Restart processes that die, on their own ports, until `stopped` is set.
 
-        A dispatcher goes on from its journal. A worker begins anew: what it was reading is lost
-        for the epoch at hand.
+        A dispatcher continues from its journal. A worker starts from the beginning: records that it was
+        reading are lost for the current epoch.
 
         Raises:
             UserError: processes keep dying, or one does not start again.
         """
         while not stopped.wait(POLL_S):
             for member in self._members:
-                if member.has_died() and not stopped.is_set():
+                if member.has_ended() and not stopped.is_set():
                     self._count_death(member)
-                    member.start_again()
+                    member.restart()
                     self._log(f"{member.name} is back at {member.address}")
 
     def end(self) -> None:
         """End every process, and wait until they are gone."""
         for member in self._members:
-            member.ask_to_end()
+            member.close_input()
         for member in self._members:
             member.end()
         remove(self._folder)
 
-    def _configured(self, config: GroupConfig) -> Ready:
+    def _configure_all(self, config: GroupConfig) -> Ready:
         address, workers = config.dispatcher, self._members
         if address is None:
             dispatcher, *workers = self._members
@@ -277,7 +283,7 @@ class Group:
     def _count_death(self, member: Member) -> None:
         now_s = time.monotonic()
         self._deaths = [at for at in self._deaths if now_s - at < DEATHS_S] + [now_s]
-        self._log(f"{member.name} at {member.address} has died; it is started again")
+        self._log(f"{member.name} at {member.address} has died; restarting it")
         if len(self._deaths) > MOST_DEATHS:
             raise UserError(
                 f"processes of the tf.data service must not die more than {MOST_DEATHS} times in "
@@ -292,17 +298,3 @@ def _fixed_ports(config: GroupConfig) -> list[int]:
     if config.worker_port:
         ports += range(config.worker_port, config.worker_port + config.workers)
     return ports
-
-
-def require_free(port: int) -> None:
-    """Refuse a port that something listens on: TensorFlow would share it silently (SO_REUSEPORT).
-
-    Raises:
-        BusyError: it is in use, or may not be used.
-    """
-    if why := why_taken(port):
-        raise BusyError(
-            f"port {port} must be free for the tf.data service",
-            got=Plain(why),
-            fix="Give another --port or --worker-port, or 0 for any free one.",
-        )

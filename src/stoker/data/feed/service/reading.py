@@ -1,4 +1,4 @@
-"""What training reads from a tf.data service: every record once an epoch, in no promised order."""
+"""Read training batches from a tf.data service: every record once per epoch, in any order."""
 
 from __future__ import annotations
 
@@ -10,58 +10,59 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
 from stoker.core.errors import ConfigError, DataError, Plain
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.service.records import RecordCopy, parse
-from stoker.data.feed.service.sendable import require_sendable
 from stoker.data.feed.service.status import service_status, wait_until_ready
 from stoker.data.sources.config import ServiceConfig, split_address
+from stoker.internals.tensorflow_internals import python_function
 
 NO_PROMISE = (
     "the tf.data service promises no order and no resume: each record comes once an epoch, "
     "and those that a killed worker was reading are lost for that epoch"
 )
-"""Said once, when training begins to read from a service."""
+"""Logged once, when training begins to read from a service."""
 
 PREFETCHED = 8
-"""Batches that are kept ready beside the step."""
+"""Batches that are made ahead of the step."""
 
 FILES_AT_ONCE = 4
-"""Files that a worker mixes: more mix better, and more are lost with a killed worker."""
+"""Files that a worker reads at once: more mix better, but more are lost with a killed worker."""
 
 SHUFFLED_BYTES = 128 << 20
-"""Encoded records that a worker holds to shuffle them."""
+"""Most bytes of encoded records in a worker's shuffle buffer."""
 
 SHUFFLED_ROWS = 1 << 14
-"""Most records that a worker holds to shuffle them, however small they are."""
+"""Most records in a worker's shuffle buffer."""
 
 SHUFFLED_SHARE = 32
-"""A worker holds at most this part of the split: what it holds is lost if it is killed, and the
-files are fair samples already."""
+"""A worker's shuffle buffer holds at most one of so many records of the split, because they are lost if
+the worker is killed, and each file is already a fair sample."""
 
 ORDERS = 32
-"""Epochs with an order of their own; then they come again. Each is registered at the dispatcher,
-with the transform's vocabularies in it."""
+"""Number of different orders, which then repeat. Each is registered at the dispatcher, together with the
+transform's vocabularies."""
 
-WATCHED_EVERY_S = 15.0
-"""How often workers are asked whether they are there: a killed one is back sooner."""
+CHECK_WORKERS_S = 15.0
+"""Seconds between checks for silent workers; a killed one restarts sooner."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def distributed(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.data.Dataset[Any]:
-    """Any pipeline of TensorFlow's own operations, run by a service's workers.
+    """Run a pipeline of TensorFlow's own operations on a service's workers.
 
-    The first operation's elements (file names, say) are dealt out one by one to whichever worker
-    is free; the elements come in no promised order, each once.
+    Elements of the first operation (for example file names) go one by one to the next free worker; the
+    results come in any order, each once.
 
     Raises:
-        ConfigError: the pipeline holds a Python function or a variable, or the service is not there.
+        ConfigError: the pipeline holds a Python function or a variable, or the service does not answer.
     """
     require_sendable(dataset)
-    _reached(service)
+    _wait_for_service(service)
     identity = _register(dataset, service)
     return _from_identity(identity, dataset.element_spec, _url(service))
 
@@ -69,11 +70,11 @@ def distributed(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.dat
 class ServiceFeed:
     """Batches of one split, parsed and transformed on the service's workers.
 
-    It stands where a `Feed` does: an element is a batch already, and `load` gives it back.
+    It has the interface of a `Feed`; an element is already a batch.
     """
 
     keeps_features = False
-    """As `Feed.keeps_features`: an element is a batch and no row numbers."""
+    """As `Feed.keeps_features`: an element is a batch, not row numbers."""
 
     whole_calls = False
     """As `Feed.whole_calls`: an element holds the rows of a step."""
@@ -88,20 +89,20 @@ class ServiceFeed:
         *,
         service: ServiceConfig,
     ) -> None:
-        """Check that the pipeline can be sent, and that the service is there.
+        """Check that the pipeline can be sent, and that the service answers.
 
         Args:
             copy: The split as TFRecord files, at a path that the workers can open too.
-            transform: Maps raw columns, each [batch], to what the step takes: tensors, nested.
-            service: Where the dispatcher is.
+            transform: Maps raw columns, each [batch], to the step's input: tensors, nested.
+            service: Address of the dispatcher.
 
         Raises:
-            ConfigError: the transform calls Python or reads a variable, or the service is not there.
+            ConfigError: the transform calls Python or reads a variable, or the service does not answer.
         """
         self.rows = copy.rows
         self._copy, self._transform, self._service = copy, transform, service
         require_sendable(self._pipeline(batch_size=1, seed=0, epoch=0))
-        _reached(service)
+        _wait_for_service(service)
         _LOG.warning(NO_PROMISE)
 
     def rows_at(
@@ -112,7 +113,7 @@ class ServiceFeed:
         *,
         seed: int,  # noqa: ARG002 - as Feed has it
     ) -> Sequence[int]:
-        """None: nobody knows which rows a service gave."""
+        """Return nothing: the rows of a service are not known."""
         return ()
 
     def epochs(self, first: int, last: int, *, batch_size: int, seed: int) -> tf.data.Dataset[Any]:
@@ -121,15 +122,15 @@ class ServiceFeed:
         Args:
             first: The first epoch, from 0.
             last: The epoch after the last one.
-            batch_size: Samples a batch; an epoch's last batch holds what is left.
-            seed: Seed of the files' order and of each worker's shuffling.
+            batch_size: Samples per batch; an epoch's last batch may have fewer.
+            seed: Seed of the files' order and of each worker's shuffle.
 
         Returns:
             A prefetched dataset of batches. An epoch has ceil(rows / batch_size) of them, fewer
-            only where a worker was killed.
+            only if a worker was killed.
 
         Raises:
-            DataError: a file of the copy is no longer what it was.
+            DataError: a file of the copy has changed.
         """
         self._require_unchanged()
         orders = [epoch % ORDERS for epoch in range(first, last)]
@@ -144,7 +145,7 @@ class ServiceFeed:
         url = _url(self._service)
 
         def one_epoch(identity: tf.Tensor) -> tf.data.Dataset[Any]:
-            # A worker's last batch is short: only here they are brought to one size.
+            # A worker's last batch is short, so batches get their size only here.
             return _from_identity(identity, spec, url).rebatch(batch_size)
 
         listed = tf.data.Dataset.from_tensor_slices([identities[order] for order in orders])
@@ -156,31 +157,30 @@ class ServiceFeed:
 
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        """As many batches as the calls have steps: those of a killed worker are made up for.
+        """Open as many batches as the calls have steps, also if a worker is killed.
 
-        Where a worker was killed the next epoch begins earlier, and at the very end one more is
-        begun.
+        Then the next epoch begins earlier, and one more epoch begins at the end.
         """
         epochs = calls.epochs
         steps = len(epochs) * self.steps(calls.batch_size)
         batches = self.epochs(
             epochs.start, epochs.stop + 1, batch_size=calls.batch_size, seed=calls.seed
         )
-        with _watched(self._service):
+        with _warns_of_silent_workers(self._service):
             yield batches.take(steps)
 
     def load(self, element: Any) -> Any:
-        """An element is a batch already."""
+        """Return the element, which is already a batch."""
         return element
 
     def _pipeline(self, *, batch_size: int, seed: int, epoch: int) -> tf.data.Dataset[Any]:
-        """What each worker runs over the files that it is dealt."""
+        """Return the pipeline that each worker runs over its files."""
         paths = np.array(self._copy.paths)
         count, columns = len(paths), self._copy.columns
         order = shuffled_indices(
             np.arange(count, dtype=np.int64), size=count, seed=seed, epoch=epoch
         )
-        held = min(
+        shuffle_rows = min(
             self.rows // SHUFFLED_SHARE, SHUFFLED_ROWS, SHUFFLED_BYTES // self._copy.record_bytes
         )
         return (
@@ -188,11 +188,11 @@ class ServiceFeed:
             .interleave(
                 tf.data.TFRecordDataset,
                 cycle_length=FILES_AT_ONCE,
-                # Not AUTOTUNE, which reads ahead: what is read ahead is lost with the worker.
+                # Not AUTOTUNE, which reads ahead: records read ahead are lost with the worker.
                 num_parallel_calls=FILES_AT_ONCE,
                 deterministic=False,
             )
-            .shuffle(max(1, held), seed=(seed * ORDERS + epoch) % 2**62)
+            .shuffle(max(1, shuffle_rows), seed=(seed * ORDERS + epoch) % 2**62)
             .batch(batch_size)
             .map(
                 lambda serialized: self._transform(parse(serialized, columns)),
@@ -207,23 +207,23 @@ class ServiceFeed:
             path = self._copy.root / file.file
             if not path.is_file() or path.stat().st_size != file.size_bytes:
                 raise DataError(
-                    f"{path} must stay as it was while it is read",
+                    f"{path} must not change while it is read",
                     got=Plain("another length" if path.is_file() else "no such file"),
-                    fix="Delete its folder and train again: the copy is made anew.",
+                    fix="Delete its folder and train again: that makes a new copy.",
                 )
 
 
-def _reached(service: ServiceConfig) -> None:
+def _wait_for_service(service: ServiceConfig) -> None:
     wait_until_ready(service.address, workers=service.workers, timeout_s=service.timeout_s)
 
 
 @contextmanager
-def _watched(service: ServiceConfig) -> Iterator[None]:
-    """Say which worker is being waited for: TensorFlow waits without end, and says nothing."""
+def _warns_of_silent_workers(service: ServiceConfig) -> Iterator[None]:
+    """Log workers that do not answer, because TensorFlow waits for them silently without end."""
     ended = Event()
 
     def watch() -> None:
-        while not ended.wait(WATCHED_EVERY_S):
+        while not ended.wait(CHECK_WORKERS_S):
             try:
                 status = service_status(service.address, timeout_s=service.timeout_s)
             except ConfigError as error:
@@ -231,7 +231,7 @@ def _watched(service: ServiceConfig) -> Iterator[None]:
                 continue
             if status.silent and not ended.is_set():
                 _LOG.warning(
-                    "training waits for tf.data workers that do not answer: %s; it goes on when "
+                    "training waits for tf.data workers that do not answer: %s; it continues when "
                     "they are back at these addresses",
                     ", ".join(status.silent),
                 )
@@ -247,13 +247,13 @@ def _watched(service: ServiceConfig) -> Iterator[None]:
 
 def _register(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.Tensor:
     try:
-        # Uncompressed: packing pixels and unpacking them here took a quarter of all CPU time.
+        # Uncompressed, because compressing pixels took a quarter of all CPU time.
         return tf.data.experimental.service.register_dataset(
             _url(service), dataset, compression=None
         )
     except tf.errors.OpError as error:
         raise ConfigError(
-            f"the tf.data service at {service.address} must take the pipeline",
+            f"the tf.data service at {service.address} must accept the pipeline",
             got=Plain(error.message.splitlines()[0]),
             fix="See its log; `stoker data-service status` says whether it answers.",
         ) from error
@@ -267,3 +267,63 @@ def _from_identity(identity: tf.Tensor, spec: Any, url: str) -> tf.data.Dataset[
 def _url(service: ServiceConfig) -> str:
     host, port = split_address(service.address)
     return f"grpc://{host}:{port}"
+
+
+PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+"""Graph operations of `tf.numpy_function`, `tf.py_function` and `Dataset.from_generator`."""
+
+VARIABLE_OPERATIONS = ("ReadVariableOp", "ResourceGather", "VarHandleOp")
+"""Graph operations that use a variable."""
+
+_GENERATOR = ("DatasetV2._GeneratorState", "_from_generator")
+"""Name prefixes of TensorFlow's own functions around a user's generator."""
+
+_IGNORE_STATE = 1
+"""`tf.data.experimental.ExternalStatePolicy.IGNORE` as the operation's argument. Vocabularies count as
+state, although their contents are sent."""
+
+
+def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
+    """Refuse a pipeline that a worker in another process cannot run.
+
+    Raises:
+        ConfigError: it calls Python (names operation and function), or reads a variable.
+    """
+    nodes = _nodes(dataset)
+    found = dict.fromkeys(
+        f"{node.op} ({_function_name(node.attr['token'].s.decode())})"
+        for node in nodes
+        if node.op in PYTHON_OPERATIONS
+    )
+    if found:
+        raise ConfigError(
+            "a pipeline for the tf.data service must not hold a Python function, which cannot leave its "
+            "process",
+            got=Plain("; ".join(found)),
+            fix="Write it in TensorFlow's own operations, or leave data.service out and read here.",
+        )
+    variables = sorted({node.op for node in nodes if node.op in VARIABLE_OPERATIONS})
+    if variables:
+        raise ConfigError(
+            "a pipeline for the tf.data service must not read a variable, whose value stays in this "
+            "process",
+            got=Plain(", ".join(variables)),
+            fix="Use constants in their place.",
+        )
+
+
+def _nodes(dataset: tf.data.Dataset[Any]) -> list[Any]:
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=_IGNORE_STATE,
+    )
+    graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+    return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+
+
+def _function_name(token: str) -> str:
+    function = python_function(token)
+    name = getattr(getattr(function, "_func", function), "__qualname__", None)
+    if name is None:
+        return "its function is not known"
+    return "Dataset.from_generator" if name.startswith(_GENERATOR) else str(name)

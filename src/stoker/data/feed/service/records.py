@@ -1,22 +1,20 @@
 """The training split as TFRecord files of `tf.train.Example`, for workers that cannot read Parquet.
 
-TensorFlow's own operations read TFRecord and nothing of Parquet, and Python cannot follow a pipeline
-to a worker. So a split is copied once: each record goes to a file that a keyed permutation chooses,
-so that every file is a fair sample of the split, and a manifest with size and hash is written last.
+TensorFlow's own operations read TFRecord but not Parquet, and Python code cannot run on a worker. So a
+split is copied once. A keyed permutation chooses the file of each record, so every file is a fair sample
+of the split. A manifest with sizes and hashes is written last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
@@ -33,42 +31,24 @@ from stoker.core.files import (
     write_json,
 )
 from stoker.data.columns import PADDING, Column, list_lengths, to_numpy
-from stoker.data.dataset import Dataset
+from stoker.data.dataset import Dataset, Shard
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.ingest.image_store import encoded_image
 from stoker.data.sources.records import Progress, silent
+from stoker.telemetry.writers.events import framed
 
 MANIFEST = "records.json"
-"""Written last: a folder without it is no copy."""
+"""Written last: a folder without it is not a copy."""
 
 FILES = 256
-"""Files of a copy: a killed worker loses at most those that it was reading, so not a few; and each
-costs the dispatcher a request, so not thousands."""
+"""Files of a copy: many, because a killed worker loses those that it was reading; but not thousands,
+because each costs the dispatcher a request."""
 
 BATCH_ROWS = 1024
-"""Records that are copied at a time."""
+"""Records that are copied at once."""
 
 _DEAL_SEED = 0
-"""The deal is no order of training: any fixed seed will do."""
-
-_CRC_DELTA = 0xA282EAD8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordFile:
-    """One file of a copy."""
-
-    file: str
-    """Relative to the copy's folder."""
-
-    rows: int
-    """Records in it."""
-
-    size_bytes: int
-    """Its length, bytes."""
-
-    sha256: str
-    """Hash of the file."""
+"""Any fixed seed: the distribution over files is not the order of training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +61,7 @@ class RecordCopy:
     columns: tuple[Column, ...]
     """The raw columns that each Example holds."""
 
-    files: tuple[RecordFile, ...]
+    files: tuple[Shard, ...]
     """In the order of their names."""
 
     @property
@@ -108,18 +88,18 @@ def copied(
     columns: Sequence[Column],
     progress: Progress = silent,
 ) -> RecordCopy:
-    """The copy of a split under `root`: the one that is there, where its hashes hold, else a new one.
+    """Return the copy of a split under `root`: the existing one if its hashes match, else a new one.
 
     Args:
-        dataset: Where the split is read from, verified.
+        dataset: The verified dataset.
         split: Name of the split.
-        root: The copy's folder; what is left of another one there is removed.
-        columns: The raw columns that are copied.
-        progress: Called with the records done and the records in all.
+        root: The copy's folder; an outdated copy there is removed.
+        columns: The raw columns to copy.
+        progress: Called with the number of records done and of all records.
 
     Raises:
         DataError: a shard is damaged.
-        UserError: the disk is full; nothing half-made is left.
+        UserError: the disk is full; no incomplete copy is left.
     """
     key = dataset.fingerprint_of([column.name for column in columns])
     with alone(root.parent / f".{root.name}.lock"):
@@ -144,23 +124,23 @@ def copied(
 
 
 def load_copy(root: Path, *, key: str) -> RecordCopy:
-    """Read a copy's manifest, and check length and hash of every file before TensorFlow sees it.
+    """Read a copy's manifest, and check length and hash of every file before TensorFlow reads it.
 
-    TensorFlow's reader believes a header that says 64 GiB, and crashes.
+    TensorFlow's reader does not check the length in a header: with 64 GiB it crashes.
 
     Args:
         root: The copy's folder.
-        key: Fingerprint of the columns that it must be a copy of.
+        key: Expected fingerprint of the copied columns.
 
     Raises:
-        DataError: there is none, it is of other data, or a file is missing, cut or changed.
+        DataError: it is missing or of other data, or a file is missing, cut or changed.
     """
     raw = read_json(root / MANIFEST)
     try:
         copy = RecordCopy(
             root=root,
             columns=tuple(Column(**column) for column in raw["columns"]),
-            files=tuple(RecordFile(**file) for file in raw["files"]),
+            files=tuple(Shard(**file) for file in raw["files"]),
         )
         is_of_it = raw["dataset"] == key
     except (KeyError, TypeError) as error:
@@ -177,16 +157,16 @@ def load_copy(root: Path, *, key: str) -> RecordCopy:
 
 
 def parse(serialized: tf.Tensor, columns: Sequence[Column]) -> dict[str, tf.Tensor]:
-    """[batch] Examples of a copy -> raw columns, [batch] or [batch, length], as columns.py says."""
+    """Parse [batch] Examples of a copy to raw columns, as `stoker.data.columns` defines them."""
     parsed = tf.io.parse_example(serialized, {c.name: _parsing(c) for c in columns})
     return {column.name: _decoded(column, parsed[column.name]) for column in columns}
 
 
 def _bad(path: Path, got: str) -> DataError:
     return DataError(
-        f"{path} must be a whole part of the copy for the tf.data service",
+        f"{path} must be an intact part of the copy for the tf.data service",
         got=Plain(got),
-        fix="Delete its folder and train again: the copy is made anew.",
+        fix="Delete its folder and train again: that makes a new copy.",
     )
 
 
@@ -194,7 +174,7 @@ def _parsing(column: Column) -> tf.io.FixedLenFeature | tf.io.VarLenFeature:
     if column.is_ragged:
         return tf.io.VarLenFeature(column.tensor_dtype)
     if column.dtype == "float64":
-        # An Example has no doubles: their bytes stand in it.
+        # An Example cannot hold doubles, so it holds their bytes.
         return tf.io.FixedLenFeature([], tf.string)
     return tf.io.FixedLenFeature(list(column.shape), column.tensor_dtype)
 
@@ -214,7 +194,7 @@ def _write(
     folder: Path,
     columns: Sequence[Column],
     progress: Progress,
-) -> list[RecordFile]:
+) -> list[Shard]:
     rows = dataset.rows(split)
     with ExitStack() as opened:
         writers = [
@@ -232,7 +212,7 @@ def _write(
             done += batch.num_rows
             progress(done, rows)
     return [
-        RecordFile(
+        Shard(
             file=f"{number:05}.tfrecord",
             rows=writer.rows,
             size_bytes=writer.size_bytes,
@@ -243,7 +223,7 @@ def _write(
 
 
 class _Writer:
-    """One file, framed record by record; its hash is taken of what was meant, not of what lies."""
+    """Writes one TFRecord file; its hash is that of the written bytes, without reading them back."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.rows, self.size_bytes = 0, 0
@@ -251,29 +231,23 @@ class _Writer:
         self._stream = stream
 
     def write(self, record: bytes) -> None:
-        length = struct.pack("<Q", len(record))
-        framed = b"".join((length, _masked_crc(length), record, _masked_crc(record)))
-        self._stream.write(framed)
-        self.sha256.update(framed)
+        stored = framed(record)
+        self._stream.write(stored)
+        self.sha256.update(stored)
         self.rows += 1
-        self.size_bytes += len(framed)
+        self.size_bytes += len(stored)
 
 
 def _column_values(column: Column, batch: pa.RecordBatch) -> NDArray[Any]:
-    """A column's values, images as the exported graph takes them."""
+    """Return a column's values, images as the exported graph takes them."""
     found = to_numpy(column, batch.column(column.name))
     if column.dtype == "image":
         found[:] = [encoded_image(each) for each in found]
     return found
 
 
-def _masked_crc(content: bytes) -> bytes:
-    crc = google_crc32c.value(content)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_DELTA) & 0xFFFFFFFF)
-
-
 def examples(arrays: Mapping[str, NDArray[Any]], columns: Sequence[Column]) -> Iterator[bytes]:
-    """One serialized `tf.train.Example` a row; a missing value is written as it is, NaN or ""."""
+    """Return one serialized `tf.train.Example` per row; a missing value is NaN or ""."""
     lists = [(column.name, _FIELDS[column.dtype], _values(column, arrays)) for column in columns]
     for row in range(len(arrays[columns[0].name])):
         example = tf.train.Example()
@@ -290,7 +264,7 @@ _FIELDS = {
     "string": "bytes_list",
     "image": "bytes_list",
 }
-"""Dtype -> where an Example of a copy holds it."""
+"""Dtype -> the field of an Example that holds it."""
 
 
 def _values(column: Column, arrays: Mapping[str, NDArray[Any]]) -> list[list[Any]]:

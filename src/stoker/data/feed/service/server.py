@@ -19,39 +19,39 @@ from typing import Any, Literal
 from stoker.core.files import write_json
 
 LOOPBACK = "127.0.0.1"
-"""The only address that is listened on unless another one is asked for."""
+"""The default address to listen on."""
 
 PROTOCOL = "grpc"
-"""The one protocol that TensorFlow's wheels hold: not encrypted, nobody is asked who he is."""
+"""The only protocol in TensorFlow's wheels: without encryption and authentication."""
 
 HEARTBEAT_MS = 1000
-"""How often a worker reports to the dispatcher. TensorFlow's 30 s would hold up an epoch's end."""
+"""Interval of a worker's reports to the dispatcher. TensorFlow's 30 s would delay an epoch's end."""
 
 DISPATCHER_TIMEOUT_MS = 60_000
-"""How long a worker tries to reach a dispatcher that is being started again."""
+"""How long a worker tries to reach a dispatcher that restarts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """What one process of the service is."""
+    """Settings of one process of the service."""
 
     role: Literal["dispatcher", "worker"]
-    """Which part it plays."""
+    """Its role."""
 
     host: str
-    """The address by which others reach it."""
+    """Its address for others."""
 
     port: int
-    """Its port; 0 takes a free one."""
+    """Its port; 0: any free one."""
 
     ready_file: str = ""
-    """The file that it writes when it can be reached."""
+    """The file that it writes when it is ready."""
 
     work_dir: str = ""
-    """Where the dispatcher keeps its journal, from which it goes on after a restart."""
+    """Folder of the dispatcher's journal, from which it continues after a restart."""
 
     dispatcher: str = ""
-    """`host:port` that a worker reports to."""
+    """`host:port` of a worker's dispatcher."""
 
 
 def serve(config: ServerConfig) -> Any:
@@ -59,7 +59,7 @@ def serve(config: ServerConfig) -> Any:
 
     Raises:
         RuntimeError: TensorFlow cannot start it, e.g. no dispatcher answers a worker.
-        OSError: it cannot be kept to the loopback device.
+        OSError: it cannot be limited to the loopback device.
     """
     import tensorflow as tf
 
@@ -88,14 +88,14 @@ def serve(config: ServerConfig) -> Any:
 
 
 def listening_ports(*, only_loopback: bool) -> list[int]:
-    """The ports that this process listens on.
+    """Return the ports that this process listens on.
 
     Args:
-        only_loopback: Take them off every network device but the loopback one. TensorFlow always
-            listens on all addresses, and whoever reaches it can run operations.
+        only_loopback: Bind them to the loopback device. TensorFlow always listens on all addresses, and
+            every client can run operations.
 
     Raises:
-        PermissionError: the kernel (before Linux 5.7) keeps that to root.
+        PermissionError: the kernel (before Linux 5.7) allows that only to root.
     """
     ports = []
     for handle in _sockets():
@@ -118,8 +118,8 @@ def _sockets() -> list[int]:
 
 
 def main() -> None:
-    """Serve what the first line of standard input says."""
-    # Imported before the line comes: several processes then start side by side.
+    """Serve with the settings in the first line of standard input."""
+    # Imported before the line is read, so several processes start in parallel.
     import tensorflow  # noqa: F401, ICN001
 
     config = ServerConfig(**json.loads(sys.stdin.readline()))
@@ -128,7 +128,7 @@ def main() -> None:
     write_json(Path(config.ready_file), {"port": port})
     sys.stdin.read()
     del server
-    # The journal is on the disk already, and threads of TensorFlow may hold up an orderly end.
+    # The journal is already on the disk, and threads of TensorFlow may delay a normal exit.
     os._exit(0)
 
 

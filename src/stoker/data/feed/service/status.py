@@ -1,4 +1,4 @@
-"""What a dispatcher and its workers answer when they are asked, without TensorFlow.
+"""Query a dispatcher and its workers for their state, without TensorFlow.
 
 Source: tensorflow/core/data/service/{dispatcher,worker}.proto, TensorFlow 2.21.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.config import split_address
 
 POLL_S = 0.2
-"""Pause between two looks at a dispatcher that is still starting."""
+"""Pause between queries to a dispatcher that is still starting."""
 
 _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
-_LENGTH_DELIMITED = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +29,13 @@ class WorkerStatus:
     """One worker that a dispatcher knows."""
 
     address: str
-    """`host:port` by which readers reach it."""
+    """Its `host:port` for readers."""
 
     answers: bool
-    """Whether it answered in time; one that was killed stays known to the dispatcher."""
+    """Whether it answered in time; the dispatcher also knows killed workers."""
 
     tasks: int
-    """Pipelines that it is running."""
+    """Number of pipelines that it runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,16 +46,16 @@ class ServiceStatus:
     """`host:port` of the dispatcher."""
 
     workers: tuple[WorkerStatus, ...]
-    """Those that ever reported to it, sorted by address."""
+    """All workers that ever reported to it, sorted by address."""
 
     @property
     def answering(self) -> int:
-        """How many workers answer."""
+        """Number of workers that answer."""
         return sum(worker.answers for worker in self.workers)
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Addresses of the workers that do not answer; readers wait for them nevertheless."""
+        """Addresses of the workers that do not answer, for which readers wait."""
         return tuple(worker.address for worker in self.workers if not worker.answers)
 
 
@@ -75,21 +76,21 @@ def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
         raise ConfigError(
             f"a tf.data service's dispatcher must answer at {where} within {timeout_s:g} s",
             got=Plain("no answer" if _is_open(host, port) else "nothing listens there"),
-            fix="Start it with `stoker data-service start`, or mend the address.",
+            fix="Start it with `stoker data-service start`, or correct the address.",
         )
-    found = sorted(_worker_address(worker) for worker in _messages(answer, 1))
+    found = sorted(_worker_address(worker) for worker in _messages(answer))
     return ServiceStatus(
         address=where, workers=tuple(_worker(address, timeout_s) for address in found)
     )
 
 
 def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> ServiceStatus:
-    """Wait for a dispatcher and a number of workers, and until every worker that it knows answers.
+    """Wait for a dispatcher, a number of workers, and an answer of every worker that it knows.
 
-    A dispatcher deals records to a worker that is gone too, and readers wait for it without end.
+    A dispatcher also assigns records to a worker that has ended, and readers wait for it without end.
 
     Raises:
-        ConfigError: they are not there in time; says what is.
+        ConfigError: they do not answer in time; says which do.
     """
     end_s = time.monotonic() + timeout_s
     while True:
@@ -119,24 +120,24 @@ def _not_ready(status: ServiceStatus, *, workers: int, timeout_s: float) -> Conf
     port = status.silent[0].rpartition(":")[2]
     return ConfigError(
         f"every worker that the tf.data service at {status.address} knows must answer: "
-        "it deals records to all of them",
+        "it assigns records to all of them",
         got=Plain(f"no answer from {', '.join(status.silent)}"),
-        fix=f"Start it again where it was (--worker-port {port}), or start the service anew.",
+        fix=f"Start it again where it was (--worker-port {port}), or restart the service.",
     )
 
 
 def _worker(address: str, timeout_s: float) -> WorkerStatus:
     answer = _ask(address, _TASKS, timeout_s)
-    tasks = 0 if answer is None else len(list(_messages(answer, 1)))
+    tasks = 0 if answer is None else len(_messages(answer))
     return WorkerStatus(address=address, answers=answer is not None, tasks=tasks)
 
 
 def _worker_address(worker: bytes) -> str:
-    return next(_messages(worker, 1)).decode()
+    return _messages(worker)[0].decode()
 
 
 def _ask(address: str, method: str, timeout_s: float) -> bytes | None:
-    """The answer to an empty request; None where none came in time."""
+    """Return the answer to an empty request; None if none came in time."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             return channel.unary_unary(method)(b"", timeout=timeout_s)
@@ -152,33 +153,10 @@ def _is_open(host: str, port: int) -> bool:
         return False
 
 
-def _messages(message: bytes, number: int) -> Iterator[bytes]:
-    """The length-delimited fields of that number in a protobuf message.
+def _messages(message: bytes) -> list[bytes]:
+    """Return the messages in the first field of a protobuf message.
 
-    Source: protobuf.dev/programming-guides/encoding. TensorFlow's wheel lacks these Python classes.
+    TensorFlow's wheel lacks the Python classes of these services, so the field has no name here.
     """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        if key & 7 != _LENGTH_DELIMITED:
-            at = _skipped(message, at, key & 7)
-            continue
-        length, at = _varint(message, at)
-        if key >> 3 == number:
-            yield message[at : at + length]
-        at += length
-
-
-def _skipped(message: bytes, at: int, wire_type: int) -> int:
-    fixed = {1: 8, 5: 4}.get(wire_type)
-    return _varint(message, at)[1] if fixed is None else at + fixed
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+    fields: Any = UnknownFieldSet(Empty.FromString(message))  # the stubs know no `__iter__`
+    return [field.data for field in fields if field.field_number == 1]

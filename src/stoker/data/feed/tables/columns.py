@@ -1,4 +1,4 @@
-"""One column of a window, filled row group by row group in the order of the window."""
+"""The columns of a window, filled one row group at a time in the order of the window."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from stoker.data.sources.columns.vectors import lengths_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """A column of strings as numbers: no Python object for a row."""
+    """A column of strings as codes, without a Python object per row."""
 
     codes: NDArray[np.int32]
     """[rows] or [rows, length] indices into the dictionary."""
 
     dictionary: pa.StringArray
-    """The different strings of the window; every code stands for one."""
+    """The different strings of the window, by code."""
 
     def __getitem__(self, rows: slice) -> Text:
-        """Some of the rows, the dictionary shared."""
+        """Return some of the rows with the same dictionary."""
         return replace(self, codes=self.codes[rows])
-
-    def strings(self) -> NDArray[Any]:
-        """The strings themselves, as Python objects: to be looked at, not to be trained on."""
-        return self.dictionary.to_numpy(zero_copy_only=False)[self.codes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,34 +39,28 @@ class Lists:
     """The different strings of the window; None for numbers."""
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return len(self.rows)
 
     def __getitem__(self, rows: slice) -> Lists:
-        """Some of the rows, the dictionary shared."""
+        """Return some of the rows with the same dictionary."""
         return replace(self, rows=self.rows[rows])
 
     def lengths(self) -> NDArray[np.int64]:
-        """[rows] how many values each list holds."""
+        """Return [rows] the number of values of each list."""
         return lengths_of(self.rows)
 
     def flat(self) -> NDArray[Any]:
-        """The values of all lists, one after another; a missing float is NaN."""
+        """Return the values of all lists, one after another; a missing float is NaN."""
         return self.rows.flatten().to_numpy(zero_copy_only=False)
-
-    def strings(self) -> list[list[str]]:
-        """The strings themselves, as Python objects: to be looked at, not to be trained on."""
-        words = pa.DictionaryArray.from_arrays(self.rows.flatten(), self.dictionary)
-        found: list[list[str]] = _lists(self.lengths(), words).to_pylist()
-        return found
 
 
 Values = NDArray[Any] | Text | Lists
 """One column: numbers as `columns.to_numpy` gives them, text, or lists of either."""
 
 
-def no_rows(column: Column) -> Values:
-    """A column without a row."""
+def empty_column(column: Column) -> Values:
+    """Return a column without rows."""
     if column.is_ragged:
         return ListColumn(column, None).finished()
     if column.dtype == "string":
@@ -82,11 +72,11 @@ def no_rows(column: Column) -> Values:
 class NumberColumn:
     """Numbers of a window."""
 
-    def __init__(self, column: Column, left: NDArray[Any], *, rows: int) -> None:
-        """Take memory for the rows left of the window before, and `rows` more."""
+    def __init__(self, column: Column, leftover: NDArray[Any], *, rows: int) -> None:
+        """Allocate the rows left from the previous window, and `rows` more."""
         self._column = column
-        self._values = _aligned((len(left) + rows, *_shape(column)), column.tensor_dtype)
-        self._values[: len(left)] = left
+        self._values = _aligned((len(leftover) + rows, *_shape(column)), column.tensor_dtype)
+        self._values[: len(leftover)] = leftover
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
         """Write a row group to the places of its rows."""
@@ -97,27 +87,27 @@ class NumberColumn:
         self._values[places] = numbers.reshape(-1, *_shape(self._column))
 
     def finished(self) -> NDArray[Any]:
-        """[left + rows, ...] every row at its place."""
+        """Return [leftover + rows, ...] every row at its place."""
         return self._values
 
 
 class TextColumn:
     """Strings of a window: each row group has a dictionary, which become one."""
 
-    def __init__(self, column: Column, left: Text, *, rows: int) -> None:
-        """Take memory for the rows left of the window before, and `rows` more."""
+    def __init__(self, column: Column, leftover: Text, *, rows: int) -> None:
+        """Allocate the rows left from the previous window, and `rows` more."""
         self._column = column
-        self._codes = _aligned((len(left.codes) + rows, *_shape(column)), np.int32)
+        self._codes = _aligned((len(leftover.codes) + rows, *_shape(column)), np.int32)
         self._dictionaries: dict[int, pa.StringArray] = {}
-        # Only the strings that are left: else dictionaries would pile up from window to window.
-        strings = left.dictionary.take(pa.array(left.codes.reshape(-1)))
-        self._put(0, slice(len(left.codes)), strings.dictionary_encode())
+        # Only the strings of leftover rows, because dictionaries would grow from window to window.
+        strings = leftover.dictionary.take(pa.array(leftover.codes.reshape(-1)))
+        self._put(0, slice(len(leftover.codes)), strings.dictionary_encode())
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
         """Write the row group whose first row is the window's `first` to the places of its rows."""
         parts = [_flat(self._column, chunk) for chunk in chunks.chunks]
         whole = parts[0]
-        if len(parts) != 1 or not _is_coded(whole):
+        if len(parts) != 1 or not _has_small_dictionary(whole):
             strings = [p.cast(pa.string()) for p in parts]
             whole = pa.concat_arrays(strings).dictionary_encode()
         self._put(first, places, whole)
@@ -133,31 +123,31 @@ class TextColumn:
         self._dictionaries[start] = strings.dictionary
 
     def finished(self) -> Text:
-        """[left + rows, ...] every row at its place, with one dictionary."""
+        """Return [leftover + rows, ...] every row at its place, with one dictionary."""
         starts = sorted(self._dictionaries)
         parts = [self._dictionaries[start] for start in starts]
         unified = pa.concat_arrays(parts).dictionary_encode()
         new_codes = np.empty(self._codes.size, np.int32)
-        taken = 0
+        offset = 0
         for start, part in zip(starts, parts, strict=True):
-            new_codes[start : start + len(part)] = unified.indices[taken : taken + len(part)]
-            taken += len(part)
+            new_codes[start : start + len(part)] = unified.indices[offset : offset + len(part)]
+            offset += len(part)
         new_codes.take(self._codes, out=self._codes, mode="clip")
         return Text(codes=self._codes, dictionary=unified.dictionary)
 
 
 class ListColumn:
-    """Lists of a window: kept as they come, and put into their order at the end."""
+    """Lists of a window: kept as they are read, and sorted at the end."""
 
-    def __init__(self, column: Column, left: Lists | None) -> None:
-        """Begin with the rows left of the window before."""
+    def __init__(self, column: Column, leftover: Lists | None) -> None:
+        """Begin with the rows left from the previous window."""
         self._column = column
         self._parts: list[tuple[NDArray[np.int64], pa.ListArray]] = []
-        if left is not None and len(left):
-            rows = left.rows
-            if left.dictionary is not None:
-                rows = _lists(left.lengths(), left.dictionary.take(rows.flatten()))
-            self._parts.append((np.arange(len(left)), rows))
+        if leftover is not None and len(leftover):
+            rows = leftover.rows
+            if leftover.dictionary is not None:
+                rows = _lists(leftover.lengths(), leftover.dictionary.take(rows.flatten()))
+            self._parts.append((np.arange(len(leftover)), rows))
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
         """Keep a row group and the places of its rows."""
@@ -165,7 +155,7 @@ class ListColumn:
         self._parts.append((places, pa.concat_arrays(chunks.chunks)))
 
     def finished(self) -> Lists:
-        """[left + rows] every row at its place, with one dictionary."""
+        """Return [leftover + rows] every row at its place, with one dictionary."""
         kind = self._column.arrow_type
         rows = pa.concat_arrays(
             [part.cast(kind) for _, part in self._parts] or [pa.array([], kind)]
@@ -180,18 +170,18 @@ class ListColumn:
 
 
 def window_column(
-    column: Column, left: Values, *, rows: int
+    column: Column, leftover: Values, *, rows: int
 ) -> NumberColumn | TextColumn | ListColumn:
-    """A column to be filled, that begins with the rows left of the window before."""
-    if isinstance(left, Lists):
-        return ListColumn(column, left)
-    if isinstance(left, Text):
-        return TextColumn(column, left, rows=rows)
-    return NumberColumn(column, left, rows=rows)
+    """Return a column to fill that begins with the rows left from the previous window."""
+    if isinstance(leftover, Lists):
+        return ListColumn(column, leftover)
+    if isinstance(leftover, Text):
+        return TextColumn(column, leftover, rows=rows)
+    return NumberColumn(column, leftover, rows=rows)
 
 
 def _shape(column: Column) -> tuple[int, ...]:
-    """The shape of a value or a vector."""
+    """Return the shape of a value or a vector."""
     return () if column.length is None else (column.length,)
 
 
@@ -204,13 +194,12 @@ def _flat(column: Column, values: pa.Array) -> pa.Array:
     return values if column.length is None else values.flatten()
 
 
-def _is_coded(values: pa.Array) -> bool:
-    """Whether it is a dictionary that holds no more strings than there are values."""
+def _has_small_dictionary(values: pa.Array) -> bool:
+    """Return whether it is a dictionary array with no more strings than values."""
     return pa.types.is_dictionary(values.type) and len(values.dictionary) <= len(values)
 
 
 def _aligned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    # TensorFlow takes an array as it lies, without a copy, where it begins at a multiple of 64,
-    # as all that Arrow allocates does.
+    # TensorFlow uses an array without a copy if its address is a multiple of 64, as Arrow's are.
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)

@@ -1,8 +1,8 @@
-"""The order of a table's row groups: pure functions of (seed, epoch), as that of single rows.
+"""The shuffled order of a table's row groups: pure functions of (seed, epoch), as for single rows.
 
-An epoch is a row of windows. Each window holds one row group of every stretch of neighbours, so
-that each is a sample of the whole table, however the table is sorted; its rows are then permuted
-as one. A table that fits into one window has the order of `order.shuffled_indices`, no more.
+An epoch is a sequence of windows. Each window holds one of every few neighboring row groups, so it is a
+sample of the whole table even if the table is sorted. The rows of a window are permuted together. A
+table that fits into one window has exactly the order of `order.shuffled_indices`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from numpy.typing import NDArray
 from stoker.data.feed.order import shuffled_indices
 
 MIN_WINDOW_GROUPS = 16
-"""Fewest row groups that are permuted as one, where a reader has as many."""
+"""Least number of row groups in a window, if the split has as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Some row groups that are read together and whose rows are permuted as one."""
+    """Row groups that are read together and whose rows are permuted together."""
 
     epoch: int
     """The epoch, from 0."""
 
     groups: NDArray[np.int64]
-    """[groups] which row groups of the split, ascending."""
+    """[groups] numbers of the row groups in the split, ascending."""
 
     rows: int
-    """Rows of all of them."""
+    """Number of rows of all of them."""
 
     seed: int
     """Seed of the order."""
 
     turn: int | None
-    """Which permutation it has, counted over all windows of all epochs; None: as stored."""
+    """Number of its permutation, over all windows of all epochs; None: stored order."""
 
     def order(self, first: int, last: int) -> NDArray[np.int64]:
-        """The rows at positions [first, last), as indices into its groups laid end to end."""
+        """Return the rows at positions [first, last), as indices into its concatenated groups."""
         positions = np.arange(first, last, dtype=np.int64)
         if self.turn is None:
             return positions
@@ -51,25 +51,20 @@ def shuffled_windows(
     window_groups: int,
     seed: int,
     epoch: int,
-    worker: int = 0,
-    workers: int = 1,
 ) -> list[Window]:
-    """The windows that one worker reads in an epoch, in their order.
+    """Return the windows of an epoch in their order.
 
     Args:
         group_rows: [groups] rows of each row group of the split, in stored order.
-        window_groups: Most row groups in a window; `MIN_WINDOW_GROUPS` goes before it.
+        window_groups: Most row groups in a window; `MIN_WINDOW_GROUPS` takes precedence.
         seed: The run's seed.
         epoch: The epoch, from 0.
-        worker: Which worker, from 0.
-        workers: How many read the split; they own disjoint windows.
 
     Returns:
-        Every row group stands in exactly one window of one worker. A worker has no window where
-        there are fewer row groups than workers.
+        Windows that hold each row group exactly once.
     """
     groups = len(group_rows)
-    count = _window_count(groups, window_groups=window_groups, workers=workers)
+    count = max(1, min(-(-groups // window_groups), groups // MIN_WINDOW_GROUPS))
     dealt = deal_groups(groups, windows=count, seed=seed, epoch=epoch)
     return [
         Window(
@@ -79,13 +74,12 @@ def shuffled_windows(
             seed=seed,
             turn=epoch * count + number,
         )
-        for number in range(worker, count, workers)
-        if len(dealt[number])
+        for number in range(count)
     ]
 
 
 def stored_windows(group_rows: NDArray[np.int64], *, window_groups: int) -> list[Window]:
-    """The same rows as they are stored, for evaluation."""
+    """Return the windows of the stored order, for evaluation."""
     cuts = range(0, len(group_rows), window_groups)
     runs = [np.arange(cut, min(cut + window_groups, len(group_rows))) for cut in cuts]
     return [
@@ -95,10 +89,10 @@ def stored_windows(group_rows: NDArray[np.int64], *, window_groups: int) -> list
 
 
 def deal_groups(groups: int, *, windows: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
-    """Deal row groups to windows: of each stretch of `windows` neighbours one to every window.
+    """Distribute row groups over windows: one of each `windows` neighbors to every window.
 
-    With m groups in a window the label's mean strays from the table's by up to about 1/m where
-    the table is sorted by it, and by 1/sqrt(m) if groups were drawn freely.
+    With m groups in a window, the label's mean differs from the table's by up to about 1/m if the table
+    is sorted by the label; with freely drawn groups by 1/sqrt(m).
 
     Args:
         groups: Row groups of the split.
@@ -119,16 +113,10 @@ def deal_groups(groups: int, *, windows: int, seed: int, epoch: int) -> list[NDA
     return [column[column < groups] for column in dealt.T]
 
 
-def _window_count(groups: int, *, window_groups: int, workers: int) -> int:
-    most = groups // workers // MIN_WINDOW_GROUPS
-    wanted = -(-groups // (window_groups * workers))
-    return workers * max(1, min(wanted, most))
-
-
 def rows_at(
     windows: list[Window], group_rows: NDArray[np.int64], *, first: int, last: int
 ) -> NDArray[np.int64]:
-    """Which rows of the split stand at positions [first, last) of an epoch.
+    """Return which rows of the split are at positions [first, last) of an epoch.
 
     Args:
         windows: The epoch's windows, in their order.

@@ -1,4 +1,4 @@
-"""Row groups of a split's shards, read and checked: a damaged or changed shard is named."""
+"""Read and check the row groups of a split's shards; errors name a damaged or changed shard."""
 
 from __future__ import annotations
 
@@ -20,43 +20,42 @@ from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard, verify_shard
 
 THREADS = pa.cpu_count()
-"""Threads that decode and permute: both let go of the interpreter's lock."""
+"""Number of threads that decode and permute; both release the GIL."""
 
 JOB_GROUPS = 4
-"""Fewest row groups for which another thread opens a shard, which takes it some ms."""
+"""Least number of row groups per thread, because opening a shard takes some ms."""
 
 STRING_BYTES = 48
-"""What a string of a dictionary takes beside its text: as a tensor's element, and while it gets
-there."""
+"""Memory of a string of a dictionary besides its text, as a tensor's element and on the way there."""
 
 TRAILER_BYTES = 8
-"""The end of a Parquet file: the footer's length, and `PAR1`."""
+"""Bytes at the end of a Parquet file: the footer's length, and `PAR1`."""
 
 INGEST_AGAIN = "Run `stoker ingest` again: that makes the shard again from the source."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Opened:
-    """A shard as it was when the split was opened."""
+    """The state of a shard when the split was opened."""
 
     path: Path
     identity: tuple[int, int, int]
-    """File number, bytes and time of the last change, ns: another one is another file."""
+    """Inode, bytes and time of the last change, ns; differs if the file was changed."""
 
     footer: bytes
-    """Hash of its footer, which no page checksum covers: a changed one may end the process."""
+    """Hash of its footer, which no page checksum covers; a damaged footer may crash the process."""
 
     group_rows: tuple[int, ...]
 
 
 class TableShards:
-    """The row groups of one split, numbered through its shards."""
+    """The row groups of one split, numbered across its shards."""
 
     def __init__(self, dataset: Dataset, split: str, *, columns: Sequence[Column]) -> None:
         """Check every shard's hash and read its footer.
 
         Args:
-            dataset: The shards and what they must be.
+            dataset: The ingested dataset.
             split: Name of the split.
             columns: The columns to read; no images.
 
@@ -78,17 +77,17 @@ class TableShards:
     def read(
         self,
         groups: NDArray[np.int64],
+        take: Callable[[int, pa.Table], None],
         *,
         pool: Executor,
-        take: Callable[[int, pa.Table], None],
     ) -> None:
-        """Decode row groups in threads, and hand over each while it is in the cache.
+        """Decode row groups in threads, and pass on each while it is in the CPU cache.
 
         Args:
             groups: [n] their numbers, ascending.
-            pool: The threads.
-            take: Called in them with a position in `groups` and its columns. Strings are
+            take: Called in the threads with a position in `groups` and its columns. Strings are
                 dictionary-encoded, those of vectors are not.
+            pool: The threads.
 
         Raises:
             DataError: a shard was changed, cut or damaged since it was opened; names it.
@@ -103,10 +102,10 @@ class TableShards:
             job.result()
 
     def row_bytes(self) -> int:
-        """Memory that a row takes, as the split's first row group shows."""
+        """Return the memory of a row, measured on the split's first row group."""
         found: list[pa.Table] = []
         with ThreadPoolExecutor(1) as pool:
-            self.read(np.zeros(1, np.int64), pool=pool, take=lambda _, table: found.append(table))
+            self.read(np.zeros(1, np.int64), lambda _, table: found.append(table), pool=pool)
         return max(1, _table_bytes(found[0], self.columns) // max(1, found[0].num_rows))
 
     def _read_some(
@@ -133,7 +132,7 @@ class TableShards:
         _refuse_changed(shard)
 
     def _group(self, file: pq.ParquetFile, shard: _Opened, number: int) -> pa.Table:
-        # The threads are ours: one a row group, not one a column.
+        # One of our threads per row group, instead of Arrow's threads per column.
         names = [column.name for column in self.columns]
         table = file.read_row_group(number, columns=names, use_threads=False)
         wanted = shard.group_rows[number]
@@ -245,5 +244,5 @@ def _not_as_opened(path: Path, got: str) -> DataError:
     return DataError(
         f"shard {path} must stay as it is while it is read",
         got=Plain(got),
-        fix="Leave the dataset alone while a run reads it; `stoker ingest` makes it anew.",
+        fix="Leave the dataset alone while a run reads it; `stoker ingest` makes it again.",
     )

@@ -1,17 +1,17 @@
-"""A table that is larger than memory, as batches of columns, truly shuffled.
+"""Read a table that may be larger than memory as shuffled batches of columns.
 
-A window of row groups is decoded and permuted once, in threads, while the window before it is
-served; a batch is a slice of it. Which rows a batch holds is a pure function of (seed, epoch,
-step), so to resume is to start at a number.
+A window of row groups is decoded and permuted in threads while the previous window is in use; a batch
+is a slice of a window. The rows of a batch are a pure function of (seed, epoch, step), so a run can
+resume at any step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.feed.stages import StageWork
-from stoker.data.feed.tables.columns import Values, no_rows, window_column
+from stoker.data.feed.tables.columns import Values, empty_column, window_column
 from stoker.data.feed.tables.row_groups import (
     MIN_WINDOW_GROUPS,
     Window,
@@ -31,31 +31,31 @@ from stoker.data.feed.tables.row_groups import (
 from stoker.data.feed.tables.shards import THREADS, TableShards
 
 WINDOW_BYTES = 128 << 20
-"""Memory of a window: a run starts, and goes on, when its first one is decoded, in under 1 s. Three
-are held at once: the one being served, the next, and what batches on their way still share."""
+"""Memory of a window. A run starts or resumes after its first window is decoded, in under 1 s. Three
+are in memory at once: the current one, the next, and one that earlier batches still use."""
 
 ORDER_ROWS = 1 << 16
-"""Rows whose order is computed at once: its intermediate results stay in the cache."""
+"""Rows whose order is computed at once; the intermediate results fit into the CPU cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Rows of one epoch in their final order: whole batches, and at its end what is left."""
+    """Rows of one epoch in their final order: whole batches, and at its end a smaller one."""
 
     epoch: int
     """The epoch, from 0."""
 
     rows: int
-    """How many."""
+    """Number of rows."""
 
     batch_size: int
-    """Rows a batch."""
+    """Rows per batch."""
 
     columns: dict[str, Values]
     """Column -> [rows, ...]."""
 
     def batches(self) -> Iterator[dict[str, Values]]:
-        """Its batches, which are views of it."""
+        """Return its batches, which are views of it."""
         for start in range(0, self.rows, self.batch_size):
             rows = slice(start, start + self.batch_size)
             yield {name: values[rows] for name, values in self.columns.items()}
@@ -76,12 +76,12 @@ class TableStream:
         """Check every shard's hash and read its footer.
 
         Args:
-            dataset: The shards and what they must be.
+            dataset: The ingested dataset.
             split: Name of the split.
             columns: The columns to read; no images.
-            window_bytes: Memory of a window, as far as `MIN_WINDOW_GROUPS` row groups fit into it.
-                The order depends on it: a run that goes on must have the same.
-            threads: That decode and permute; None: as many as cores.
+            window_bytes: Memory of a window, or of `MIN_WINDOW_GROUPS` row groups if that is more. The
+                order depends on it: a resumed run must use the same.
+            threads: Number of threads that decode and permute; None: as many as cores.
 
         Raises:
             DataError: a shard is missing, cut or not what its manifest says; names it.
@@ -93,10 +93,6 @@ class TableStream:
         group_bytes = self._shards.row_bytes() * int(self._shards.group_rows.max())
         self.window_groups = max(MIN_WINDOW_GROUPS, window_bytes // group_bytes)
 
-    def rows_of(self, epoch: int, *, seed: int, worker: int = 0, workers: int = 1) -> int:
-        """Rows that one worker reads in an epoch; with one worker, all."""
-        return sum(window.rows for window in self._windows(epoch, seed, worker, workers))
-
     def shuffled(
         self,
         *,
@@ -104,18 +100,14 @@ class TableStream:
         seed: int,
         epochs: range,
         first_step: int = 0,
-        worker: int = 0,
-        workers: int = 1,
     ) -> Iterator[Block]:
-        """Shuffled rows, epoch after epoch.
+        """Return shuffled rows, epoch after epoch.
 
         Args:
-            batch_size: Rows a batch; an epoch's last batch holds what is left.
+            batch_size: Rows per batch; an epoch's last batch may be smaller.
             seed: Seed of the order.
             epochs: The epochs to read.
-            first_step: The batch to begin with in the first of them; no window before it is read.
-            worker: Which worker reads, from 0.
-            workers: How many there are; each reads row groups of its own.
+            first_step: First batch of the first epoch; earlier windows are not read.
 
         Returns:
             An iterator that decodes one block ahead; close or drop it to end its threads.
@@ -127,146 +119,118 @@ class TableStream:
             window
             for epoch in epochs
             for window in _from_row(
-                self._windows(epoch, seed, worker, workers),
+                self._windows(epoch, seed),
                 first_step * batch_size if epoch == epochs.start else 0,
             )
         )
         return self._blocks(windows, batch_size)
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> NDArray[np.int64]:
-        """Which rows of the split one worker's `shuffled` gives at positions [first, last)."""
-        windows = self._windows(epoch, seed, 0, 1)
+        """Return which rows of the split `shuffled` gives at positions [first, last)."""
+        windows = self._windows(epoch, seed)
         return rows_at(windows, self._shards.group_rows, first=first, last=last)
 
     def in_order(self, *, batch_size: int) -> Iterator[Block]:
-        """One pass over the rows as they are stored; see `shuffled`."""
+        """Return the rows in stored order, once; see `shuffled`."""
         windows = stored_windows(self._shards.group_rows, window_groups=self.window_groups)
         return self._blocks(_from_row(windows, 0), batch_size)
 
     def stages(self, *, batch_size: int, seed: int, made: list[Block]) -> Iterator[StageWork]:
-        """How the first window of the first epoch is made, each step alone; see `measure_stages`.
+        """Return how the first window of the first epoch is made; see `measure_stages`.
 
         Args:
-            batch_size: Rows a batch.
+            batch_size: Rows per batch.
             seed: Seed of the order.
-            made: Takes the block that was made of it.
+            made: Receives the block that was made.
         """
-        window = self._windows(0, seed, 0, 1)[0]
+        window = self._windows(0, seed)[0]
         decoded: dict[int, pa.Table] = {}
         with ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-table") as pool:
             yield StageWork(
                 name="read",
                 samples=window.rows,
                 parallelism=self._threads,
-                run=lambda: self._shards.read(window.groups, pool=pool, take=decoded.__setitem__),
+                run=lambda: self._shards.read(window.groups, decoded.__setitem__, pool=pool),
             )
-            part = _Part(window=window, skipped=0, is_last=True)
-            shards = _Decoded(self._shards, decoded)
+            part = _WindowPart(window=window, skipped=0, is_last=True)
+
+            def take_decoded(_: object, take: Callable[[int, pa.Table], None]) -> None:
+                list(pool.map(take, decoded.keys(), decoded.values()))
 
             def shuffle() -> None:
-                made[:] = [_BlockMaker(shards, batch_size=batch_size, pool=pool).block(part)]
+                maker = _BlockMaker(self._shards, take_decoded, batch_size=batch_size, pool=pool)
+                made[:] = [maker.block(part)]
 
             yield StageWork(
                 name="shuffle", samples=window.rows, parallelism=self._threads, run=shuffle
             )
 
-    def _windows(self, epoch: int, seed: int, worker: int, workers: int) -> list[Window]:
-        return shuffled_windows(
-            self._shards.group_rows,
-            window_groups=self.window_groups,
-            seed=seed,
-            epoch=epoch,
-            worker=worker,
-            workers=workers,
-        )
+    def _windows(self, epoch: int, seed: int) -> list[Window]:
+        rows = self._shards.group_rows
+        return shuffled_windows(rows, window_groups=self.window_groups, seed=seed, epoch=epoch)
 
-    def _blocks(self, windows: Iterator[_Part], batch_size: int) -> Iterator[Block]:
+    def _blocks(self, windows: Iterator[_WindowPart], batch_size: int) -> Iterator[Block]:
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="stoker-table")
         ahead = ThreadPoolExecutor(1, thread_name_prefix="stoker-window")
-        maker = _BlockMaker(self._shards, batch_size=batch_size, pool=pool)
+        read = partial(self._shards.read, pool=pool)
+        maker = _BlockMaker(self._shards, read, batch_size=batch_size, pool=pool)
         try:
-            # One window at a time, since the rows left of one are the first of the next.
-            coming = [ahead.submit(maker.block, window) for window in islice(windows, 1)]
-            while coming:
-                block = coming.pop().result()
-                coming = [ahead.submit(maker.block, window) for window in islice(windows, 1)]
+            # One window at a time, because the rows left from one are the first of the next.
+            pending = [ahead.submit(maker.block, window) for window in islice(windows, 1)]
+            while pending:
+                block = pending.pop().result()
+                pending = [ahead.submit(maker.block, window) for window in islice(windows, 1)]
                 if block.rows:
                     yield block
                 del block
         finally:
-            # In this order: a window that is being made ends at its next step.
+            # In this order: then a window that is being made ends at its next step.
             pool.shutdown(wait=False, cancel_futures=True)
             ahead.shutdown(cancel_futures=True)
             pool.shutdown()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """A window from one of its rows on."""
+class _WindowPart:
+    """A window without its first rows."""
 
     window: Window
     skipped: int
-    """Rows of its order that were served before."""
+    """Number of rows of its order that are skipped."""
 
     is_last: bool
-    """Whether the epoch ends with it."""
+    """Whether it is the last of its epoch."""
 
 
-def _from_row(windows: list[Window], first_row: int) -> Iterator[_Part]:
+def _from_row(windows: list[Window], first_row: int) -> Iterator[_WindowPart]:
     for number, window in enumerate(windows):
         skipped = min(first_row, window.rows)
         first_row -= skipped
         if skipped < window.rows:
-            yield _Part(window=window, skipped=skipped, is_last=number == len(windows) - 1)
+            yield _WindowPart(window=window, skipped=skipped, is_last=number == len(windows) - 1)
 
 
-class _Shards(Protocol):
-    """What a block is made of."""
-
-    columns: tuple[Column, ...]
-    group_rows: NDArray[np.int64]
-
-    def read(
-        self, groups: NDArray[np.int64], *, pool: Executor, take: Callable[[int, pa.Table], None]
-    ) -> None:
-        """As `TableShards.read`."""
-        ...
-
-
-class _Decoded:
-    """Row groups of a window that have been read: what comes after can be run alone."""
-
-    def __init__(self, shards: TableShards, tables: Mapping[int, pa.Table]) -> None:
-        self.columns, self.group_rows = shards.columns, shards.group_rows
-        self._tables = tables
-
-    def read(
-        self,
-        groups: NDArray[np.int64],  # noqa: ARG002 - as TableShards has it
-        *,
-        pool: Executor,
-        take: Callable[[int, pa.Table], None],
-    ) -> None:
-        """Hand them over as `TableShards.read` does."""
-        list(pool.map(take, self._tables.keys(), self._tables.values()))
+Read = Callable[[NDArray[np.int64], Callable[[int, pa.Table], None]], object]
+"""Takes row groups and a function to call with each; see `TableShards.read`."""
 
 
 class _BlockMaker:
-    """Makes windows into blocks of whole batches, in turn."""
+    """Converts windows to blocks of whole batches, one after the other."""
 
-    def __init__(self, shards: _Shards, *, batch_size: int, pool: Executor) -> None:
-        self._shards, self._batch_size, self._pool = shards, batch_size, pool
-        self._left = {column.name: no_rows(column) for column in shards.columns}
-        self._left_rows = 0
+    def __init__(self, shards: TableShards, read: Read, *, batch_size: int, pool: Executor) -> None:
+        self._shards, self._read = shards, read
+        self._batch_size, self._pool = batch_size, pool
+        self._leftover = {column.name: empty_column(column) for column in shards.columns}
+        self._leftover_rows = 0
 
-    def block(self, part: _Part) -> Block:
-        """The rows left of the window before, then this window's, as many as fill batches."""
-        columns, left = self._filled(part.window), self._left_rows
-        rows = left + part.window.rows - part.skipped
+    def block(self, part: _WindowPart) -> Block:
+        """Return the rows left from the previous window, then this window's, as whole batches."""
+        columns, leftover = self._fill(part.window), self._leftover_rows
+        rows = leftover + part.window.rows - part.skipped
         full = rows if part.is_last else rows - rows % self._batch_size
         first, last = part.skipped, part.skipped + full
-        self._left = {name: values[last:] for name, values in columns.items()}
-        self._left_rows = rows - full
+        self._leftover = {name: values[last:] for name, values in columns.items()}
+        self._leftover_rows = rows - full
         return Block(
             epoch=part.window.epoch,
             rows=full,
@@ -274,31 +238,33 @@ class _BlockMaker:
             columns={name: values[first:last] for name, values in columns.items()},
         )
 
-    def _filled(self, window: Window) -> dict[str, Values]:
+    def _fill(self, window: Window) -> dict[str, Values]:
         filling = {
-            column.name: window_column(column, self._left[column.name], rows=window.rows)
+            column.name: window_column(column, self._leftover[column.name], rows=window.rows)
             for column in self._shards.columns
         }
-        places = self._places(window)
+        destinations = self._destinations(window)
         starts = [0, *np.cumsum(self._shards.group_rows[window.groups]).tolist()]
 
         def take(position: int, table: pa.Table) -> None:
             start, end = starts[position], starts[position + 1]
             for name, column in filling.items():
-                column.put(places[start:end], table.column(name), first=self._left_rows + start)
+                column.put(
+                    destinations[start:end], table.column(name), first=self._leftover_rows + start
+                )
 
-        self._shards.read(window.groups, pool=self._pool, take=take)
+        self._read(window.groups, take)
         finished = self._pool.map(lambda column: column.finished(), filling.values())
         return dict(zip(filling, finished, strict=True))
 
-    def _places(self, window: Window) -> NDArray[np.int64]:
-        """[rows] where in the block each row of the window goes, in stored order."""
-        places = np.empty(window.rows, np.int64)
+    def _destinations(self, window: Window) -> NDArray[np.int64]:
+        """Return [rows] the place in the block of each row of the window, in stored order."""
+        destinations = np.empty(window.rows, np.int64)
 
         def fill(first: int) -> None:
             last = min(first + ORDER_ROWS, window.rows)
-            at = np.arange(self._left_rows + first, self._left_rows + last)
-            places[window.order(first, last)] = at
+            at = np.arange(self._leftover_rows + first, self._leftover_rows + last)
+            destinations[window.order(first, last)] = at
 
         list(self._pool.map(fill, range(0, window.rows, ORDER_ROWS)))
-        return places
+        return destinations

@@ -13,12 +13,10 @@ import tensorflow as tf
 from stoker.core.errors import ConfigError
 from stoker.data.feed import options
 from stoker.data.feed.calls import Calls
-from stoker.data.user_dataset.cache import element_bytes
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.user_dataset.description import SPLITS, Count
-from stoker.data.user_dataset.feed import OwnFeed
-from stoker.data.user_dataset.load_dataset import open_own_dataset, piped
-from stoker.data.user_dataset.passes import passes_agree
+from stoker.data.user_dataset.feed import OwnFeed, element_bytes, passes_agree
+from stoker.data.user_dataset.load_dataset import open_own_dataset, with_pipeline
 
 ROWS = 23
 EPOCHS = 3
@@ -43,7 +41,7 @@ def feed(
     count = Count(rows=rows, batches=-(-rows // own_batches), batch_size=own_batches)
     if config.batch_size is not None:
         count = count.rebatched(config.batch_size)
-    return OwnFeed(piped(made, config, counts=dict.fromkeys(SPLITS, count)), "train")
+    return OwnFeed(with_pipeline(made, config, counts=dict.fromkeys(SPLITS, count)), "train")
 
 
 def calls(own: OwnFeed, *, batch_size: int, first: int = 0, skipped_steps: int = 0) -> Calls:
@@ -123,7 +121,7 @@ def test_from_memory_every_epoch_is_the_first_wherever_a_run_goes_on(
         made = Counting()
         config = PipelineConfig(cache=cache)
         opened = open_own_dataset(made, OwnDatasetConfig(dataset="model:dataset", pipeline=config))
-        own = OwnFeed(piped(opened, config, counts=dict.fromkeys(SPLITS, count)), "train")
+        own = OwnFeed(with_pipeline(opened, config, counts=dict.fromkeys(SPLITS, count)), "train")
         asked = calls(own, batch_size=6, first=first, skipped_steps=skipped)
         found.append(read(own, asked, batches=7))
         # A rollback asks again.
@@ -164,8 +162,8 @@ def test_what_does_not_fit_in_memory_is_refused_with_its_size_and_the_limit(
 
     with pytest.raises(ConfigError, match=r"of model:dataset, split 'train'") as told:
         read(own, calls(own, batch_size=4), batches=1)
-    # A batch is 1 MiB, half of 4 MiB and of what is kept may be taken.
-    assert "about 64.0 MiB in all; 2.5 MiB may be taken" in str(told.value)
+    # A batch is 1 MiB, half of 4 MiB and of the cached batches may be used.
+    assert "about 64.0 MiB in all; 2.5 MiB may be used" in str(told.value)
     assert len(read_batches) < 64
 
 

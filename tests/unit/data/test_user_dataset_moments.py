@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.data.user_dataset.analysis import Moments
 from stoker.data.user_dataset.description import TensorColumn
-from stoker.data.user_dataset.moments import Moments
 
 COLUMN = TensorColumn(name="x", dtype="float64", shape=(2,))
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([float("nan"), float("inf"), 0.0])

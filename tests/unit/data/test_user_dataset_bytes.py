@@ -15,12 +15,12 @@ from tests.dataset_graph import set_to
 from stoker.core.errors import ConfigError
 from stoker.data.feed.calls import Calls
 from stoker.data.feed.config import ByteForm, FeedConfig
-from stoker.data.feed.dataset_stages import dataset_stages
+from stoker.data.feed.stages import dataset_stages
 from stoker.data.user_dataset.analysis import analyze_own_dataset
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.data.user_dataset.description import SPLITS, Count
 from stoker.data.user_dataset.feed import BATCHES_AHEAD, OwnFeed
-from stoker.data.user_dataset.load_dataset import open_own_dataset, piped
+from stoker.data.user_dataset.load_dataset import open_own_dataset, with_pipeline
 
 ROWS, SIZE = 24, (24, 24, 3)
 
@@ -71,7 +71,7 @@ def feed(config: FeedConfig, *, function: Any = dataset, cache: str = "none") ->
     )
     made = open_own_dataset(function, own)
     counts = dict.fromkeys(SPLITS, Count(rows=ROWS, batches=5, batch_size=5))
-    return OwnFeed(piped(made, own.pipeline, counts=counts), "train", config=config)
+    return OwnFeed(with_pipeline(made, own.pipeline, counts=counts), "train", config=config)
 
 
 def elements(own: OwnFeed) -> Iterator[Any]:

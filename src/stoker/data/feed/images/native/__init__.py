@@ -1,1 +1,0 @@
-"""The decoder in C: compiled on first use, kept, and checked before it is used."""
