@@ -24,7 +24,7 @@ import photographs  # noqa: E402 - beside this file, which no package holds
 from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
 
 from stoker.app.experiment import load_experiment  # noqa: E402 - as above
-from stoker.app.trial.client import TrialBench  # noqa: E402 - as above
+from stoker.app.tuning.client import TrialBench  # noqa: E402 - as above
 from stoker.pages.html import Html  # noqa: E402 - as above
 from stoker.pages.plot import picture_file  # noqa: E402 - as above
 from stoker.tune.compare import gain_of, interval  # noqa: E402 - as above

@@ -48,7 +48,7 @@ def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> S
         rows: Most rows of each.
     """
     transform = open_transform(experiment, chain.output("transform"))
-    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
     columns = transform.serving_columns
     held_out = next(eval_rows(dataset, columns, at_once=rows))
     return Source(

@@ -80,7 +80,7 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rehearsal:
+class DryRunResult:
     """What a rehearsal found."""
 
     run: str
@@ -90,7 +90,7 @@ class Rehearsal:
     served: Served
 
 
-def dry_run(experiment: Experiment, listener: Listener) -> Rehearsal:
+def dry_run(experiment: Experiment, listener: Listener) -> DryRunResult:
     """Run the stages before `train`, two steps of it, and the export of an untrained model.
 
     Args:
@@ -121,7 +121,7 @@ def dry_run(experiment: Experiment, listener: Listener) -> Rehearsal:
             result={},
         )
     )
-    return Rehearsal(run=str(chain.run), steps=steps, served=served)
+    return DryRunResult(run=str(chain.run), steps=steps, served=served)
 
 
 def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> Context:
@@ -135,8 +135,7 @@ def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> 
 def _prepared(
     context: Context, transform: AnyTransform
 ) -> tuple[ResolvedTraining, Distribution, AnyDataset, BuiltModel]:
-    from stoker.app.training.resolution import resolve_here
-    from stoker.app.training.stage import begin_process, open_and_build
+    from stoker.app.training.setup import begin_process, open_and_build, resolve_here
     from stoker.cluster.devices import find_devices
     from stoker.train.step.user_hooks import apply_user_hooks
 

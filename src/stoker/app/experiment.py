@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from stoker.cluster.resources import Resources
 from stoker.core.config import build, located, names_key, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import alone, scratch_folder, sweep
 from stoker.core.fingerprint import fingerprint
 from stoker.core.multi_output import by_output
 from stoker.core.source_fingerprint import function_fingerprint, source_fingerprint
-from stoker.core.user_code import split_reference
+from stoker.core.user_code import call, load_function, split_reference
 from stoker.data.ingest import IngestConfig
 from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.user_dataset.config import OwnDatasetConfig
@@ -326,3 +328,35 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def prepare_source(experiment: Experiment, log: Callable[[str], None]) -> None:
+    """Call `data.prepare(path)` if the source does not exist yet.
+
+    Raises:
+        ConfigError: the function failed, or did not create the source.
+    """
+    if experiment.own_dataset is not None:
+        return
+    source, reference = experiment.files.source, experiment.files.prepare
+    if reference is None or Path(source).exists():
+        return
+    if experiment.folder.resolve() not in Path(source).resolve().parents:
+        # A missing path outside the experiment folder is a typo; do not write there.
+        return
+    made = Path(source)
+    with alone(made.parent / f".{made.name}.lock"):
+        if made.exists():
+            return
+        log(f"{source} does not exist yet: {reference} creates it")
+        prepare = load_function(experiment.folder, reference, where="data.prepare")
+        sweep(made.parent, made.name)
+        with scratch_folder(made) as scratch:
+            target = scratch / made.name
+            call(prepare, target, what=reference)
+            if not target.exists():
+                raise ConfigError(
+                    f"{reference} must write the path that it is given",
+                    got=Plain(f"nothing at {target}"),
+                )
+            os.rename(target, made)

@@ -6,7 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stoker.app.context import Context, Done, Stage
+from stoker.app.context import (
+    Context,
+    Done,
+    IngestResult,
+    Stage,
+    TransformResult,
+)
 from stoker.app.evaluation import slices_of
 from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.stage_outputs import call_own_dataset
@@ -37,15 +43,13 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
 def _ingest(context: Context, folder: Path) -> Done:
     dataset = call_own_dataset(context.experiment, _config(context))
     write_description(folder / DESCRIPTION, dataset.description)
-    return Done(
-        result={
-            "rows": {},
-            "columns": len(dataset.columns),
-            "bad_rows": 0,
-            "fingerprint": data_fingerprint(context.experiment),
-        },
-        content=sha256_file(folder / DESCRIPTION),
-    )
+    result: IngestResult = {
+        "rows": {},
+        "columns": len(dataset.columns),
+        "bad_rows": 0,
+        "fingerprint": data_fingerprint(context.experiment),
+    }
+    return Done(result=result, content=sha256_file(folder / DESCRIPTION))
 
 
 def _analyze_inputs(context: Context) -> dict[str, Any]:
@@ -68,16 +72,12 @@ def _analyze(context: Context, folder: Path) -> Done:
             fingerprint=context.results["ingest"]["fingerprint"],
             progress=report,
         )
-    return Done(
-        result=anomaly_facts(found.anomalies)
-        | {
-            "counts": counts_as_facts(found.counts),
-            "bytes": found.byte_forms,
-            "labels": labels_as_facts(found.labels),
-        },
-        # What the function reads from outside is seen here, and where else would it be?
-        content=sha256_file(folder / "statistics.json"),
-    )
+    result = anomaly_facts(found.anomalies)
+    result["counts"] = counts_as_facts(found.counts)
+    result["bytes"] = found.byte_forms
+    result["labels"] = labels_as_facts(found.labels)
+    # The statistics cover what the function reads from outside the experiment folder.
+    return Done(result=result, content=sha256_file(folder / "statistics.json"))
 
 
 def _transform_inputs(context: Context) -> dict[str, Any]:
@@ -90,7 +90,8 @@ def _transform(context: Context, folder: Path) -> Done:
     require_metrics_of(context.experiment.evaluate, list(description.labels), any_label=True)
     write_description(folder / DESCRIPTION, description)
     names = [column.name for column in description.features]
-    return Done(result={"features": names, "serving_columns": names})
+    result: TransformResult = {"features": names, "serving_columns": names}
+    return Done(result=result)
 
 
 OWN_STAGES = (

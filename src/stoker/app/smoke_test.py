@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.chain import ChainResult, StageOutcome
+from stoker.app.context import ServeResult
 from stoker.app.evaluation import labels_of
 from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
@@ -51,7 +52,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
+class SmokeTest:
     """What the served model answered."""
 
     version: int
@@ -66,7 +67,7 @@ class Proof:
     """The same as one line of the summary."""
 
 
-def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
+def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
     """Serve what a run pushed, ask it over both protocols, compare, and stop it.
 
     Raises:
@@ -75,8 +76,8 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
     """
     began_s = time.monotonic()
     transform = open_transform(experiment, chain.output("transform"))
-    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
-    version = chain.result("push")["version"]
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
+    version = chain.results["push"]["version"]
     columns = transform.serving_columns
     some = next(eval_rows(dataset, transform.columns, at_once=BATCH_ROWS))
     count = len(next(iter(some.values())))
@@ -98,7 +99,8 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
         for output, label in transform.labels.items()
     }
     truth = labels_of(transform, rows)
-    return Proof(
+    result: ServeResult = {"version": served, "rows": len(asked)}
+    return SmokeTest(
         version=served,
         answers=tuple(
             Answer(truth=t, rest=r, grpc=g)
@@ -116,7 +118,7 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
             why="",
             took_s=time.monotonic() - began_s,
             output=experiment.models_root / model,
-            result={"version": served, "rows": len(asked)},
+            result=result,
         ),
     )
 

@@ -15,12 +15,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.app.context import Context, Done, Stage
+from stoker.app.context import (
+    CHECKPOINTS,
+    RESOLVED,
+    AnalyzeResult,
+    Context,
+    Done,
+    EvaluateResult,
+    ExportResult,
+    IngestResult,
+    PushResult,
+    Stage,
+    TransformResult,
+)
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints, pipeline_settings, training_settings
 from stoker.app.stage_outputs import eval_rows
-from stoker.app.training.folder import CHECKPOINTS, RESOLVED
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import read_json, write_json
@@ -79,17 +90,16 @@ def _ingest(context: Context, folder: Path) -> Done:
         accept=functools.partial(_require_columns, experiment),
         progress=_row_rate_progress(context),
     )
-    return Done(
-        result={
-            "rows": {split: dataset.rows(split) for split in dataset.splits},
-            "columns": len(dataset.columns),
-            "bad_rows": len(dataset.bad_rows),
-            "copies_dropped": dataset.copies_dropped,
-            "fingerprint": dataset.fingerprint,
-            "image_store": dataset.image_store,
-            "warnings": dataset.warnings,
-        }
-    )
+    result: IngestResult = {
+        "rows": {split: dataset.rows(split) for split in dataset.splits},
+        "columns": len(dataset.columns),
+        "bad_rows": len(dataset.bad_rows),
+        "copies_dropped": dataset.copies_dropped,
+        "fingerprint": dataset.fingerprint,
+        "image_store": dataset.image_store,
+        "warnings": list(dataset.warnings),
+    }
+    return Done(result=result)
 
 
 def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
@@ -144,18 +154,16 @@ def _analyze(context: Context, folder: Path) -> Done:
         config=experiment.files,
         progress=_row_progress(context),
     )
-    found = anomaly_facts(anomalies)
-    for line in found["warnings"]:
+    result = anomaly_facts(anomalies)
+    for line in result["warnings"]:
         _LOG.warning("%s", line)
-    facts = {split: asdict(each) for split, each in statistics.split_facts.items()}
-    return Done(
-        result=found | {"distinct": statistics.distinct, "splits": facts},
-        columns=tuple(column.name for column in dataset.columns),
-    )
+    result["distinct"] = statistics.distinct
+    result["splits"] = {split: asdict(each) for split, each in statistics.split_facts.items()}
+    return Done(result=result, columns=tuple(column.name for column in dataset.columns))
 
 
-def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
-    """The facts that the stage `analyze` records: what was found, and what ends the chain."""
+def anomaly_facts(anomalies: Sequence[Anomaly]) -> AnalyzeResult:
+    """Return the facts that the stage `analyze` records about anomalies."""
     from stoker.data.features.analysis.input_checks import anomalies_as_facts
     from stoker.data.features.analysis.splits import KINDS
 
@@ -217,18 +225,15 @@ def _transform(context: Context, folder: Path) -> Done:
             }
         leaks = () if function is None else _leaks(context, transform, made)
         found = anomalies_as_facts(tuple(leaks))
-    return Done(
-        result={
-            "labels": labels_as_facts(labels),
-            "of_columns": found,
-            "vocabulary_losses": [
-                asdict(loss) for loss in vocabulary_losses(dataset, transform.spec, transform.root)
-            ],
-            "features": [feature.name for feature in transform.features],
-            "serving_columns": [column.name for column in transform.serving_columns],
-        },
-        columns=tuple(column.name for column in transform.columns),
-    )
+    losses = vocabulary_losses(dataset, transform.spec, transform.root)
+    result: TransformResult = {
+        "labels": labels_as_facts(labels),
+        "of_columns": found,
+        "vocabulary_losses": [asdict(loss) for loss in losses],
+        "features": [feature.name for feature in transform.features],
+        "serving_columns": [column.name for column in transform.serving_columns],
+    }
+    return Done(result=result, columns=tuple(column.name for column in transform.columns))
 
 
 def _leaks(context: Context, transform: Transform, made: MadeLabels) -> Iterator[Anomaly]:
@@ -255,12 +260,7 @@ def _train_inputs(context: Context) -> dict[str, Any]:
 def _train(context: Context, folder: Path) -> Done:
     from stoker.app.training.stage import train
 
-    trained = train(context, folder)
-    return Done(
-        result=trained.facts,
-        columns=context.hashed(context.transform().columns),
-        content=trained.content,
-    )
+    return train(context, folder)
 
 
 def _export_inputs(context: Context) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _export(context: Context, folder: Path) -> Done:
     export_saved_model(built.model, built.adapt, transform, folder)
     vetted = vet_model(folder, transform.serving_columns, rows)
     labels = transform.labels
-    facts = {
+    facts: ExportResult = {
         "from_logits": alone({output: built.from_logits(output) for output in labels}),
         # A float label under a loss for numbers is a number, even where all of a split are 0 or 1.
         "is_regression": alone(
@@ -313,7 +313,7 @@ def _export(context: Context, folder: Path) -> Done:
         "inputs": {c.name: c.dtype for c in transform.serving_columns},
         "vetted_rows": vetted["rows"],
     }
-    write_json(folder / LINEAGE, _lineage(context) | facts)
+    write_json(folder / LINEAGE, {**_lineage(context), **facts})
     return Done(result=facts, columns=context.hashed(transform.serving_columns))
 
 
@@ -358,20 +358,18 @@ def _evaluate(context: Context, folder: Path) -> Done:
         folder,
     )
     evaluation = judged.evaluation
-    return Done(
-        result={
-            "rows": evaluation.rows,
-            "metrics": evaluation_to_json(evaluation)["metrics"],
-            "main_metric": evaluation.main_metric,
-            "verdicts": [asdict(verdict) for verdict in evaluation.verdicts],
-            "refused": [
-                f"{verdict.key}: {verdict.subject} must be {verdict.rule}, it is {verdict.reason}"
-                for verdict in evaluation.verdicts
-                if not verdict.passed
-            ],
-        },
-        columns=context.hashed(judged.columns),
-    )
+    result: EvaluateResult = {
+        "rows": evaluation.rows,
+        "metrics": evaluation_to_json(evaluation)["metrics"],
+        "main_metric": evaluation.main_metric,
+        "verdicts": [asdict(verdict) for verdict in evaluation.verdicts],
+        "refused": [
+            f"{verdict.key}: {verdict.subject} must be {verdict.rule}, it is {verdict.reason}"
+            for verdict in evaluation.verdicts
+            if not verdict.passed
+        ],
+    }
+    return Done(result=result, columns=context.hashed(judged.columns))
 
 
 def _push_inputs(context: Context) -> dict[str, Any]:
@@ -383,9 +381,13 @@ def _push(context: Context, folder: Path) -> Done:
     pushed = Repository(experiment.models_root).push(
         model, experiment.model_name, lineage=read_json(model / LINEAGE)
     )
-    facts = {"version": pushed.version, "path": str(pushed.path), "already": pushed.already}
-    write_json(folder / "push.json", facts)
-    return Done(result=facts)
+    result: PushResult = {
+        "version": pushed.version,
+        "path": str(pushed.path),
+        "already": pushed.already,
+    }
+    write_json(folder / "push.json", result)
+    return Done(result=result)
 
 
 def _raw_labels(context: Context, dataset: Dataset) -> list[str]:

@@ -12,15 +12,14 @@ from stoker import __version__
 from stoker.cli.commands import (
     bench,
     call,
+    chain,
     convert,
     data_service,
     deploy,
     doctor,
     init,
     profile,
-    run,
     skew,
-    stages,
     tune,
 )
 from stoker.cli.serve import serve
@@ -36,8 +35,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("init")(init.init)
-app.command("run")(run.run)
-for _name, _command in stages.COMMANDS.items():
+app.command("run")(chain.run)
+for _name, _command in chain.COMMANDS.items():
     app.command(_name)(_command)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("skew")(skew.skew)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from stoker.app.chain import StageOutcome
-from stoker.cli.goodput import goodput_line
-from stoker.cli.stdout import tolerant
+from stoker.app.chain import StageOutcome, results_by_stage
+from stoker.cli.output import tolerant
+from stoker.telemetry.run_time import seconds_of_run
 from stoker.telemetry.time_left import TimeLeft, shown_time
+from stoker.telemetry.wall_time import goodput, largest_other
 
 PLAIN_EVERY_S = 10.0
 """Where the output is no terminal, a line of progress is printed when this has passed since the
@@ -109,12 +111,44 @@ class ConsoleListener:
 
 def _worth_saying(outcome: StageOutcome) -> list[str]:
     """What nobody should have to look up: what was left out, and what was lost on purpose."""
-    facts = outcome.result
-    if outcome.stage == "train" and not outcome.skipped:
-        line = goodput_line(facts)
+    results = results_by_stage([outcome])
+    if "train" in results and not outcome.skipped:
+        line = goodput_line(results["train"])
         return [] if line is None else [f"goodput {line}"]
-    if outcome.stage != "ingest":
+    if "ingest" not in results:
         return []
-    left_out = {"bad rows": facts.get("bad_rows"), "copies": facts.get("copies_dropped")}
+    ingest = results["ingest"]
+    left_out = {"bad rows": ingest["bad_rows"], "copies": ingest.get("copies_dropped")}
     lines = [f"{count:,} {what} left out" for what, count in left_out.items() if count]
-    return lines + ([f"images: {facts['image_store']}"] if facts.get("image_store") else [])
+    store = ingest.get("image_store")
+    return lines + ([f"images: {store}"] if store else [])
+
+
+MINUTE_S = 60.0
+
+
+def goodput_line(train: Mapping[str, Any]) -> str | None:
+    """The share spent in steps, and the largest other part with advice on reducing it.
+
+    Args:
+        train: The facts of the stage `train`.
+
+    Returns:
+        E.g. `41 % of 25.3 s was steps; most of the rest: imports and start, 6.1 s (...)`; None if
+        nothing was measured (parameter servers, or a run of an earlier Stoker).
+    """
+    if train.get("goodput") is None or "wall_time" not in train:
+        return None
+    parts = seconds_of_run(train["wall_time"])
+    share = goodput(parts)
+    if share is None:
+        return None
+    other, total_s = largest_other(parts), sum(parts.values()) - parts["other_stages"]
+    return (
+        f"{share:.0%} of {_shown(total_s)} was steps; most of the rest: {other.label}, "
+        f"{_shown(parts[other.name])} ({other.advice})"
+    )
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < MINUTE_S else shown_time(seconds)

@@ -14,10 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from stoker.app.chain import ChainResult, StageOutcome
+from stoker.app.chain import ChainResult, StageOutcome, results_by_stage
+from stoker.app.context import EvaluateResult, IngestResult, StageResults, TrainingResult
+from stoker.app.dry_run import DryRunResult, Steps
 from stoker.app.experiment import Experiment
-from stoker.app.smoke_test import Proof
-from stoker.cli.goodput import goodput_line
+from stoker.app.smoke_test import SmokeTest
+from stoker.cli.progress import goodput_line
 from stoker.evaluate.metrics import is_of_label
 from stoker.measure.device_findings import shown_mfu
 from stoker.measure.kernel_class import LABELS
@@ -28,7 +30,7 @@ def print_summary(
     experiment: Experiment,
     target: Path,
     result: ChainResult,
-    proof: Proof,
+    proof: SmokeTest,
     *,
     overrides: Sequence[str] = (),
 ) -> None:
@@ -53,7 +55,7 @@ def print_summary(
         console.print(Text(f"  {command}"), soft_wrap=True)
 
 
-def _stages(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
+def _stages(experiment: Experiment, result: ChainResult, proof: SmokeTest) -> Table:
     table = Table(
         title=f"[bold]{escape(experiment.name)}[/] run {escape(_shown(result.run))}",
         title_justify="left",
@@ -63,10 +65,12 @@ def _stages(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
     table.add_column("time", justify="right")
     table.add_column("what it wrote", overflow="fold")
     table.add_column("where", overflow="fold")
-    for outcome in [*result.outcomes, proof.outcome]:
+    outcomes = [*result.outcomes, proof.outcome]
+    results = results_by_stage(outcomes)
+    for outcome in outcomes:
         took = "[dim]skipped[/]" if outcome.skipped else f"{outcome.took_s:.1f} s"
         where = _place(outcome, result.run)
-        table.add_row(outcome.stage, took, escape(_wrote(outcome)), escape(where))
+        table.add_row(outcome.stage, took, escape(_wrote(outcome.stage, results)), escape(where))
     return table
 
 
@@ -81,8 +85,8 @@ def _place(outcome: StageOutcome, run: Path) -> str:
     return relative if relative.count("..") <= 1 else _shown(place)
 
 
-def _facts(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
-    train, evaluation = result.result("train"), result.result("evaluate")
+def _facts(experiment: Experiment, result: ChainResult, proof: SmokeTest) -> Table:
+    train, evaluation = result.results["train"], result.results["evaluate"]
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -90,8 +94,8 @@ def _facts(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
     facts.add_row("utilisation", _utilisation(train))
     if (line := goodput_line(train)) is not None:
         facts.add_row("goodput", escape(line))
-    if train.get("device_time"):
-        facts.add_row("device time", escape(_device_time(train)))
+    if device := train["device_time"]:
+        facts.add_row("device time", escape(_device_time(device, train.get("device_finding"))))
     facts.add_row("metrics", _metrics(evaluation))
     for verdict in evaluation["verdicts"]:
         facts.add_row("gate", _verdict(verdict))
@@ -110,39 +114,48 @@ def _settings(resolved: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {resolved[name]} ({why})" for name, why in resolved["why"].items())
 
 
-def _wrote(outcome: StageOutcome) -> str:
-    facts = outcome.result
-    match outcome.stage:
+def _wrote(stage: str, results: StageResults) -> str:
+    """Return what a stage wrote, in a few words."""
+    match stage:
         case "ingest":
-            if not facts["rows"]:
-                return f"{facts['columns']} tensors of your own dataset; nothing copied"
-            rows = ", ".join(f"{count:,} {split}" for split, count in facts["rows"].items())
-            bad = f", {facts['bad_rows']} bad rows left out" if facts["bad_rows"] else ""
-            dropped = facts.get("copies_dropped")
-            copies = f", {dropped:,} copies left out" if dropped else ""
-            return f"{rows} rows{bad}{copies}"
+            return _ingested(results["ingest"])
         case "analyze":
-            return f"statistics, schema, report; {len(facts['anomalies'])} anomalies"
+            found = len(results["analyze"]["anomalies"])
+            return f"statistics, schema, report; {found} anomalies"
         case "transform":
-            return (
-                f"{len(facts['serving_columns'])} raw columns -> {len(facts['features'])} features"
-            )
+            transform = results["transform"]
+            columns, features = transform["serving_columns"], transform["features"]
+            return f"{len(columns)} raw columns -> {len(features)} features"
         case "train":
+            train = results["train"]
             return (
-                f"{facts['steps']:,} steps, {facts['parameters']:,} parameters, best epoch "
-                + str(facts["best_epoch"])
+                f"{train['steps']:,} steps, {train['parameters']:,} parameters, best epoch "
+                f"{train['best_epoch']}"
             )
         case "export":
-            return f"SavedModel, {len(facts['signatures'])} signatures, {facts['vetted_rows']} rows asked"
+            export = results["export"]
+            signatures, rows = len(export["signatures"]), export["vetted_rows"]
+            return f"SavedModel, {signatures} signatures, {rows} rows asked"
         case "evaluate":
-            return f"evaluation of {facts['rows']:,} rows, report"
+            return f"evaluation of {results['evaluate']['rows']:,} rows, report"
         case "push":
-            return f"version {facts['version']}"
+            return f"version {results['push']['version']}"
         case _:
-            return f"{facts['rows']} rows answered by version {facts['version']}"
+            serve = results["serve"]
+            return f"{serve['rows']} rows answered by version {serve['version']}"
 
 
-def _utilisation(train: Mapping[str, Any]) -> str:
+def _ingested(ingest: IngestResult) -> str:
+    if not ingest["rows"]:
+        return f"{ingest['columns']} tensors of your own dataset; nothing copied"
+    rows = ", ".join(f"{count:,} {split}" for split, count in ingest["rows"].items())
+    bad = f", {ingest['bad_rows']} bad rows left out" if ingest["bad_rows"] else ""
+    dropped = ingest.get("copies_dropped")
+    copies = f", {dropped:,} copies left out" if dropped else ""
+    return f"{rows} rows{bad}{copies}"
+
+
+def _utilisation(train: TrainingResult) -> str:
     ceiling_s = train["ceiling_step_time_s"]
     free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms were the input free"
     return (
@@ -151,18 +164,16 @@ def _utilisation(train: Mapping[str, Any]) -> str:
     )
 
 
-def _mfu(train: Mapping[str, Any]) -> str:
+def _mfu(train: TrainingResult) -> str:
     mfu = train.get("mfu")
     return "" if mfu is None else f", MFU {shown_mfu(mfu)} of the measured peak"
 
 
-def _device_time(train: Mapping[str, Any]) -> str:
-    """The kernel classes, the largest first, and the finding about them."""
-    found = train["device_time"]
+def _device_time(found: Mapping[str, Any], finding: Mapping[str, Any] | None) -> str:
+    """Return the kernel classes, the largest first, and the finding about them."""
     shares = sorted(found["shares"].items(), key=lambda each: -each[1])
     parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= LEAST_SHOWN]
     of_cpu = " (operations of the CPU)" if found["of_cpu"] else ""
-    finding = train.get("device_finding")
     return ", ".join(parts) + of_cpu + ("" if finding is None else f". {finding['text']}")
 
 
@@ -181,7 +192,7 @@ def _busy(fraction: float | None) -> str:
     return f"{min(1.0, fraction):.0%} busy"
 
 
-def _metrics(evaluation: Mapping[str, Any]) -> str:
+def _metrics(evaluation: EvaluateResult) -> str:
     shown = [
         f"{name} {value:.4f}"
         if isinstance(value, float | int)
@@ -200,7 +211,7 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
     return f"{word}  {escape(rule)}: {escape(verdict['reason'])}"
 
 
-def _answers(proof: Proof) -> Table:
+def _answers(proof: SmokeTest) -> Table:
     table = Table(title="what the served model answered", title_justify="left", title_style="bold")
     table.add_column("true label")
     table.add_column("REST")
@@ -231,3 +242,92 @@ def _next_commands(
 def _shown(path: Path) -> str:
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def print_dry_run(console: Console, rehearsal: DryRunResult) -> None:
+    """Settings, placement, memory, and that the model can be served."""
+    steps, served = rehearsal.steps, rehearsal.served
+    console.print(_dry_run_facts(steps))
+    console.print()
+    console.print(_placement(steps))
+    console.print()
+    console.print(_memory(steps))
+    console.print()
+    asked = " and ".join(served.signatures)
+    console.print(
+        f"served: untrained, {shown_bytes(served.size_bytes)} on the disk, one row answered by "
+        f"{escape(asked)}: {escape(', '.join(served.outputs))}",
+        soft_wrap=True,
+    )
+
+
+def _dry_run_facts(steps: Steps) -> Table:
+    resolved = steps.resolved
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    replicas = f"{resolved.replicas} replica{'s' * (resolved.replicas > 1)}"
+    facts.add_row("strategy", f"{resolved.strategy}, {replicas}: {resolved.why['strategy']}")
+    facts.add_row(
+        "batch",
+        f"{resolved.batch_size} x {resolved.accumulate} passes x {replicas} = "
+        f"{resolved.global_batch} samples a step",
+    )
+    trial = ", tried while the run trains" if resolved.xla_trial else ""
+    facts.add_row(
+        "precision", f"{resolved.precision}, XLA {'on' if resolved.xla else 'off'}{trial}"
+    )
+    first, second = steps.losses
+    facts.add_row(
+        "two steps",
+        f"loss {first:.4g}, {second:.4g}; {steps.first_step_s:.1f} s to compile and run the first, "
+        f"{1e3 * steps.second_step_s:.3g} ms the second",
+    )
+    return facts
+
+
+def _placement(steps: Steps) -> Table:
+    table = Table(title="device placement", title_justify="left", title_style="bold")
+    table.add_column("device")
+    table.add_column("variables", justify="right")
+    table.add_column("bytes", justify="right")
+    table.add_column("operations", justify="right")
+    table.add_column("most frequent", overflow="fold")
+    for placed in steps.placed:
+        table.add_row(
+            escape(placed.device),
+            f"{placed.variables:,}",
+            shown_bytes(placed.variables_bytes),
+            f"{placed.operations:,}",
+            escape(", ".join(placed.kinds)),
+        )
+    return table
+
+
+def _memory(steps: Steps) -> Table:
+    footprint = steps.footprint
+    table = Table(title="memory of a replica", title_justify="left", title_style="bold")
+    table.add_column("what")
+    table.add_column("bytes", justify="right")
+    table.add_column("of it", overflow="fold")
+    fixed = footprint.parameters - footprint.trainable
+    numbers = f"{footprint.trainable:,} trainable parameters, {fixed:,} others"
+    table.add_row("weights", shown_bytes(footprint.weights_bytes), numbers)
+    table.add_row("gradients", shown_bytes(footprint.gradients_bytes), "")
+    table.add_row("optimizer", shown_bytes(footprint.optimizer_bytes), "")
+    largest = ", ".join(f"{name} {shown_bytes(size)}" for name, size in footprint.largest[:3])
+    estimate = shown_bytes(footprint.activations_bytes)
+    table.add_row("activations (estimate)", estimate, escape(largest))
+    table.add_row("together", shown_bytes(footprint.total_bytes), "")
+    for device, peak in steps.peak_bytes.items():
+        table.add_row(f"{device}: TensorFlow's peak", shown_bytes(peak), "")
+    return table
+
+
+def shown_bytes(size: float) -> str:
+    """`512 B`, `1.5 KiB`, `20.3 MiB` ..."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -15,8 +15,7 @@ from typing import Any
 
 from stoker.core.errors import DataError
 from stoker.core.files import full_disk_is_named
-from stoker.tune.compare import gain_of, threshold_of
-from stoker.tune.parity import parity_of
+from stoker.tune.compare import gain_of, parity_of, threshold_of
 
 
 class Ledger:

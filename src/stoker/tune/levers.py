@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stoker.tune.diagnosis import Bottleneck
+from stoker.tune.profile import Bottleneck
 
 Part = Literal["input", "python", "step"]
 """Where a step's time goes, and which levers shorten it."""

@@ -49,7 +49,7 @@ class Trial:
         *,
         folder: Path,
         name: str,
-        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.trial.child"),
+        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.tuning.child"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it.

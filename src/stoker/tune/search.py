@@ -9,14 +9,22 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from stoker.tune.compare import SAME, Gain, compare, gain_of, threshold_of
-from stoker.tune.diagnosis import GOAL, Diagnosis, diagnose, most_idle
+from stoker.tune.compare import (
+    SAME,
+    SEEDS,
+    Gain,
+    Load,
+    Parity,
+    compare,
+    gain_of,
+    parity_of,
+    stretches,
+    threshold_of,
+)
 from stoker.tune.ledger import Ledger, decide
 from stoker.tune.levers import EXHAUSTED, Lever, Situation, data_service, levers
-from stoker.tune.load import Load
-from stoker.tune.parity import SEEDS, Parity, parity_of, stretches
 from stoker.tune.process import TrialFailed
-from stoker.tune.profile import Profile
+from stoker.tune.profile import GOAL, Diagnosis, Profile, diagnose, most_idle
 
 LEAST_WAIT = 0.05
 """Share of the time that has to be waited for batches, so that more of them at once can help: what else
@@ -27,7 +35,7 @@ Settings = Mapping[str, Any]
 
 
 Watch = Callable[[int, int], AbstractContextManager[Callable[[], Load | None]]]
-"""`stoker.tune.load.watched_load`, of two processes."""
+"""`stoker.tune.compare.watched_load`, of two processes."""
 
 
 class Bench(Protocol):

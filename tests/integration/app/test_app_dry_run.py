@@ -9,16 +9,16 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from stoker.app.dry_run import Rehearsal, dry_run
+from stoker.app.dry_run import DryRunResult, dry_run
 from stoker.app.experiment import load_experiment
-from stoker.cli.dry_run_output import print_rehearsal
 from stoker.cli.main import invoke
+from stoker.cli.summary import print_dry_run
 from stoker.core.errors import EXIT_DONE, EXIT_USER, ConfigError, UserError
 
 from .conftest import Folder, Recorder
 
 
-def rehearse(folder: Folder, *overrides: str) -> Rehearsal:
+def rehearse(folder: Folder, *overrides: str) -> DryRunResult:
     return dry_run(load_experiment(folder.path, overrides=overrides), Recorder())
 
 
@@ -44,7 +44,7 @@ def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
     behind = ["serving_transformed", "transform_features"]
     assert found.served.signatures == ["serving_default", "serving_examples", *behind]
     shown = io.StringIO()
-    print_rehearsal(Console(file=shown, width=100), found)
+    print_dry_run(Console(file=shown, width=100), found)
     for part in ("device placement", "CPU:0", "73 trainable", "activations", "serving_examples"):
         assert part in shown.getvalue()
     reason = steps.resolved.why["strategy"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.app.experiment import load_experiment
-from stoker.app.trial.client import TrialBench
+from stoker.app.tuning.client import TrialBench
 from stoker.cli.main import invoke
 from stoker.tune.ledger import events
 from stoker.tune.levers import Situation, levers

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.train.killed import Trainer, newest, runs_of, write_table
 
 from stoker.app.experiment import load_experiment
-from stoker.app.trial.client import TrialBench
+from stoker.app.tuning.client import TrialBench
 
 XLA = ("--set", "train.xla=true")
 

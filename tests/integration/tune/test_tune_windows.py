@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.app.experiment import load_experiment
-from stoker.app.trial.client import TrialBench
+from stoker.app.tuning.client import TrialBench
 from stoker.tune.profile import Profile
 
 INPUT_S, STEP_S = 0.010, 0.004

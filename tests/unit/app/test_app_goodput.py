@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli.goodput import goodput_line
+from stoker.cli.progress import goodput_line
 
 
 def facts(goodput: float | None = 0.5, **parts: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.task.barrier import report_failure, wait_for_all
+from stoker.app.task.worker_process import report_failure, wait_for_all
 from stoker.cluster.resolver import ClusterSpec
 from stoker.core.errors import ConfigError, UserError
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker.app.context import CHECKPOINTS
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.identity import asked_settings, run_identity
-from stoker.app.training.folder import CHECKPOINTS
-from stoker.app.training.resolution import resolve_once
+from stoker.app.training.setup import resolve_once
 from stoker.core.errors import UserError
 from stoker.train.checkpoints.identity import changes
 from stoker.train.config import ResolvedTraining, TrainConfig

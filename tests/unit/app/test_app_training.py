@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from stoker.app.context import CHECKPOINTS
 from stoker.app.experiment import load_experiment
-from stoker.app.training.folder import CHECKPOINTS
-from stoker.app.training.resolution import resolve_once
-from stoker.app.training.stage import service_of
+from stoker.app.training.setup import resolve_once, service_of
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.config import ResolvedTraining, TrainConfig

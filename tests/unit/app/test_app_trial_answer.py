@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from stoker.app.trial.answer import answer_of
+from stoker.app.tuning.child import answer_of
 from stoker.core.errors import UserError
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.trial.client import SCRATCH
+from stoker.app.tuning.client import SCRATCH
 from stoker.app.tuning.profiling import _in_time
 from stoker.app.tuning.tune_check import check
 from stoker.app.tuning.tuning import TRIALS, _stays, alone

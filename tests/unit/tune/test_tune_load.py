@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.tune.load import Load, busy_s, watched_load
+from stoker.tune.compare import Load, busy_s, watched_load
 
 STAT = """\
 cpu  100 20 30 4000 50 6 7 8 90 1

@@ -15,7 +15,7 @@ from stoker.app.tuned_settings import load_tuned, measured_code
 from stoker.app.tuning.tune_check import CHECKS, MOST_CHECKS, Measured, broken, check, settled
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
-from stoker.tune.load import Load
+from stoker.tune.compare import Load
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 
 HERE = hardware(find_devices())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.tune.parity import parity_of
+from stoker.tune.compare import parity_of
 
 STEPS = np.arange(10)
 

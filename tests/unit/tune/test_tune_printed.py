@@ -23,7 +23,7 @@ from stoker.measure.device_events import read_events
 from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import device_time
 from stoker.tune.compare import Gain
-from stoker.tune.diagnosis import diagnose
+from stoker.tune.profile import diagnose
 
 GPU = {"index": 1, "utilization": 0.42, "used_bytes": 3 << 30, "power_w": 250.0, "clock_mhz": 1980}
 

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.app.trial.client import Turns, enough_turns
+from stoker.app.tuning.client import Turns, enough_turns
 from stoker.pages.bars import Bar, Span, timeline, waterfall
 from stoker.pages.document import page
 from stoker.pages.html import paragraph
 from stoker.pages.table import table
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
-from stoker.tune.diagnosis import diagnose
-from stoker.tune.profile import Profile, profile_of
+from stoker.tune.profile import Profile, diagnose, profile_of
 from stoker.tune.report import parts_of_a_step
 
 ms = st.floats(0.01, 1e3)

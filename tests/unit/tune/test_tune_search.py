@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.unit.tune.situations import PLAIN
 
+from stoker.tune.compare import Load
 from stoker.tune.ledger import Ledger, decide, events, replay
 from stoker.tune.levers import Situation
-from stoker.tune.load import Load
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile, profile_of
 from stoker.tune.report import report

@@ -26,8 +26,7 @@ import yaml
 from stoker.app.context import Context, Done, Work
 from stoker.app.experiment import Experiment
 from stoker.app.identity import asked_settings
-from stoker.app.task.barrier import line_of, peer_failed
-from stoker.app.task.worker_process import WorkerSpec
+from stoker.app.task.worker_process import WorkerSpec, line_of, peer_failed
 from stoker.app.task.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
 from stoker.cluster.resolver import ClusterSpec, read_tf_config

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.app.experiment import Experiment
-from stoker.app.trial.client import one_bench
+from stoker.app.tuning.client import one_bench
 from stoker.app.tuning.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
@@ -21,9 +21,8 @@ from stoker.pages.html import paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Number, facts, table
 from stoker.tune.compare import Gain
-from stoker.tune.diagnosis import Diagnosis, diagnose
 from stoker.tune.process import TrialFailed
-from stoker.tune.profile import Profile
+from stoker.tune.profile import Diagnosis, Profile, diagnose
 from stoker.tune.report import parts_of_a_step
 
 

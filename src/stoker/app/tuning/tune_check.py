@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from stoker.app.experiment import Experiment
-from stoker.app.trial.client import one_bench
 from stoker.app.tuned_settings import measured_code
+from stoker.app.tuning.client import one_bench
 from stoker.app.tuning.tuning import TRIALS, alone, cannot, summary
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import CheckFailed, ConfigError, Plain
-from stoker.tune.compare import PAIRS_LEAST
-from stoker.tune.load import Load, watched_load
+from stoker.tune.compare import PAIRS_LEAST, Load, watched_load
 from stoker.tune.lock import FILE, Lock, differing, read_lock
 from stoker.tune.process import TrialFailed
 

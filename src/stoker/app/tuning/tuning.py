@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.app.experiment import Experiment
-from stoker.app.trial.client import SCRATCH, TrialBench
 from stoker.app.tuned_settings import measured_code, value_at
+from stoker.app.tuning.client import SCRATCH, TrialBench
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
 from stoker.core.fingerprint import library_versions
+from stoker.tune.compare import watched_load
 from stoker.tune.ledger import Ledger
-from stoker.tune.load import watched_load
 from stoker.tune.lock import FILE, Lock, write_lock
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.output import require_writable_file
-from stoker.cli.stdout import print_result, tolerant
+from stoker.cli.output import print_result, require_writable_file, tolerant
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError, Plain, UserError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson, Overrides
-from stoker.cli.output import require_new_folder
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result, require_new_folder
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:

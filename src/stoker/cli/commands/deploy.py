@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.output import require_new_folder
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result, require_new_folder
 
 
 class DeployTarget(StrEnum):

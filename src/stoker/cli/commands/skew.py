@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result
 from stoker.core.errors import EXIT_CHECK, DataError, Plain
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
-from stoker.cli.stdout import print_result, tolerant
+from stoker.cli.output import print_result, tolerant
 from stoker.core.errors import EXIT_CHECK, ConfigError
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ import secrets
 import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.app.runs.resume import Resume
+from stoker.app.context import CHECKPOINTS, StageResult
 from stoker.core.config import nearest
 from stoker.core.errors import BusyError, ConfigError, DataError, Plain
 from stoker.core.files import (
@@ -40,6 +40,7 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint
 from stoker.core.observed_reads import Reads, Snapshot, snapshot
 from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
+from stoker.train.checkpoints.store import places, read_manifest
 
 _RUN = "run.json"
 _LOCK = "lock"
@@ -47,6 +48,24 @@ _STAGES = "stages"
 _READS = "reads"
 _FOLDER = "folder.json"
 _TRAINED = "train"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Selects the run to continue, and what of its earlier work is used."""
+
+    run: str | None = None
+    """ID of the run; None: the newest unfinished run with equal inputs, otherwise a new run."""
+
+    accept_change: bool = False
+    """Continue although configuration, code, data or versions have changed since the start."""
+
+    again: bool = False
+    """Run the last stage again even if nothing has changed."""
+
+
+NEWEST = Resume()
+"""Continue the newest unfinished run, or start a new one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +90,8 @@ class StageRecord:
     files: dict[str, str]
     """File of the output -> SHA-256."""
 
-    result: dict[str, Any]
-    """A few facts for later stages and the summary, JSON values."""
+    result: StageResult
+    """Facts for later stages and the summary."""
 
     took_s: float
     """Wall time that it took, in the run that made it."""
@@ -345,6 +364,51 @@ def _locked(run: Run) -> Iterator[None]:
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         stream.flush()
         yield
+
+
+_SHOWN_CHANGES = 3
+"""Maximum number of changed inputs that the line names."""
+
+
+def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | None:
+    """Return a line about the newest earlier run that trained, if it did not finish training.
+
+    Args:
+        run: The new run.
+        identity: Its identity.
+        folder: The experiment folder.
+
+    Returns:
+        None if there is no such run.
+    """
+    for earlier in runs_newest_first(run.root.parent):
+        if earlier.id == run.id:
+            continue
+        if earlier.record(_TRAINED) is not None:
+            return None
+        if (step := _checkpointed_step(earlier)) is not None:
+            return _unfinished_line(earlier, step, identity, folder)
+    return None
+
+
+def _checkpointed_step(run: Run) -> int | None:
+    for path in reversed(places(run.root / _TRAINED / CHECKPOINTS)):
+        with suppress(DataError):  # damaged: the one before it counts
+            return read_manifest(path).step
+    return None
+
+
+def _unfinished_line(run: Run, step: int, identity: Identity, folder: Path) -> str:
+    try:
+        found = changes(*with_reads(run, identity, folder))
+    except DataError:
+        return f"run {run.id} stopped training at step {step}; its run.json is damaged"
+    named = "; ".join(map(str, found[:_SHOWN_CHANGES]))
+    more = f"; and {len(found) - _SHOWN_CHANGES} more" if len(found) > _SHOWN_CHANGES else ""
+    return (
+        f"run {run.id} stopped training at step {step} with other inputs ({named}{more}): "
+        f"--resume {run.id} --accept-change continues it"
+    )
 
 
 def _now() -> str:

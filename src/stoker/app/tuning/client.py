@@ -16,10 +16,9 @@ from stoker.core.errors import UserError
 from stoker.core.files import remove
 from stoker.core.finding import Finding
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, Gain, gain_of
-from stoker.tune.diagnosis import is_clear
 from stoker.tune.levers import Situation
 from stoker.tune.process import Trial, TrialFailed
-from stoker.tune.profile import Profile, profile_of
+from stoker.tune.profile import Profile, is_clear, profile_of
 
 WINDOW_S = 0.5
 """A window: long against a scheduler's slice, short against what else the machine takes up."""
