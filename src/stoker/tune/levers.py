@@ -12,6 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from stoker.cluster.devices import Devices
+from stoker.data.ingest import IngestConfig
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.train.config import BFLOAT16_CAPABILITY, ResolvedTraining, TrainConfig
 from stoker.tune.profile import Bottleneck
 
 Part = Literal["input", "python", "step"]
@@ -54,71 +58,82 @@ class Lever:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What only a process that has opened the data and built the model knows."""
+
+    passes_agree: bool
+    """Two passes over a user-defined dataset begin with the same bytes, so one may replace all."""
+
+    image_store: str | None
+    """How images are stored in the shards; None without images."""
+
+    made_here: bool
+    """This process makes batches when they are needed: none are kept, and there is no data service."""
+
+    byte_features: Mapping[str, str]
+    """Features of a user-defined dataset that could be sent as uint8, in the form of `train.feed.uint8`:
+    in every split all their values are bytes. Empty if some are sent as uint8 already."""
+
+    string_features: bool
+    """Some features are strings, which XLA does not have."""
+
+    gradient_bytes: int
+    """Size of one exchange between replicas, bytes as they are sent."""
+
+    per_epoch: int
+    """Steps of an epoch."""
+
+    blocks: tuple[str, ...]
+    """Layers of the model that hold layers; empty if some are rematerialized already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
     """What the levers depend on."""
 
-    own_dataset: bool
-    """The data is a `tf.data.Dataset` of the user's."""
+    train: TrainConfig
+    """The section `train`."""
 
-    passes_agree: bool
-    """Two passes over it begin with the same bytes, so that one may stand for all."""
+    data: IngestConfig | OwnDatasetConfig
+    """The section `data`."""
 
-    image_store: str | None
-    """How images lie in the shards; None without images."""
+    resolved: ResolvedTraining
+    """What each `auto` of `train` became."""
 
-    decoder: str
-    """`train.feed.decoder`."""
+    devices: Devices
+    """The machine."""
 
-    made_here: bool
-    """Batches are made as they are needed, by this process: none are kept, and there is no data
-    service."""
+    model: ModelFacts
 
-    byte_features: Mapping[str, str]
-    """Features of a dataset of the user's that could be sent as uint8, as `train.feed.uint8` has
-    them: all their numbers, in every split, were seen to be bytes. None where some are sent so."""
+    @property
+    def own_dataset(self) -> bool:
+        """Whether the data is a user-defined `tf.data.Dataset`, which sets the batch size itself."""
+        return isinstance(self.data, OwnDatasetConfig)
 
-    feed_threads: int | None
-    parallel_batches: int | None
-    prefetch: int | None
-    autotune: bool
-    slack: bool
-    """As `train.feed` has them."""
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that this process may use."""
+        return len(self.devices.gpus)
 
-    string_features: bool
-    """XLA has no strings."""
+    @property
+    def cores(self) -> int:
+        """Number of CPU cores that this process may use."""
+        return self.devices.cpu_cores
 
-    gpus: int
-    cores: int
-    """That this process may use."""
+    @property
+    def is_cached(self) -> bool:
+        """Whether `data.pipeline.cache` keeps the batches in memory."""
+        return isinstance(self.data, OwnDatasetConfig) and self.data.pipeline.cache == "memory"
 
-    intra_op_threads: int | None
-    inter_op_threads: int | None
-    replicas: int
-    strategy: str
-    reduction_dtype: str
-    reduction_bytes_per_pack: int
-    gradient_bytes: int
-    """Of one exchange, as they are sent."""
-    bfloat16: bool
-    """The GPUs multiply bfloat16."""
+    @property
+    def has_service(self) -> bool:
+        """Whether a data service makes the batches."""
+        return isinstance(self.data, IngestConfig) and self.data.service is not None
 
-    precision: str
-    xla: bool
-    steps_per_call: int
-    per_epoch: int
-    batch_size: int
-    batch_is_set: bool
-    """Whether a setting decides it: not with a dataset of the user's own."""
-
-    accumulate: int
-    cached: bool
-    """`data.pipeline.cache` is in use."""
-
-    service: bool
-    """`data.service` is in use: batches are made elsewhere."""
-
-    blocks: tuple[str, ...]
-    """Layers of the model that hold layers; none where some are computed again already."""
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether all GPUs multiply bfloat16."""
+        return all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in self.devices.gpus)
 
 
 LARGER = 4
@@ -150,14 +165,14 @@ def levers(situation: Situation) -> list[Lever]:
 
 
 def _input(situation: Situation) -> Iterator[Lever]:
-    if situation.own_dataset and situation.passes_agree and not situation.cached:
+    if situation.own_dataset and situation.model.passes_agree and not situation.is_cached:
         yield Lever(
             name="keep the dataset's first pass in memory",
             settings={"data.pipeline.cache": "memory"},
             part="input",
             why="later passes read what the first one made",
         )
-    if situation.image_store == "original":
+    if situation.model.image_store == "original":
         for store, what in (
             ("resized", "store images near the size that is trained on"),
             ("raw", "store images decoded"),
@@ -169,7 +184,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
                 changes_numbers=True,
                 why="less is decoded for each sample",
             )
-    if situation.image_store == "resized":
+    if situation.model.image_store == "resized":
         yield Lever(
             name="store images decoded",
             settings={"data.images.store": "raw"},
@@ -177,20 +192,20 @@ def _input(situation: Situation) -> Iterator[Lever]:
             changes_numbers=True,
             why="nothing is decoded for a sample",
         )
-    if situation.made_here:
+    if situation.model.made_here:
         yield from _decoding(situation)
         yield from _feeding(situation)
-    if situation.own_dataset and situation.made_here:
+    if situation.own_dataset and situation.model.made_here:
         yield from _tensorflow_options(situation)
-    if situation.own_dataset and (situation.made_here or situation.gpus):
+    if situation.own_dataset and (situation.model.made_here or situation.gpus):
         yield from _bytes(situation)
 
 
 def _decoding(situation: Situation) -> Iterator[Lever]:
     """What decodes images; raw ones need no decoder."""
-    if situation.image_store not in {"original", "resized"}:
+    if situation.model.image_store not in {"original", "resized"}:
         return
-    other = "native" if situation.decoder == "opencv" else "opencv"
+    other = "native" if situation.train.feed.decoder == "opencv" else "opencv"
     yield Lever(
         name=f"images decoded by {other}",
         settings={"train.feed.decoder": other},
@@ -202,7 +217,7 @@ def _decoding(situation: Situation) -> Iterator[Lever]:
 
 def _feeding(situation: Situation) -> Iterator[Lever]:
     """How much of the input is done at once, and how far ahead of the step."""
-    if situation.feed_threads is None:
+    if situation.train.feed.threads is None:
         # Half of them leave cores to the step; twice as many have something to do while others read.
         half, twice = situation.cores // 2, 2 * situation.cores
         for threads, idle in ((half, False), (twice, True)):
@@ -217,7 +232,7 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
                     if idle
                     else "the input leaves cores to the step",
                 )
-    if situation.image_store is not None and situation.parallel_batches is None:
+    if situation.model.image_store is not None and situation.train.feed.parallel_batches is None:
         yield Lever(
             name=f"{AT_ONCE} batches of images at once",
             settings={"train.feed.parallel_batches": AT_ONCE},
@@ -226,7 +241,7 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
             does_more_at_once=True,
             why="small batches do not fill all threads",
         )
-    if situation.prefetch is None:
+    if situation.train.feed.prefetch is None:
         yield Lever(
             name=f"{AHEAD} batches made ahead",
             settings={"train.feed.prefetch": AHEAD},
@@ -239,7 +254,7 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
 
 def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
     """`tf.data.Options` of a pipeline that the user wrote."""
-    if situation.autotune:
+    if situation.train.feed.autotune:
         yield Lever(
             name="the dataset as it is written, without TensorFlow's autotuner",
             settings={"train.feed.autotune": False},
@@ -247,7 +262,7 @@ def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
             by_speed=True,
             why="parallelism and buffers that are written stay, and nobody searches for others",
         )
-    if situation.gpus and not situation.slack:
+    if situation.gpus and not situation.train.feed.slack:
         yield Lever(
             name="the input held back while a step is launched",
             settings={"train.feed.slack": True},
@@ -258,10 +273,10 @@ def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
 
 
 def _bytes(situation: Situation) -> Iterator[Lever]:
-    if situation.byte_features:
+    if situation.model.byte_features:
         yield Lever(
-            name=f"{', '.join(situation.byte_features)} sent as uint8",
-            settings={"train.feed.uint8": dict(situation.byte_features)},
+            name=f"{', '.join(situation.model.byte_features)} sent as uint8",
+            settings={"train.feed.uint8": dict(situation.model.byte_features)},
             part="input",
             by_speed=True,
             why="a quarter of the bytes is kept, copied and sent to the device",
@@ -269,8 +284,8 @@ def _bytes(situation: Situation) -> Iterator[Lever]:
 
 
 def _python(situation: Situation) -> Iterator[Lever]:
-    for length in sorted({min(length, situation.per_epoch) for length in CALL_LENGTHS}):
-        if situation.steps_per_call < length:
+    for length in sorted({min(length, situation.model.per_epoch) for length in CALL_LENGTHS}):
+        if situation.resolved.steps_per_call < length:
             yield Lever(
                 name=f"{length} steps a call",
                 settings={"train.steps_per_call": length},
@@ -290,37 +305,37 @@ def _step(situation: Situation) -> Iterator[Lever]:
         if other != "float32"
         else "this device computes float32 faster than what was asked for",
     )
-    if not situation.string_features:
+    if not situation.model.string_features:
         yield Lever(
-            name="no XLA" if situation.xla else "XLA",
-            settings={"train.xla": not situation.xla},
+            name="no XLA" if situation.resolved.xla else "XLA",
+            settings={"train.xla": not situation.resolved.xla},
             part="step",
             changes_numbers=True,
             why="operations are fused"
-            if not situation.xla
+            if not situation.resolved.xla
             else "TensorFlow's own kernels are tried",
         )
 
 
 def _strategy(situation: Situation) -> Iterator[Lever]:
     """One device instead of several, or the other way round; samples of a step stay as many."""
-    if situation.strategy == "mirrored" and situation.replicas > 1:
-        whole = situation.batch_size * situation.replicas
+    if situation.resolved.strategy == "mirrored" and situation.resolved.replicas > 1:
+        whole = situation.resolved.batch_size * situation.resolved.replicas
         yield Lever(
             name="one device",
             settings={"train.strategy": "one_device", "train.replicas": "auto"}
-            | ({"train.batch_size": whole} if situation.batch_is_set else {}),
+            | ({"train.batch_size": whole} if not situation.own_dataset else {}),
             part="step",
             changes_numbers=True,
             why="no gradients are exchanged",
         )
-    shares = situation.batch_size % max(1, situation.gpus) == 0
-    if situation.strategy == "one_device" and situation.gpus > 1 and shares:
-        part = situation.batch_size // situation.gpus
+    shares = situation.resolved.batch_size % max(1, situation.gpus) == 0
+    if situation.resolved.strategy == "one_device" and situation.gpus > 1 and shares:
+        part = situation.resolved.batch_size // situation.gpus
         yield Lever(
             name=f"mirrored over {situation.gpus} GPUs",
             settings={"train.strategy": "mirrored"}
-            | ({"train.batch_size": part} if situation.batch_is_set else {}),
+            | ({"train.batch_size": part} if not situation.own_dataset else {}),
             part="step",
             changes_numbers=True,
             why="each GPU computes a part of a step",
@@ -328,7 +343,7 @@ def _strategy(situation: Situation) -> Iterator[Lever]:
 
 
 def _exchange(situation: Situation) -> Iterator[Lever]:
-    if situation.replicas > 1 and situation.reduction_dtype == "float32":
+    if situation.resolved.replicas > 1 and situation.train.reduction_dtype == "float32":
         yield Lever(
             name="gradients sent as bfloat16",
             settings={"train.reduction_dtype": "bfloat16"},
@@ -347,18 +362,18 @@ LEAST_PACK_BYTES = 2**20
 
 def _packs(situation: Situation) -> Iterator[Lever]:
     """Send what is there; XLA gives all gradients at once, and accumulation at the end."""
-    at_once = situation.xla or situation.accumulate > 1
-    if situation.replicas == 1 or situation.reduction_bytes_per_pack or at_once:
+    at_once = situation.resolved.xla or situation.resolved.accumulate > 1
+    if situation.resolved.replicas == 1 or situation.train.reduction_bytes_per_pack or at_once:
         return
     for count in PACKS:
-        size_bytes = math.ceil(situation.gradient_bytes / count)
+        size_bytes = math.ceil(situation.model.gradient_bytes / count)
         if size_bytes >= LEAST_PACK_BYTES:
             yield Lever(
                 name=f"gradients sent in {count} packs",
                 settings={"train.reduction_bytes_per_pack": size_bytes},
                 part="step",
                 # The sum of two numbers has one order.
-                changes_numbers=situation.replicas > 2,
+                changes_numbers=situation.resolved.replicas > 2,
                 only_for="communication",
                 why="the first ones go between replicas while the others are still computed",
             )
@@ -366,7 +381,11 @@ def _packs(situation: Situation) -> Iterator[Lever]:
 
 def _passes(situation: Situation) -> Iterator[Lever]:
     """Exchange less often; a batch of the user's own is only cut by it, and is not exchanged less."""
-    if situation.replicas > 1 and situation.accumulate == 1 and situation.batch_is_set:
+    if (
+        situation.resolved.replicas > 1
+        and situation.resolved.accumulate == 1
+        and not situation.own_dataset
+    ):
         yield Lever(
             name=f"{LARGER} passes an update",
             settings={"train.accumulate": LARGER},
@@ -383,7 +402,7 @@ def _threads(situation: Situation) -> Iterator[Lever]:
     if situation.gpus or situation.cores < 2:
         return
     threads = situation.cores // 2
-    if situation.intra_op_threads is None:
+    if situation.train.intra_op_threads is None:
         yield Lever(
             name=f"{threads} thread{'s' * (threads > 1)} for an operation",
             settings={"train.intra_op_threads": threads},
@@ -392,7 +411,7 @@ def _threads(situation: Situation) -> Iterator[Lever]:
             why="small operations are not cut up, and cores are left to the input",
         )
     # Replicas wait for each other, each on a thread of its own.
-    if situation.inter_op_threads is None and situation.replicas == 1:
+    if situation.train.inter_op_threads is None and situation.resolved.replicas == 1:
         yield Lever(
             name=f"{threads} operation{'s' * (threads > 1)} at once",
             settings={"train.inter_op_threads": threads},
@@ -404,21 +423,21 @@ def _threads(situation: Situation) -> Iterator[Lever]:
 
 def other_precision(situation: Situation) -> str:
     """The precision that a step is compared in: float32, or what the device is made for beside it."""
-    if situation.precision != "float32":
+    if situation.resolved.precision != "float32":
         return "float32"
-    if situation.gpus and not situation.bfloat16:
+    if situation.gpus and not situation.has_bfloat16:
         return "mixed_float16"
     return "mixed_bfloat16"
 
 
 def _batch(situation: Situation) -> Iterator[Lever]:
-    if situation.accumulate > 1:
-        whole = situation.batch_size * situation.accumulate
+    if situation.resolved.accumulate > 1:
+        whole = situation.resolved.batch_size * situation.resolved.accumulate
         yield from _also_computed_again(
             Lever(
                 name="no accumulation: the whole batch in one pass",
                 settings={"train.batch_size": whole, "train.accumulate": 1}
-                if situation.batch_is_set
+                if not situation.own_dataset
                 else {"train.accumulate": 1},
                 part="step",
                 changes_numbers=True,
@@ -426,11 +445,11 @@ def _batch(situation: Situation) -> Iterator[Lever]:
             ),
             situation,
         )
-    key = "train.batch_size" if situation.batch_is_set else "data.pipeline.batch_size"
+    key = "train.batch_size" if not situation.own_dataset else "data.pipeline.batch_size"
     yield from _also_computed_again(
         Lever(
             name=f"{LARGER} times the batch",
-            settings={key: LARGER * situation.batch_size},
+            settings={key: LARGER * situation.resolved.batch_size},
             part="step",
             changes_numbers=True,
             only_proposed=True,
@@ -444,12 +463,12 @@ def _batch(situation: Situation) -> Iterator[Lever]:
 def _also_computed_again(lever: Lever, situation: Situation) -> Iterator[Lever]:
     """A lever that needs memory; where that is too little, with rematerialisation."""
     yield lever
-    if situation.blocks:
+    if situation.model.blocks:
         yield replace(
             lever,
             name=f"{lever.name}, with rematerialisation",
-            settings=dict(lever.settings) | {"train.remat": list(situation.blocks)},
-            why=f"{lever.why}; what is inside of {', '.join(situation.blocks)} is computed again "
+            settings=dict(lever.settings) | {"train.remat": list(situation.model.blocks)},
+            why=f"{lever.why}; what is inside of {', '.join(situation.model.blocks)} is computed again "
             "for the gradient, for the memory that this takes",
             changes_numbers=True,
             after_memory_of=lever.name,
@@ -472,7 +491,7 @@ def data_service(situation: Situation, *, cores_used: float, busy_fraction: floa
         A lever that cannot be tried here: it needs the other machines.
     """
     exhausted = cores_used >= EXHAUSTED * situation.cores
-    if situation.own_dataset or situation.service or not exhausted:
+    if situation.own_dataset or situation.has_service or not exhausted:
         return None
     return Lever(
         name="make batches on other machines",

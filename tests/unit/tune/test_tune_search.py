@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tune.situations import PLAIN
+from tests.unit.tune.situations import CACHED, OWN_DATASET, PLAIN, changed
 
 from stoker.tune.compare import Load
 from stoker.tune.ledger import Ledger, decide, events, replay
@@ -20,7 +20,7 @@ from stoker.tune.profile import Profile, profile_of
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Tuned, search
 
-BASE = replace(PLAIN, own_dataset=True, passes_agree=True, batch_is_set=False)
+BASE = changed(PLAIN, data=OWN_DATASET, passes_agree=True)
 
 CACHE = "keep the dataset's first pass in memory"
 
@@ -93,14 +93,15 @@ class Bench:
         self.world, self.settings = world, settings
         self.is_usable, self.pid = True, world.opened
         self.is_slower = world.opened % 2 == 0
-        self.situation = replace(
+        is_cached = settings.get("data.pipeline.cache") == "memory"
+        self.situation = changed(
             world.situation,
-            cached=settings.get("data.pipeline.cache") == "memory",
+            data=CACHED if is_cached else None,
             precision=settings.get("train.precision", "float32"),
             xla=settings.get("train.xla", False),
             steps_per_call=settings.get("train.steps_per_call", 1),
             batch_size=settings.get("data.pipeline.batch_size", 32),
-            accumulate=settings.get("train.accumulate", world.situation.accumulate),
+            accumulate=settings.get("train.accumulate", world.situation.resolved.accumulate),
             reduction_bytes_per_pack=settings.get("train.reduction_bytes_per_pack", 0),
         )
 
@@ -123,11 +124,11 @@ class Bench:
     @property
     def input_ms(self) -> float:
         at_once = 2 if self.settings.get("train.feed.threads", 0) > self.situation.cores else 1
-        return 0.01 if self.situation.cached else self.world.input_ms / at_once
+        return 0.01 if self.situation.is_cached else self.world.input_ms / at_once
 
     @property
     def python_ms(self) -> float:
-        return self.world.python_ms / self.situation.steps_per_call
+        return self.world.python_ms / self.situation.resolved.steps_per_call
 
     @property
     def real_ms(self) -> float:
@@ -208,7 +209,7 @@ def test_a_gain_that_was_seen_beside_other_work_has_to_be_seen_once_more(tmp_pat
         python_ms=0.0,
         xla=1.0,
         bfloat16=1.0,
-        situation=replace(BASE, passes_agree=False),
+        situation=changed(BASE, passes_agree=False),
         others=(1.5,),
         held_up=2.0,
     )
@@ -344,10 +345,10 @@ def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path
 
 
 def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: Path) -> None:
-    waits = replace(PLAIN, made_here=True, prefetch=8, cores=8)
+    waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
     idle = tuned(World(situation=waits), tmp_path / "idle")
-    used_up = tuned(World(situation=replace(waits, cores=1)), tmp_path / "used-up")
+    used_up = tuned(World(situation=changed(waits, cpu_cores=1)), tmp_path / "used-up")
 
     assert idle.settings["train.feed.threads"] == 16
     assert decisions(idle)["input on 4 threads"] == "reverted"
@@ -365,7 +366,7 @@ def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: P
 
 
 def test_more_at_once_is_not_tried_where_no_batch_is_waited_for(tmp_path: Path) -> None:
-    waits = replace(PLAIN, made_here=True, prefetch=8, cores=8)
+    waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
     found = tuned(World(situation=waits, beside=True), tmp_path)
 
@@ -386,7 +387,7 @@ def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> N
 def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_decides(
     tmp_path: Path,
 ) -> None:
-    beside = replace(BASE, made_here=True, cores=8)
+    beside = changed(BASE, made_here=True, cpu_cores=8)
     unsure = World(input_ms=1.18, python_ms=0.0, beside=True, lucky=True, situation=beside)
 
     found = tuned(unsure, tmp_path)
@@ -401,7 +402,7 @@ def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_de
 def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_for(
     tmp_path: Path,
 ) -> None:
-    pair = replace(BASE, replicas=2, reduction_dtype="bfloat16")
+    pair = changed(BASE, replicas=2, reduction_dtype="bfloat16")
     quick = World(input_ms=0.01, python_ms=0.01, xla=1.0, bfloat16=1.0, situation=pair)
 
     sends = tuned(replace(quick, sending_ms=1.0), tmp_path / "sends")
@@ -430,7 +431,7 @@ def test_a_lever_that_fails_is_a_result(tmp_path: Path, kind: Any) -> None:
 
 def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: Path) -> None:
     whole = "no accumulation: the whole batch in one pass"
-    deep = replace(BASE, accumulate=2, blocks=("encoder",))
+    deep = changed(BASE, accumulate=2, blocks=("encoder",))
     world = World(
         input_ms=0.1,
         situation=deep,
@@ -460,7 +461,7 @@ def test_an_input_that_takes_all_cores_is_proposed_to_be_made_elsewhere(tmp_path
     assert found.settings == {}
     assert "make batches on other machines" in report(found, name="x", usd_per_hour=None)
     assert "make batches on other machines" not in decisions(
-        tuned(World(situation=replace(PLAIN, cores=8)), tmp_path / "cores")
+        tuned(World(situation=changed(PLAIN, cpu_cores=8)), tmp_path / "cores")
     )
 
 
