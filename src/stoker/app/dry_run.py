@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 STEPS = 2
 """The first traces and compiles, the second runs what was compiled."""
-
-_OF_A_CLUSTER = ("multi_worker", "parameter_server")
-"""Strategies that a rehearsal, one process, replaces by what fits this machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +122,10 @@ def dry_run(experiment: Experiment, listener: Listener) -> DryRunResult:
 
 
 def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> Context:
-    if experiment.train.strategy in _OF_A_CLUSTER:
-        listener.log(f"{experiment.train.strategy} is rehearsed in this process alone")
-        alone = replace(experiment.train, strategy="auto")
-        experiment = replace(experiment, train=alone)
-    return chain.context(experiment, listener.progress)
+    alone = experiment.in_one_process()
+    if alone is not experiment:
+        listener.log(f"The dry run replaces {experiment.train.strategy} by this process alone.")
+    return chain.context(alone, listener.progress)
 
 
 def _prepared(

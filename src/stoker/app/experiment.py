@@ -213,6 +213,12 @@ class Experiment:
                 files |= source_fingerprint(self.folder, *reference.split(":"))[1]
         return files
 
+    def in_one_process(self) -> Experiment:
+        """Return the experiment with a strategy that a single process can use."""
+        if self.train.strategy not in ("multi_worker", "parameter_server"):
+            return self
+        return dataclasses.replace(self, train=dataclasses.replace(self.train, strategy="auto"))
+
     def to_json(self) -> dict[str, Any]:
         """Every setting as JSON values, for the run's record."""
         return _plain(dataclasses.asdict(self))

@@ -8,11 +8,11 @@ whether XLA helps. It is applied by settings of `stoker.yaml`, so that it can be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stoker.cluster.devices import Devices
+from stoker.cluster.devices import Devices, Gpu
 from stoker.data.ingest import IngestConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.train.config import BFLOAT16_CAPABILITY, ResolvedTraining, TrainConfig
@@ -129,11 +129,6 @@ class Situation:
     def has_service(self) -> bool:
         """Whether a data service makes the batches."""
         return isinstance(self.data, IngestConfig) and self.data.service is not None
-
-    @property
-    def has_bfloat16(self) -> bool:
-        """Whether all GPUs multiply bfloat16."""
-        return all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in self.devices.gpus)
 
 
 LARGER = 4
@@ -295,7 +290,7 @@ def _python(situation: Situation) -> Iterator[Lever]:
 
 
 def _step(situation: Situation) -> Iterator[Lever]:
-    other = other_precision(situation)
+    other = other_precision(situation.resolved.precision, situation.devices.gpus)
     yield Lever(
         name=f"precision {other}",
         settings={"train.precision": other},
@@ -421,13 +416,13 @@ def _threads(situation: Situation) -> Iterator[Lever]:
         )
 
 
-def other_precision(situation: Situation) -> str:
-    """The precision that a step is compared in: float32, or what the device is made for beside it."""
-    if situation.resolved.precision != "float32":
+def other_precision(precision: str, gpus: Sequence[Gpu]) -> str:
+    """Return the precision that a step is compared in: float32, or the one that the device is made for."""
+    if precision != "float32":
         return "float32"
-    if situation.gpus and not situation.has_bfloat16:
-        return "mixed_float16"
-    return "mixed_bfloat16"
+    if all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in gpus):
+        return "mixed_bfloat16"
+    return "mixed_float16"
 
 
 def _batch(situation: Situation) -> Iterator[Lever]:

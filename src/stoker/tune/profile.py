@@ -117,73 +117,96 @@ class Profile:
         }
 
 
-def profile_of(
-    facts: Mapping[str, Any],
-    *,
-    turns: Sequence[Sequence[Measured]],
-    called: Sequence[Measured],
-    taken: Sequence[Measured],
-    paces: Sequence[float | None] = (),
-    checkpoint_s: float = 0.0,
-    transfer_s: float = 0.0,
-    communication_s: float = 0.0,
-) -> Profile:
-    """Put windows together.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialFacts:
+    """What a trial knows of its training before it measures windows."""
 
-    Args:
-        facts: What `begin` of a trial said.
-        turns: [turns][resident, real] windows.
-        called: Windows of calls on a batch in memory.
-        taken: Windows of input alone.
-        paces: Of the machine, behind each turn, floating-point operations a second.
-        checkpoint_s: Of a step.
-        transfer_s: Of a step.
-        communication_s: Of a step, a part of what the step in memory takes.
+    rows_a_step: float
+    per_epoch: int
+    steps_per_call: int
+    checkpoint_s: float = 0.0
+    """Share of a step's time that checkpoints take, seconds; so are the next two."""
 
-    Returns:
-        The profile. Its parts add up to the measured step: noise that would make one negative is
-        taken from the rest.
+    transfer_s: float = 0.0
+    communication_s: float = 0.0
+    """A part of the step in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """Measured windows of a training."""
+
+    turns: Sequence[Sequence[Measured]]
+    """[turns][resident, real] windows."""
+
+    called: Sequence[Measured]
+    """Windows of calls on a batch in memory."""
+
+    taken: Sequence[Measured]
+    """Windows of the input alone."""
+
+    paces: Sequence[float | None] = ()
+    """Speed of the machine itself after each turn, floating-point operations per second."""
+
+
+def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
+    """Return the profile that windows show.
+
+    The parts of its step add up to the measured step: noise that would make one of them negative is
+    taken from the rest.
     """
-    fractions = busy_fractions(turns)
+    real = [window for _, window in windows.turns]
+    rows, wall_s = (sum(window[name] for window in real) for name in ("rows", "wall_s"))
+    wait = sum(window["wait_s"] for window in real) / wall_s
+    fractions = busy_fractions(windows.turns)
     low, high = interval(fractions)
-    ceiling_s = median(_step_s(ceiling) for ceiling, _ in turns)
-    real = [window for _, window in turns]
-    wait = sum(window["wait_s"] for window in real) / sum(window["wall_s"] for window in real)
-    # Of a full step, as the one in memory is: an epoch's last may be shorter.
-    full_s = ceiling_s / median(fractions)
-    call_s = median(_step_s(window) / _rows(window) for window in called) * facts["rows_a_step"]
-    # What is blocked in next(iterator) is seen; Python's part is a difference of windows.
-    wait_s = min(wait * full_s, max(0.0, full_s - ceiling_s))
-    python_s = min(max(0.0, call_s - ceiling_s), max(0.0, full_s - ceiling_s - wait_s))
-    communication_s = min(communication_s, ceiling_s)
-    known_s = ceiling_s + python_s + wait_s + transfer_s + checkpoint_s
+    paces = [pace for pace in windows.paces if pace is not None]
     return Profile(
         busy_fraction=median(fractions),
         busy_low=low,
         busy_high=high,
         input_wait=min(1.0, wait),
-        samples_per_s=sum(window["rows"] for window in real)
-        / sum(window["wall_s"] for window in real),
-        split=Split(
-            input_wait_s=wait_s,
-            transfer_s=transfer_s,
-            compute_s=min(ceiling_s, full_s) - communication_s,
-            communication_s=communication_s,
-            python_s=python_s,
-            checkpoint_s=checkpoint_s,
-            rest_s=max(0.0, full_s - known_s),
-        ),
-        input_cpu_s_per_sample=median(window["cpu_s"] / window["rows"] for window in taken),
-        process_cpu_s_per_sample=median(window["cpu_s"] / window["rows"] for window in real),
-        rows_a_step=facts["rows_a_step"],
-        per_epoch=facts["per_epoch"],
-        steps_per_call=facts["steps_per_call"],
-        pace=median(known) if (known := [pace for pace in paces if pace is not None]) else None,
-        turns=[list(turn) for turn in turns],
-        called=list(called),
-        taken=list(taken),
-        paces=list(paces),
+        samples_per_s=rows / wall_s,
+        split=_split(facts, windows, busy_fraction=median(fractions), wait=wait),
+        input_cpu_s_per_sample=_cpu_s_per_sample(windows.taken),
+        process_cpu_s_per_sample=_cpu_s_per_sample(real),
+        rows_a_step=facts.rows_a_step,
+        per_epoch=facts.per_epoch,
+        steps_per_call=facts.steps_per_call,
+        pace=median(paces) if paces else None,
+        turns=[list(turn) for turn in windows.turns],
+        called=list(windows.called),
+        taken=list(windows.taken),
+        paces=list(windows.paces),
     )
+
+
+def _split(facts: TrialFacts, windows: Windows, *, busy_fraction: float, wait: float) -> Split:
+    ceiling_s = median(_step_s(ceiling) for ceiling, _ in windows.turns)
+    # Of a full step, as the one in memory is: an epoch's last may be shorter.
+    full_s = ceiling_s / busy_fraction
+    idle_s = max(0.0, full_s - ceiling_s)
+    call_s = median(_step_s(window) / _rows(window) for window in windows.called)
+    # Time blocked in next(iterator) is measured; Python's part is a difference of windows.
+    wait_s = min(wait * full_s, idle_s)
+    python_s = min(
+        max(0.0, call_s * facts.rows_a_step - ceiling_s), max(0.0, full_s - ceiling_s - wait_s)
+    )
+    communication_s = min(facts.communication_s, ceiling_s)
+    known_s = ceiling_s + python_s + wait_s + facts.transfer_s + facts.checkpoint_s
+    return Split(
+        input_wait_s=wait_s,
+        transfer_s=facts.transfer_s,
+        compute_s=min(ceiling_s, full_s) - communication_s,
+        communication_s=communication_s,
+        python_s=python_s,
+        checkpoint_s=facts.checkpoint_s,
+        rest_s=max(0.0, full_s - known_s),
+    )
+
+
+def _cpu_s_per_sample(windows: Sequence[Measured]) -> float:
+    return float(median(window["cpu_s"] / window["rows"] for window in windows))
 
 
 def busy_fractions(turns: Sequence[Sequence[Measured]]) -> list[float]:

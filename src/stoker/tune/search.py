@@ -134,7 +134,7 @@ class _Search:
     open_bench: Callable[[Settings, float], Bench]
     ledger: Ledger
     limits: Limits
-    tell: Callable[[str, float], None]
+    log: Callable[[str, float], None]
     watch: Watch
     began_s: float = field(default_factory=time.monotonic)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class _Search:
             self.now.close()
 
     def say(self, line: str) -> None:
-        self.tell(line, max(0.0, self.left_s))
+        self.log(line, max(0.0, self.left_s))
 
 
 def search(
@@ -170,7 +170,7 @@ def search(
     *,
     ledger: Ledger,
     limits: Limits,
-    tell: Callable[[str, float], None],
+    log: Callable[[str, float], None],
     watch: Watch,
 ) -> Tuned:
     """Tune a training.
@@ -180,7 +180,7 @@ def search(
             it may take. It raises `TrialFailed` where they cannot be measured.
         ledger: Takes every sample and decision.
         limits: What it may take.
-        tell: Told what goes on, and how many seconds are left.
+        log: Receives a line, and the seconds that are left.
         watch: Looks at what others take of the cores meanwhile.
 
     Returns:
@@ -189,7 +189,7 @@ def search(
     Raises:
         TrialFailed: the experiment as it is cannot be measured.
     """
-    state = _Search(open_bench, ledger, limits, tell, watch)
+    state = _Search(open_bench, ledger, limits, log, watch)
     with ExitStack() as at_end:
         state.say("measuring the experiment as it is")
         state.now = open_bench({}, state.left_s)

@@ -9,14 +9,15 @@ from typing import Any, NoReturn
 import pytest
 
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.tuning.client import SCRATCH
 from stoker.app.tuning.profiling import _in_time
+from stoker.app.tuning.trials import TRIALS, locked_folder
 from stoker.app.tuning.tune_check import check
-from stoker.app.tuning.tuning import TRIALS, _stays, alone
+from stoker.app.tuning.tuning import _stays
 from stoker.cli.commands.tune import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, UserError
+from stoker.tune.client import SCRATCH
 from stoker.tune.lock import FILE, Lock, write_lock
 from stoker.tune.process import TrialFailed
 
@@ -31,16 +32,16 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def test_what_a_killed_tuning_has_left_is_removed_by_the_next(experiment: Experiment) -> None:
-    with alone(experiment) as first:
+    with locked_folder(experiment) as first:
         left = first / TRIALS / f"01{SCRATCH}"
         (left / "checkpoints").mkdir(parents=True)
         (first / TRIALS / "01.log").write_text("what it said\n")
 
-        with pytest.raises(BusyError, match="by one process at a time"), alone(experiment):
+        with pytest.raises(BusyError, match="by one process at a time"), locked_folder(experiment):
             pass
         assert left.exists(), "it was in use"
 
-    with alone(experiment) as second:
+    with locked_folder(experiment) as second:
         assert second != first
         assert not left.exists()
         assert (first / TRIALS / "01.log").exists()
@@ -49,7 +50,10 @@ def test_what_a_killed_tuning_has_left_is_removed_by_the_next(experiment: Experi
 def test_a_folder_that_cannot_be_one_is_the_users_to_mend(experiment: Experiment) -> None:
     (experiment.folder / experiment.runs).write_text("a file\n")
 
-    with pytest.raises(UserError, match="must be a folder that can be written"), alone(experiment):
+    with (
+        pytest.raises(UserError, match="must be a folder that can be written"),
+        locked_folder(experiment),
+    ):
         pass
 
 

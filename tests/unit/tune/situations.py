@@ -40,7 +40,7 @@ PLAIN = Situation(
 
 OWN_DATASET = OwnDatasetConfig(dataset="model:dataset")
 CACHED = replace(OWN_DATASET, pipeline=PipelineConfig(cache="memory"))
-SERVED = replace(PLAIN.data, service=ServiceConfig(address="127.0.0.1:5050"))
+SERVED = IngestConfig(source="data.csv", service=ServiceConfig(address="127.0.0.1:5050"))
 
 
 def gpus(count: int, *, capability: tuple[int, int] = (8, 0)) -> tuple[Gpu, ...]:

@@ -74,7 +74,7 @@ def test_strings_know_no_xla() -> None:
 def test_the_other_precision_is_what_the_device_is_made_for(
     situation: Situation, precision: str
 ) -> None:
-    assert other_precision(situation) == precision
+    assert other_precision(situation.resolved.precision, situation.devices.gpus) == precision
 
 
 def test_threads_are_a_cpus_business() -> None:

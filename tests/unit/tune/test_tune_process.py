@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.tune.process import GRACE_S, Trial, TrialFailed
+from stoker.tune.process import GRACE_S, TrialFailed, TrialProcess
 
 ANSWERS = """\
 import json, os, sys, time
@@ -43,21 +43,21 @@ for line in os.fdopen(int(asks)):
     if asked["ask"] == "refuse":
         told.write(json.dumps({"failed": "refused", "text": "no such setting"}) + "\\n")
         continue
-    told.write(json.dumps({"told": "on it"}) + "\\n")
+    told.write(json.dumps({"progress": "on it"}) + "\\n")
     told.write(json.dumps({"answer": [json.load(open(spec)), asked]}) + "\\n")
 """
 
-Start = Callable[[], Trial]
+Start = Callable[[], TrialProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     script = tmp_path / "answers.py"
     script.write_text(ANSWERS)
-    begun: list[Trial] = []
+    begun: list[TrialProcess] = []
 
-    def start() -> Trial:
-        trial = Trial(
+    def start() -> TrialProcess:
+        trial = TrialProcess(
             {"x": 1},
             folder=tmp_path / "trials",
             name=f"{len(begun)}",
@@ -81,7 +81,7 @@ def is_running(pid: int) -> bool:
 def test_it_is_told_its_spec_and_answers(start: Start) -> None:
     said: list[str] = []
     with start() as trial:
-        answer = trial.ask("window", timeout_s=20, told=said.append, kind="real", seconds=0.5)
+        answer = trial.ask("window", timeout_s=20, progress=said.append, kind="real", seconds=0.5)
 
     assert answer == [{"x": 1}, {"ask": "window", "kind": "real", "seconds": 0.5}]
     assert said == ["on it"]
@@ -148,8 +148,8 @@ def test_a_trial_ends_when_whoever_started_it_is_killed(tmp_path: Path, then: st
     script = f"""\
 import sys, time
 from pathlib import Path
-from stoker.tune.process import Trial
-trial = Trial({{}}, folder=Path({str(tmp_path)!r}), name="t",
+from stoker.tune.process import TrialProcess
+trial = TrialProcess({{}}, folder=Path({str(tmp_path)!r}), name="t",
               command=(sys.executable, "-c", {WATCHED!r}))
 trial.ask("anything", timeout_s=60)
 {then}

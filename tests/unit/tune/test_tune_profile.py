@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.app.tuning.client import Turns, enough_turns
 from stoker.pages.bars import Bar, Span, timeline, waterfall
 from stoker.pages.document import page
 from stoker.pages.html import paragraph
 from stoker.pages.table import table
+from stoker.tune.client import Turns, enough_turns
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
-from stoker.tune.profile import Profile, diagnose, profile_of
+from stoker.tune.profile import Profile, TrialFacts, Windows, diagnose, profile_of
 from stoker.tune.report import parts_of_a_step
 
 ms = st.floats(0.01, 1e3)
@@ -39,11 +39,12 @@ def profiled(
     ceiling_ms: float, real_ms: float, *, called_ms: float, wait: float, **more: Any
 ) -> Profile:
     return profile_of(
-        {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
-        turns=[[window(ceiling_ms), window(real_ms, wait=wait)]] * 3,
-        called=[window(called_ms)] * 3,
-        taken=[window(1.0)] * 3,
-        **more,
+        TrialFacts(rows_a_step=32.0, per_epoch=100, steps_per_call=5, **more),
+        Windows(
+            turns=[[window(ceiling_ms), window(real_ms, wait=wait)]] * 3,
+            called=[window(called_ms)] * 3,
+            taken=[window(1.0)] * 3,
+        ),
     )
 
 
@@ -90,10 +91,8 @@ def test_what_is_exchanged_is_no_compute() -> None:
 def test_a_short_last_step_of_an_epoch_is_no_gain() -> None:
     short = window(1.0, rows=16.0)
     found = profile_of(
-        {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
-        turns=[[window(2.0), short]] * 3,
-        called=[window(2.0)],
-        taken=[window(1.0)],
+        TrialFacts(rows_a_step=32.0, per_epoch=100, steps_per_call=5),
+        Windows(turns=[[window(2.0), short]] * 3, called=[window(2.0)], taken=[window(1.0)]),
     )
 
     assert found.busy_fraction == pytest.approx(1.0)

@@ -16,7 +16,7 @@ from stoker.tune.compare import Load
 from stoker.tune.ledger import Ledger, decide, events, replay
 from stoker.tune.levers import Situation
 from stoker.tune.process import TrialFailed
-from stoker.tune.profile import Profile, profile_of
+from stoker.tune.profile import Profile, TrialFacts, Windows, profile_of
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Tuned, search
 
@@ -158,12 +158,14 @@ class Bench:
         wait = 0.0 if self.world.beside else late
         as_always = [window(self.step_ms), window(self.real_ms, wait_ms=wait)]
         third = [window(self.step_ms)] * 2 if self.world.lucky else as_always
+        sending_s = self.sending_ms / 1e3
         return profile_of(
-            {"rows_a_step": 1.0, "per_epoch": 100, "steps_per_call": 1},
-            turns=[as_always, as_always, third],
-            called=[window(self.step_ms + self.python_ms)],
-            taken=[window(self.input_ms)],
-            communication_s=self.sending_ms / 1e3,
+            TrialFacts(rows_a_step=1.0, per_epoch=100, steps_per_call=1, communication_s=sending_s),
+            Windows(
+                turns=[as_always, as_always, third],
+                called=[window(self.step_ms + self.python_ms)],
+                taken=[window(self.input_ms)],
+            ),
         )
 
     def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
@@ -192,7 +194,7 @@ def tuned(world: World, folder: Path, **limits: Any) -> Tuned:
             world.open,
             ledger=ledger,
             limits=Limits(**limits),
-            tell=lambda line, left_s: None,
+            log=lambda line, left_s: None,
             watch=world.watch,
         )
     finally:
@@ -318,7 +320,7 @@ def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_p
         open_once,
         ledger=ledger,
         limits=Limits(),
-        tell=lambda line, left_s: None,
+        log=lambda line, left_s: None,
         watch=World().watch,
     )
     ledger.close()
@@ -566,7 +568,7 @@ def test_an_experiment_that_cannot_be_measured_is_an_error(tmp_path: Path) -> No
             refuse,
             ledger=ledger,
             limits=Limits(),
-            tell=lambda line, left_s: None,
+            log=lambda line, left_s: None,
             watch=World().watch,
         )
     ledger.close()

@@ -68,6 +68,31 @@ class WorkerSpec:
     asked: dict[str, Any] = field(default_factory=dict)
     """Settings that this task was started with, if another launcher started it."""
 
+    def context(
+        self,
+        progress: Callable[[str, float | None], None],
+        *,
+        wait_for_all: Callable[[], None] = lambda: None,
+        wall: WallTime | None = None,
+    ) -> Context:
+        """Return the input of the stage `train`; the arguments are those of `Context`."""
+        return Context(
+            experiment=build(Experiment, yaml.safe_load(self.experiment)),
+            run_id=self.run_id,
+            outputs={stage: Path(output) for stage, output in self.outputs.items()},
+            identities=self.identities,
+            results=self.results,
+            progress=progress,
+            accept_change=self.accept_change,
+            asked=self.asked,
+            wait_for_all=wait_for_all,
+            wall=wall or WallTime(),
+        )
+
+
+def ignore_progress(line: str, share: float | None) -> None:
+    """Do nothing, where another process reports progress or nobody shows it."""
+
 
 def main(spec_path: Path) -> int:
     """Train as one of several processes; return the exit code."""
@@ -106,7 +131,9 @@ def _train_in_cluster(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
 def _train(
     spec: WorkerSpec, heartbeat: Heartbeat, *, wait_for_all: Callable[[], None] = lambda: None
 ) -> Done:
-    experiment = build(Experiment, yaml.safe_load(spec.experiment))
+    context = spec.context(
+        heartbeat.progress, wait_for_all=wait_for_all, wall=WallTime.of_process()
+    )
     if cluster := read_tf_config(os.environ):
         require_own_port(cluster)
     import_tensorflow(compiles=True)
@@ -117,28 +144,8 @@ def _train(
         # A parameter server that the launcher ends loses nothing, so it exits silently.
         with heard(ASKING, lambda _: os._exit(EXIT_PREEMPTED)):
             serve_parameter_role(cluster)
-    context = Context(
-        experiment=experiment,
-        run_id=spec.run_id,
-        outputs={stage: Path(output) for stage, output in spec.outputs.items()},
-        identities=spec.identities,
-        results=spec.results,
-        progress=heartbeat.progress,
-        accept_change=spec.accept_change,
-        asked=spec.asked,
-        wait_for_all=wait_for_all,
-        wall=WallTime.of_process(),
-    )
-    (stage,) = (stage for stage in stages_of(experiment) if stage.name == "train")
+    (stage,) = (stage for stage in stages_of(context.experiment) if stage.name == "train")
     return stage.work(context, Path(spec.folder))
-
-
-if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # TensorFlow's own shutdown waits for workers that may be gone.
-    os._exit(code)
 
 
 FINISH_S = 60.0
@@ -210,3 +217,11 @@ def peer_failed(name: str, line: str) -> UserError:
         got=Plain(line),
         fix="Fix it, and start all tasks again.",
     )
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # TensorFlow's own shutdown waits for workers that may be gone.
+    os._exit(code)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.app.experiment import Experiment
-from stoker.app.tuning.client import one_bench
-from stoker.app.tuning.tuning import TRIALS, alone, cannot
+from stoker.app.tuning.trials import TRIALS, Trials, cannot_measure, locked_folder
 from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
 from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
@@ -20,6 +19,7 @@ from stoker.pages.document import page
 from stoker.pages.html import paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Number, facts, table
+from stoker.train.config import ResolvedTraining
 from stoker.tune.compare import Gain
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Diagnosis, Profile, diagnose
@@ -102,61 +102,64 @@ def profile(
         UserError: it cannot be measured.
         BusyError: it is being measured already.
     """
-    with alone(experiment) as folder:
+    with locked_folder(experiment) as folder:
+        trials = Trials(experiment, folder / TRIALS, progress=progress)
         try:
-            with one_bench(
-                experiment,
-                folder=folder / TRIALS,
-                name="profile",
-                within_s=budget_s,
-                tell=progress,
-            ) as bench:
+            with trials.alone(name="profile", within_s=budget_s) as trial:
                 log("measuring")
-                measured = bench.profile()
-                calls, stages = bench.timeline(), bench.stages()
-                machine = bench.machine()
-                findings = bench.findings()
-                traced = bench.device()
-                resolved = bench.prepared["resolved"]
+                measured, details = trial.profile(), trial.explain()
                 log("the same step in another precision")
-                precision = _in_time(bench.other_precision)
+                precision = _in_time(trial.other_precision)
+                resolved = trial.situation.resolved
         except TrialFailed as failed:
-            raise cannot(failed, "--budget") from None
-        machine |= mfu(machine, measured)
-        device = DeviceTime.from_json(traced["time"]) if "time" in traced else None
-        found = Profiled(
-            profile=measured,
-            diagnosis=diagnose(
-                measured,
-                own_dataset=experiment.own_dataset is not None,
-                other_precision=precision,
-            ),
-            precision=precision,
-            machine=machine,
-            stages=stages,
-            calls=calls,
-            findings=findings,
-            device=device,
-            device_finding=_device_finding(device, measured, resolved, machine["mfu"]),
-            no_device=traced["why"],
-            page=folder / "profile.html",
-            json=folder / "profile.json",
-        )
+            raise cannot_measure(failed) from None
+        found = _profiled(experiment, measured, details, precision, resolved, folder)
         write_atomic(found.page, page_of(found, experiment.name))
         write_json(found.json, found.to_json())
     return found
 
 
+def _profiled(
+    experiment: Experiment,
+    measured: Profile,
+    details: dict[str, Any],
+    precision: tuple[str, Gain] | None,
+    resolved: ResolvedTraining,
+    folder: Path,
+) -> Profiled:
+    machine = details["machine"] | mfu(details["machine"], measured)
+    traced = details["device"]
+    device = DeviceTime.from_json(traced["time"]) if "time" in traced else None
+    return Profiled(
+        profile=measured,
+        diagnosis=diagnose(
+            measured,
+            own_dataset=experiment.own_dataset is not None,
+            other_precision=precision,
+        ),
+        precision=precision,
+        machine=machine,
+        stages=details["stages"],
+        calls=details["calls"],
+        findings=[Finding(**each) for each in details["findings"]],
+        device=device,
+        device_finding=_device_finding(device, measured, resolved, machine["mfu"]),
+        no_device=traced["why"],
+        page=folder / "profile.html",
+        json=folder / "profile.json",
+    )
+
+
 def _device_finding(
-    device: DeviceTime | None, measured: Profile, resolved: dict[str, Any], mfu: float | None
+    device: DeviceTime | None, measured: Profile, resolved: ResolvedTraining, mfu: float | None
 ) -> DeviceFinding | None:
     if device is None:
         return None
     facts = StepFacts(
         of_script=False,
         mfu=mfu,
-        precision=resolved["precision"],
-        xla=resolved["xla"],
+        precision=resolved.precision,
+        xla=resolved.xla,
         steps_per_call=measured.steps_per_call,
         input_wait=measured.input_wait,
         nhwc_allowed=nhwc_is_allowed(),

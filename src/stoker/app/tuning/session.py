@@ -1,4 +1,4 @@
-"""One setting of an experiment, opened to be measured: what a trial can be asked."""
+"""What the child process of a trial answers: one setting of an experiment, opened to be measured."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from stoker.app.chain import StageOutcome, run_chain
 from stoker.app.context import Context
 from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
+from stoker.app.task.worker_process import WorkerSpec, ignore_progress
+from stoker.app.task.workers_stage import spec_of
+from stoker.cluster.devices import find_devices
 from stoker.cluster.doctor.gpu_watch import watched_gpus
 from stoker.core.config import build
 from stoker.core.files import remove
-from stoker.tune.levers import Situation, other_precision
+from stoker.tune.levers import ModelFacts, other_precision
 
 if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
@@ -28,15 +31,14 @@ if TYPE_CHECKING:
     from stoker.train.measurement.window import Kind
     from stoker.train.setup.strategy import Distribution
 
+Log = Callable[[str], None]
+"""Receives progress lines."""
 
-OF_A_CLUSTER = ("multi_worker", "parameter_server")
-"""Strategies that a trial, one process, replaces by what fits this machine."""
 
+class _Listener:
+    """Forwards every line of the chain."""
 
-class _TrialListener:
-    """Forwards every line of the chain to the trial's client."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
 
     def stage_began(self, stage: str) -> None:
@@ -46,7 +48,30 @@ class _TrialListener:
         self.log(line if share is None else f"{line} ({share:.0%})")
 
     def stage_ended(self, outcome: StageOutcome) -> None:
-        """Nobody waits for it."""
+        """Do nothing: the next stage reports itself."""
+
+
+class Preparation:
+    """Runs the stages before `train`, in a process of its own that then gives its devices back."""
+
+    def __init__(self, spec: Mapping[str, Any], log: Log) -> None:
+        """Read the experiment.
+
+        Args:
+            spec: `experiment`, YAML.
+            log: Receives progress lines.
+        """
+        self._experiment = build(Experiment, yaml.safe_load(spec["experiment"]))
+        self._log = log
+
+    def prepare(self) -> dict[str, Any]:
+        """Run the stages; return the input of a trial, a `WorkerSpec` as JSON values."""
+        listener = _Listener(self._log)
+        chain = run_chain(self._experiment, listener, until="transform")
+        return asdict(spec_of(chain.context(self._experiment, listener.progress), Path()))
+
+    def close(self) -> None:
+        """Do nothing: the chain has closed its files."""
 
 
 class _Losses:
@@ -60,75 +85,64 @@ class _Losses:
             self.found.append(float(scalars["loss"]))
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Nothing was written before."""
+        """Do nothing: nothing was written before."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class Session:
-    """One setting of an experiment, opened as far as what is asked needs it."""
+    """One setting of an experiment; each question opens what it needs."""
 
-    def __init__(self, spec: Mapping[str, Any], log: Callable[[str], None]) -> None:
-        """Know what is to be measured.
+    def __init__(self, spec: Mapping[str, Any], log: Log) -> None:  # noqa: ARG002 - as `Preparation`
+        """Read the experiment and the outputs of the stages before `train`.
 
         Args:
-            spec: `base`, the experiment as it is, and `settings`, what is to be measured, YAML;
-                `scratch`, where its own files lie until its end.
+            spec: A `WorkerSpec`, JSON values; its folder is the scratch folder.
             log: Receives progress lines.
         """
-        self._base = build(Experiment, yaml.safe_load(spec["base"]))
-        self._experiment = _in_one_process(build(Experiment, yaml.safe_load(spec["settings"])))
-        self._log = log
+        worker = WorkerSpec(**spec)
+        self._context = worker.context(ignore_progress)
         self._at_end = ExitStack()
         self._probe: Probe | None = None
-        self._as_set: Any = None
-        self._prepared: tuple[Context, AnyTransform, ResolvedTraining, Distribution] | None = None
-        self._scratch = Path(spec["scratch"])
+        self._resolved: Any = None
+        self._begun: tuple[AnyTransform, ResolvedTraining, Distribution] | None = None
+        self._scratch = Path(worker.folder)
         self._scratch.mkdir()
         self._at_end.callback(remove, self._scratch)
 
     def close(self) -> None:
-        """Close the data."""
+        """Close the data, and remove the scratch folder."""
         self._at_end.close()
 
-    def prepare(self) -> dict[str, Any]:
-        """Run the stages before `train`, and begin the process; facts of the setting."""
-        _, _, resolved, _ = self._open()
-        from stoker.cluster.devices import find_devices
-
-        return {"resolved": asdict(resolved), "devices": find_devices().describe()}
-
     def begin(self) -> dict[str, Any]:
-        """Compile the step, and make ready to measure; facts of what is measured."""
+        """Compile the step and prepare to measure; return facts about the training."""
         probe = self._measured()
         run = probe.run
-        return {
+        facts = {
             "per_epoch": run.position.per_epoch,
             "rows_a_step": run.compiled.source.rows_per_step,
             "steps_per_call": run.compiled.resolved.steps_per_call,
-            "together": run.position.steps_per_program,
-            "first_pass_s": probe.first_pass_s,
-            "parameters": run.built.model.count_params(),
             "checkpoint_s": probe.checkpoint_s(),
             "communication_s": probe.communication_s(),
             "transfer_s": probe.transfer_s(),
-            "situation": asdict(self._situation(run.position.per_epoch)),
         }
+        # The probe may shorten calls; a lever changes the setting.
+        return {"facts": facts, "resolved": asdict(self._resolved), "model": self._model_facts()}
 
     def window(self, kind: Any, seconds: float) -> dict[str, Any]:
-        """One window."""
+        """Measure one window."""
         return asdict(self._measured().window(kind, seconds))
 
     def turns(self, seconds: float, count: int, pace_s: float) -> dict[str, list[Any]]:
-        """Windows of the resident step and of training in turn, so that both see the same machine.
+        """Measure windows of the resident step and of training in turn, so that both see the same machine.
 
-        Behind each pair the machine's own pace is measured for `pace_s`.
+        After each pair the machine's own speed is measured for `pace_s`.
         """
         probe = self._measured()
         paces, turns = [], []
         for number in range(count):
-            # Whoever comes second in a pair meets a machine that the other has warmed.
+            # The second window of a pair finds a machine that the first has warmed.
             kinds: tuple[Kind, Kind] = ("resident", "real")
             if number % 2:
                 kinds = ("real", "resident")
@@ -138,48 +152,52 @@ class Session:
         return {"paces": paces, "turns": turns}
 
     def curve(self, seed: int, steps: int, every: int) -> list[float]:
-        """Mean losses of stretches of `every` steps, of a training with another seed."""
+        """Return the mean losses of a training with another seed, one for each `every` steps."""
         from stoker.train.measurement.measured_run import open_measured_run, train_for
 
-        kept = _Losses()
-        settings, resolved = self._again(seed=seed)
+        losses = _Losses()
+        settings, resolved = self._second_training(seed=seed)
         resolved = replace(resolved, steps_per_call=min(every, resolved.steps_per_call))
-        with open_measured_run(**self._parts(settings, resolved, writer=kept)) as (run, opened):
+        with open_measured_run(**self._parts(settings, resolved, writer=losses)) as (run, opened):
             train_for(run, opened, steps=steps)
-        return _by_stretch(kept.found, run.compiled.resolved.steps_per_call, every)
+        calls = max(1, every // run.compiled.resolved.steps_per_call)
+        whole = len(losses.found) // calls * calls
+        return [sum(losses.found[at : at + calls]) / calls for at in range(0, whole, calls)]
 
     def precision(self, seconds: float, count: int) -> dict[str, Any]:
-        """Speeds of the step in memory as it is and in another precision, in turn."""
+        """Measure the speed of the step in memory in its precision and in another one, in turn."""
         from stoker.train.measurement.measured_run import open_measured_run
         from stoker.train.measurement.probe import open_probe
 
         probe = self._measured()
-        other = other_precision(self._situation(1))
-        settings, resolved = self._again(precision=other)
+        other = other_precision(self._resolved.precision, find_devices().gpus)
+        settings, resolved = self._second_training(precision=other)
         parts = self._parts(settings, resolved, writer=_Losses())
+        pairs = []
         with open_measured_run(**parts) as measured, open_probe(*measured) as second:
-            pairs = [
-                [
-                    each.window("resident", seconds)
-                    for each in ((probe, second) if turn % 2 else (second, probe))
-                ][:: 1 if turn % 2 else -1]
-                for turn in range(count)
-            ]
+            for number in range(count):
+                order = (probe, second) if number % 2 else (second, probe)
+                speeds = [each.window("resident", seconds).rows_per_s for each in order]
+                pairs.append(speeds if number % 2 else speeds[::-1])
+        return {"precision": other, "pairs": pairs}
+
+    def explain(self, seconds: float, peak_s: float, calls: int) -> dict[str, Any]:
+        """Return what a profile shows besides the windows.
+
+        Returns:
+            `calls`: calls of training, one after the other. `stages`: the cost of each stage of the
+            input. `machine`: see `_machine`. `findings`: avoidable costs in the model. `device`: see
+            `_device_time`.
+        """
         return {
-            "precision": other,
-            "pairs": [[one.rows_per_s, two.rows_per_s] for one, two in pairs],
+            "calls": self._measured().spans(calls),
+            "stages": [asdict(stage) for stage in self._measured().stages()],
+            "machine": self._machine(peak_s),
+            "findings": self._findings(),
+            "device": self._device_time(seconds),
         }
 
-    def timeline(self, calls: int) -> list[dict[str, Any]]:
-        """Some calls of training, one after the other."""
-        return self._measured().spans(calls)
-
-    def stages(self) -> list[dict[str, Any]]:
-        """What each stage of the input costs; empty where nothing is made for a sample."""
-        return [asdict(stage) for stage in self._measured().stages()]
-
-    def findings(self) -> list[dict[str, str]]:
-        """Avoidable costs in the model itself."""
+    def _findings(self) -> list[dict[str, str]]:
         from stoker.measure.model_findings import useless_bias
         from stoker.scriptprofile.watcher.stoker_watch.biases import useless_biases
 
@@ -194,8 +212,8 @@ class Session:
         )
         return [asdict(found)]
 
-    def machine(self, seconds: float) -> dict[str, Any]:
-        """What the model computes, what this device reaches, memory, and the GPUs while it trains."""
+    def _machine(self, seconds: float) -> dict[str, Any]:
+        """Return the model's FLOPs, the device's peak, memory, and the GPUs during training."""
         import resource
 
         from stoker.measure.mfu import full_rates, model_rate
@@ -209,8 +227,8 @@ class Session:
         reached = rate.to_json(devices=probe.run.distribution.replicas)
         return reached | {"peak_memory_bytes": peak_bytes, "gpus": gpus()}
 
-    def device(self, seconds: float) -> dict[str, Any]:
-        """Device time by kernel class during training; only `why` if there is none."""
+    def _device_time(self, seconds: float) -> dict[str, Any]:
+        """Return the device time by kernel class during training; only `why` if there is none."""
         from stoker.measure.device_events import TraceError
         from stoker.measure.device_trace import can_trace, time_in, traced
         from stoker.train.model.layer_paths import layer_types
@@ -226,101 +244,95 @@ class Session:
         except TraceError as error:
             return {"why": str(error)}
 
-    def _again(self, *, seed: int | None = None, precision: Any = None) -> Any:
-        """The settings of a second training in this process, which is prepared for it."""
-        from stoker.train.setup.build_model import prepare_process
+    def _second_training(self, *, seed: int | None = None, precision: Any = None) -> Any:
+        """Prepare this process for a second training, and return its settings."""
+        from stoker.app.training.setup import seed_process
 
-        context, _, resolved, _ = self._open()
-        settings = context.experiment.train
+        _, resolved, _ = self._begin()
+        settings = self._context.experiment.train
         settings = replace(settings, seed=settings.seed if seed is None else seed)
         resolved = replace(resolved, precision=precision or resolved.precision)
-        prepare_process(
-            precision=resolved.precision,
-            seed=settings.seed,
-            deterministic=settings.deterministic,
-        )
+        seed_process(settings, resolved)
         return settings, resolved
 
     def _parts(
         self, settings: TrainConfig, resolved: ResolvedTraining, *, writer: _Losses
     ) -> dict[str, Any]:
-        """What `open_measured_run` takes."""
+        """Return the arguments of `open_measured_run`."""
         from stoker.app.training.setup import callbacks_of, open_and_build
         from stoker.train.callbacks.callbacks import writes_files
         from stoker.train.step.user_hooks import apply_user_hooks, needs_every_train_step
 
-        context, transform, _, place = self._open()
-        context = replace(context, experiment=replace(context.experiment, train=settings))
-        dataset, built = open_and_build(context, transform, place)
-        listed = callbacks_of(context.experiment)
-        resolved = apply_user_hooks(resolved, settings, model=built.model, callbacks=listed)
-        # Those that are told of each step are a part of it; no file of the user's is written.
-        heard = [c for c in listed if needs_every_train_step(c) and not writes_files(c)]
+        transform, _, place = self._begin()
+        experiment = replace(self._context.experiment, train=settings)
+        dataset, built = open_and_build(
+            replace(self._context, experiment=experiment), transform, place
+        )
+        callbacks = callbacks_of(experiment)
+        resolved = apply_user_hooks(resolved, settings, model=built.model, callbacks=callbacks)
+        # Callbacks that need every step are a part of it; none that writes files of the user runs.
+        kept = [c for c in callbacks if needs_every_train_step(c) and not writes_files(c)]
         return {
             "built": built,
             "data": (dataset, transform),
             "config": settings,
             "resolved": resolved,
             "distribution": place,
-            "context": replace(self._context(writer), callbacks=heard),
+            "context": replace(self._run_context(writer), callbacks=kept),
         }
 
-    def _situation(self, per_epoch: int) -> Situation:
-        from stoker.app.tuning.session import situation_of
-
-        context, transform, _, _ = self._open()
-        probe = self._measured()
-        return situation_of(
-            context,
-            transform,
-            self._as_set,
-            model=probe.run.built.model,
-            per_epoch=per_epoch,
+    def _model_facts(self) -> dict[str, Any]:
+        probe, (transform, _, _) = self._measured(), self._begin()
+        experiment, model = self._context.experiment, probe.run.built.model
+        train, results = experiment.train, self._context.results
+        has_own = experiment.own_dataset is not None
+        store = None if has_own else self._context.shards().image_store
+        facts = ModelFacts(
+            passes_agree=has_own and _passes_agree(self._context),
+            # `original (as it came)` -> `original`.
+            image_store=None if store is None else store.split()[0],
             made_here=probe.made_here,
+            byte_features={} if train.feed.uint8 else results["analyze"].get("bytes", {}),
+            string_features=any(feature.dtype == "string" for feature in transform.features),
+            gradient_bytes=_gradient_bytes(model, train.reduction_dtype),
+            per_epoch=probe.run.position.per_epoch,
+            blocks=() if train.remat else _blocks(model),
         )
+        return asdict(facts)
 
-    def _open(self) -> tuple[Context, AnyTransform, ResolvedTraining, Distribution]:
-        if self._prepared is None:
-            experiment = self._experiment
-            data_only = replace(self._base, data=experiment.data)
-            listener = _TrialListener(self._log)
+    def _begin(self) -> tuple[AnyTransform, ResolvedTraining, Distribution]:
+        if self._begun is None:
             import_tensorflow(compiles=True)
+            from stoker.app.training.setup import begin_process, resolve_here
             from stoker.train.setup.strategy import claim_devices
 
-            # Before a stage makes TensorFlow look at its devices by the settings as they are.
-            claim_devices(experiment.train)
-            chain = run_chain(data_only, listener, until="transform")
-            from stoker.app.training.setup import begin_process, resolve_here
-            from stoker.cluster.devices import find_devices
-
-            context = chain.context(experiment, listener.progress)
-            transform = context.transform()
-            resolved = resolve_here(context, transform, find_devices(), None)
-            place = begin_process(experiment.train, resolved)
-            self._prepared = context, transform, resolved, place
-        return self._prepared
+            train = self._context.experiment.train
+            # Before anything makes TensorFlow look at its devices.
+            claim_devices(train)
+            transform = self._context.transform()
+            resolved = resolve_here(self._context, transform, find_devices(), None)
+            self._begun = transform, resolved, begin_process(train, resolved)
+        return self._begun
 
     def _measured(self) -> Probe:
         if self._probe is None:
+            _, resolved, _ = self._begin()
             from stoker.train.measurement.measured_run import open_measured_run
             from stoker.train.measurement.probe import open_probe
 
-            context, _, resolved, _ = self._open()
-            parts = self._parts(context.experiment.train, resolved, writer=_Losses())
-            # The probe may make calls shorter; what can be changed is what is set.
-            self._as_set = parts["resolved"]
+            parts = self._parts(self._context.experiment.train, resolved, writer=_Losses())
+            self._resolved = parts["resolved"]
             measured = self._at_end.enter_context(open_measured_run(**parts))
             self._probe = self._at_end.enter_context(open_probe(*measured))
         return self._probe
 
-    def _context(self, writer: _Losses) -> RunContext:
+    def _run_context(self, writer: _Losses) -> RunContext:
         from stoker.app.training.setup import service_of
-        from stoker.cluster.devices import find_devices
         from stoker.train.context.heartbeat import process_heartbeat
         from stoker.train.context.preemption import Preemption
         from stoker.train.context.run_context import RunContext
 
-        context, _, resolved, _ = self._open()
+        _, resolved, _ = self._begin()
         return RunContext(
             memory_bytes=find_devices().memory_bytes,
             checkpoints=self._scratch / "checkpoints",
@@ -328,84 +340,9 @@ class Session:
             on_progress=lambda _: None,
             preemption=Preemption(),
             heartbeat=process_heartbeat(),
-            service=service_of(context.experiment, resolved),
+            service=service_of(self._context.experiment, resolved),
             work_dir=self._scratch / "cache",
         )
-
-
-def _in_one_process(experiment: Experiment) -> Experiment:
-    if experiment.train.strategy not in OF_A_CLUSTER:
-        return experiment
-    return replace(experiment, train=replace(experiment.train, strategy="auto"))
-
-
-def _by_stretch(losses: list[float], per_call: int, every: int) -> list[float]:
-    """Means of calls -> means of stretches, of equal calls."""
-    calls = max(1, every // per_call)
-    whole = len(losses) // calls * calls
-    return [sum(losses[at : at + calls]) / calls for at in range(0, whole, calls)]
-
-
-def situation_of(
-    context: Context,
-    transform: AnyTransform,
-    resolved: ResolvedTraining,
-    *,
-    model: Any,
-    per_epoch: int,
-    made_here: bool,
-) -> Situation:
-    """What can be changed about a training.
-
-    Args:
-        context: Of the experiment, as far as it was opened.
-        transform: What makes the features.
-        resolved: What the `auto`s of `train` became.
-        model: The compiled model.
-        per_epoch: Steps of an epoch.
-        made_here: Whether batches are made by this process, as they are needed.
-    """
-    from stoker.app.training.setup import service_of
-    from stoker.cluster.devices import find_devices
-    from stoker.train.config import BFLOAT16_CAPABILITY
-
-    own = context.experiment.own_dataset
-    devices, train = find_devices(), context.experiment.train
-    gpus = devices.gpus
-    return Situation(
-        own_dataset=own is not None,
-        passes_agree=own is not None and _passes_agree(context),
-        image_store=None if own is not None else _store(context.shards().image_store),
-        decoder=train.feed.decoder,
-        made_here=made_here,
-        byte_features={} if train.feed.uint8 else context.results["analyze"].get("bytes", {}),
-        feed_threads=train.feed.threads,
-        parallel_batches=train.feed.parallel_batches,
-        prefetch=train.feed.prefetch,
-        autotune=train.feed.autotune,
-        slack=train.feed.slack,
-        string_features=any(feature.dtype == "string" for feature in transform.features),
-        gpus=len(gpus),
-        cores=devices.cpu_cores,
-        intra_op_threads=train.intra_op_threads,
-        inter_op_threads=train.inter_op_threads,
-        replicas=resolved.replicas,
-        strategy=resolved.strategy,
-        reduction_dtype=train.reduction_dtype,
-        reduction_bytes_per_pack=train.reduction_bytes_per_pack,
-        gradient_bytes=_gradient_bytes(model, train.reduction_dtype),
-        bfloat16=all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in gpus),
-        precision=resolved.precision,
-        xla=resolved.xla,
-        steps_per_call=resolved.steps_per_call,
-        per_epoch=per_epoch,
-        batch_size=resolved.batch_size,
-        batch_is_set=own is None,
-        accumulate=resolved.accumulate,
-        cached=own is not None and own.pipeline.cache == "memory",
-        service=service_of(context.experiment, resolved) is not None,
-        blocks=() if train.remat else _blocks(model),
-    )
 
 
 def _passes_agree(context: Context) -> bool:
@@ -417,7 +354,7 @@ def _passes_agree(context: Context) -> bool:
 
 
 def _blocks(model: Any) -> tuple[str, ...]:
-    """Layers right below the model that hold layers themselves."""
+    """Return the layers directly below the model that hold layers themselves."""
     from stoker.train.model.layer_paths import walk_layers
 
     below = [path.split("/")[0] for path, _ in walk_layers(model) if "/" in path]
@@ -425,13 +362,8 @@ def _blocks(model: Any) -> tuple[str, ...]:
 
 
 def _gradient_bytes(model: Any, dtype: str) -> int:
-    """Of one exchange between replicas."""
+    """Return the size of one exchange between replicas."""
     import tensorflow as tf
 
     sizes = [weight.shape for weight in model.trainable_variables]
     return sum(math.prod(shape) for shape in sizes) * tf.as_dtype(dtype).size
-
-
-def _store(told: str | None) -> str | None:
-    """`original (as it came)` -> `original`."""
-    return None if told is None else told.split()[0]

@@ -11,8 +11,8 @@ from typing import Any, TypeGuard
 
 from stoker.app.experiment import Experiment
 from stoker.app.tuned_settings import measured_code
-from stoker.app.tuning.client import one_bench
-from stoker.app.tuning.tuning import TRIALS, alone, cannot, summary
+from stoker.app.tuning.trials import TRIALS, Trials, cannot_measure, locked_folder
+from stoker.app.tuning.tuning import summary
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import CheckFailed, ConfigError, Plain
 from stoker.tune.compare import PAIRS_LEAST, Load, watched_load
@@ -116,16 +116,14 @@ def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
     """
     lock = _checkable(experiment)
     promised = {name: value for name, value in lock.after.items() if _is_number(value)}
-    with alone(experiment) as folder:
-        trials = folder / TRIALS
+    with locked_folder(experiment) as folder:
+        trials = Trials(experiment, folder / TRIALS, progress=progress)
 
         def measure(within_s: float) -> Measured:
-            with one_bench(
-                experiment, folder=trials, name="check", within_s=within_s, tell=progress
-            ) as bench:
-                with watched_load(bench.pid) as load:
-                    # There is a minute for all processes, and each speaks for itself only.
-                    profile = bench.profile(most_pairs=PAIRS_LEAST)
+            with trials.alone(name="check", within_s=within_s) as trial:
+                with watched_load(trial.pid) as load:
+                    # All processes share a minute, so each measures as few pairs as it can.
+                    profile = trial.profile(most_pairs=PAIRS_LEAST)
                 prices = experiment.resources.usd_per_hour
                 return Measured(figures=summary(profile, usd_per_hour=prices), load=load())
 
@@ -133,7 +131,7 @@ def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
             now = settled(measure, promised, within_s=CHECK_S)
         except TrialFailed as failed:
             if failed.kind != "budget":
-                raise cannot(failed, "--budget") from None
+                raise cannot_measure(failed) from None
             raise CheckFailed(
                 f"a check must be over in {CHECK_S:.0f} s", got=Plain(failed.text)
             ) from None

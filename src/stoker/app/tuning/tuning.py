@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import secrets
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -17,11 +13,11 @@ from typing import Any
 
 from stoker.app.experiment import Experiment
 from stoker.app.tuned_settings import measured_code, value_at
-from stoker.app.tuning.client import SCRATCH, TrialBench
+from stoker.app.tuning.trials import TRIALS, Trials, cannot_measure, locked_folder
 from stoker.cluster.devices import find_devices, hardware
-from stoker.core.errors import BusyError, ConfigError, Plain, UserError
-from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
+from stoker.core.files import write_atomic, write_json
 from stoker.core.fingerprint import library_versions
+from stoker.tune.client import TrialClient, TrialLimits
 from stoker.tune.compare import watched_load
 from stoker.tune.ledger import Ledger
 from stoker.tune.lock import FILE, Lock, write_lock
@@ -29,9 +25,6 @@ from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Settings, Tuned, search
-
-TRIALS = "trials"
-"""Folder of a tuning's trials, within its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,27 +58,20 @@ def tune(
         UserError: the experiment cannot be measured; it stays as it was.
         BusyError: it is being tuned already.
     """
-    with alone(experiment) as folder:
-        names = count(1)
+    with locked_folder(experiment) as folder:
+        trials = Trials(experiment, folder / TRIALS, progress=progress)
+        names = (f"{number:02d}" for number in count(1))
 
-        def open_bench(settings: Settings, left_s: float) -> TrialBench:
-            end_s = time.monotonic() + left_s
-            return TrialBench(
-                experiment,
-                settings,
-                folder=folder / TRIALS,
-                name=f"{next(names):02d}",
-                left_s=lambda: end_s - time.monotonic(),
-                most_s=limits.lever_s,
-                tell=progress,
-            )
+        def open_trial(settings: Settings, left_s: float) -> TrialClient:
+            within = TrialLimits.within(left_s, most_s=limits.lever_s)
+            return trials.open(settings, name=next(names), limits=within)
 
         ledger = Ledger(folder / "ledger.jsonl")
         try:
             ledger.write("begin", _begin(experiment, limits))
-            tuned = search(open_bench, ledger=ledger, limits=limits, tell=log, watch=watched_load)
+            tuned = search(open_trial, ledger=ledger, limits=limits, log=log, watch=watched_load)
         except TrialFailed as failed:
-            raise cannot(failed, "--budget") from None
+            raise cannot_measure(failed) from None
         finally:
             ledger.close()
         result = Tuning(
@@ -167,48 +153,3 @@ def _begin(experiment: Experiment, limits: Limits) -> dict[str, Any]:
         "hardware": hardware(find_devices()),
         "versions": library_versions(),
     }
-
-
-def cannot(failed: TrialFailed, option: str) -> UserError:
-    """Why an experiment could not be measured as it is.
-
-    Args:
-        failed: What its trial said.
-        option: What gives it more time.
-    """
-    if failed.kind == "budget":
-        return ConfigError(
-            f"{option} must be long enough to measure the experiment as it is",
-            got=Plain(failed.text),
-            fix=f"Give it more, e.g. {option} 10m.",
-        )
-    return UserError(
-        "an experiment that is measured must train as it is",
-        got=Plain(f"{failed.kind}: {failed.text}"),
-        fix="`stoker train` says more.",
-    )
-
-
-@contextmanager
-def alone(experiment: Experiment) -> Iterator[Path]:
-    """A folder for one tuning; two at once would measure each other."""
-    root = experiment.folder / experiment.runs / ".tune" / experiment.name
-    with writable(root, what="the folder", fix="Write elsewhere with --set runs=DIR."):
-        root.mkdir(parents=True, exist_ok=True)
-        held = (root / "lock").open("w")
-    with held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(
-                f"{experiment.name} is measured by one process at a time",
-                got=Plain(f"another holds {root / 'lock'}"),
-                fix="Wait until it has ended.",
-            ) from None
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-        folder = root / name
-        with full_disk_is_named(folder):
-            folder.mkdir()
-        for left in root.glob(f"*/{TRIALS}/*{SCRATCH}"):
-            remove(left)  # of a tuning that was killed; this one holds the lock
-        yield folder
