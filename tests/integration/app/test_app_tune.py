@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.app.tuned_settings import load_tuned
-from stoker.app.tuning import tune_check
+from stoker.app.tuning import tuning
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.measure.device_trace import STAND_IN
@@ -124,7 +124,7 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert "data.pipeline.cache=memory" in said
 
     # A minute is one measurement where the machine is slow, which says nothing if others took its cores.
-    monkeypatch.setattr(tune_check, "CHECK_S", 300.0)
+    monkeypatch.setattr(tuning, "CHECK_S", 300.0)
     assert invoke(["tune", "--check", str(planted)], debug=False) == 0
     assert "The lock file still holds." in capsys.readouterr().out
     # One that is broken, `test_tune_check` has.

@@ -15,6 +15,7 @@ import pytest
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.tuning.trials import Trials
 from stoker.cli.main import invoke
+from stoker.core.files import read_json
 from stoker.tune.client import TrialLimits
 from stoker.tune.ledger import events
 from stoker.tune.levers import Situation, levers
@@ -106,6 +107,20 @@ def test_levers_of_devices_and_memory_are_settings_that_train(planted: Path) -> 
 
     assert (alone.resolved.strategy, alone.resolved.replicas) == ("one_device", 1)
     assert alone.model.blocks == (), "they are computed again already"
+
+
+def test_trials_of_the_same_data_read_stages_that_were_run_once(planted: Path) -> None:
+    of_experiment = trials(planted, load_experiment(planted))
+    for name, settings in (("one", {}), ("two", {"train.steps_per_call": 2})):
+        limits = TrialLimits.within(LONG_S)
+        of_experiment.open(settings, name=name, limits=limits).close()
+
+    folder = planted / "trials"
+    assert [path.name for path in folder.glob("*-prepare.json")] == ["one-prepare.json"]
+    one, two = (read_json(folder / f"{name}.json") for name in ("one", "two"))
+    assert one["outputs"] == two["outputs"]
+    assert set(one["outputs"]) == {"ingest", "analyze", "transform"}
+    assert all(Path(output).is_dir() for output in one["outputs"].values())
 
 
 def wait_for(condition: object, what: str) -> None:

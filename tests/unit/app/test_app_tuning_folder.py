@@ -11,8 +11,7 @@ import pytest
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.tuning.profiling import _in_time
 from stoker.app.tuning.trials import TRIALS, locked_folder
-from stoker.app.tuning.tune_check import check
-from stoker.app.tuning.tuning import _stays
+from stoker.app.tuning.tuning import _keeps_lock, check
 from stoker.cli.commands.tune import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
@@ -126,7 +125,7 @@ def test_a_tuning_that_ended_early_and_kept_nothing_leaves_an_earlier_lock(
         lock.write_text("what was kept")
     tuned: Any = SimpleNamespace(finished=finished, settings=settings)
 
-    assert _stays(tuned, lock) is stays
+    assert _keeps_lock(tuned, lock) is stays
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from stoker.app.tuned_settings import load_tuned, measured_code
-from stoker.app.tuning.tune_check import CHECKS, MOST_CHECKS, Measured, broken, check, settled
+from stoker.app.tuning.tuning import check
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
+from stoker.tune.check import CHECKS, MOST_CHECKS, Measured, broken, settled
 from stoker.tune.compare import Load
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 

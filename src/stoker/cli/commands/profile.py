@@ -20,9 +20,9 @@ from stoker.core.errors import Plain, UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stoker.app.tuning.profiling import Profiled
     from stoker.scriptprofile import ScriptProfile
     from stoker.scriptprofile.observations import Loop
+    from stoker.tune.report import ProfileReport
 
 
 _COMMAND = "stoker.profile.command"
@@ -125,14 +125,14 @@ def _given(experiment: Path, overrides: list[str]) -> str:
     return " ".join([f"{experiment}"] * (experiment != Path()) + settings)
 
 
-def _print(found: Profiled) -> None:
+def _print(found: ProfileReport) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from stoker.app.tuning.profiling import rows_of
     from stoker.pages.numbers import seconds
     from stoker.tune.profile import PARTS
+    from stoker.tune.report import rows_of
 
     console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)
     facts = Table(show_header=False)
@@ -157,7 +157,7 @@ def _print(found: Profiled) -> None:
     console.print(f"page   {found.page}", markup=False)
 
 
-def _print_device(console: Console, found: Profiled) -> None:
+def _print_device(console: Console, found: ProfileReport) -> None:
     """Print the device time by class, and first the finding about it."""
     from rich.markup import escape
     from rich.table import Table

@@ -16,8 +16,7 @@ from stoker.cli.output import print_result, tolerant
 from stoker.core.errors import EXIT_CHECK, ConfigError
 
 if TYPE_CHECKING:
-    from stoker.app.tuning.tune_check import Check
-    from stoker.app.tuning.tuning import Tuning
+    from stoker.app.tuning.tuning import Check, Tuning
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -117,7 +116,7 @@ def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from stoker.app.tuned_settings import load_tuned
-    from stoker.app.tuning.tune_check import check
+    from stoker.app.tuning.tuning import check
     from stoker.cli.progress import ConsoleListener
 
     loaded = load_tuned(folder, overrides=overrides)
