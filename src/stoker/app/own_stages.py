@@ -1,4 +1,4 @@
-"""The first stages where the data is a dataset of the user's own: nothing is copied or transformed."""
+"""The first stages for a user-defined dataset: nothing is copied or transformed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from stoker.evaluate.config import require_metrics_of
 
 
 def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
-    """The chain for an experiment's kind of data, in its order."""
+    """Return the chain for the experiment's kind of data, in order."""
     return STAGES if experiment.own_dataset is None else OWN_STAGES
 
 
 def _config(context: Context) -> OwnDatasetConfig:
     config = context.experiment.own_dataset
     if config is None:
-        raise RuntimeError("these stages are for a dataset of the user's own")
+        raise RuntimeError("these stages are for a user-defined dataset")
     return config
 
 
@@ -114,4 +114,4 @@ OWN_STAGES = (
     Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
     *STAGES[3:],
 )
-"""The chain from a user's own dataset on: from `train` on it is the same."""
+"""The chain for a user-defined dataset; from `train` on it is the same."""

@@ -19,7 +19,7 @@ from stoker.app.chain import ChainResult, StageOutcome
 from stoker.app.context import ServeResult
 from stoker.app.evaluation import labels_of
 from stoker.app.experiment import Experiment
-from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
+from stoker.app.stage_outputs import open_dataset, open_transform, split_rows
 from stoker.client.asking import ask_grpc, ask_rest
 from stoker.client.rows import json_instances
 from stoker.cluster.processes import Child, last_line
@@ -79,7 +79,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
     dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
     version = chain.results["push"]["version"]
     columns = transform.serving_columns
-    some = next(eval_rows(dataset, transform.columns, at_once=BATCH_ROWS))
+    some = next(split_rows(dataset, "eval", transform.columns, batch_rows=BATCH_ROWS))
     count = len(next(iter(some.values())))
     asked = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
     rows = {name: values[asked] for name, values in some.items()}

@@ -1,7 +1,7 @@
-"""The stages of the chain: what each depends on, and what it does.
+"""The stages of the chain: the inputs of each, and its work.
 
-A stage reads the outputs of those before it and writes its own folder; nothing else passes between
-them. TensorFlow is imported only inside the stages that need it.
+A stage reads the outputs of earlier stages and writes its own folder; nothing else passes between them.
+TensorFlow is imported only inside the stages that need it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.app.context import (
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints, pipeline_settings, training_settings
-from stoker.app.stage_outputs import eval_rows
+from stoker.app.stage_outputs import split_rows
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import read_json, write_json
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 VETTED_ROWS = 64
-"""Rows of the eval split that the exported model must answer before it may be pushed."""
+"""Rows of the eval split on which the exported model is called before it may be pushed."""
 
 
 def _ingest_inputs(context: Context) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
 
 
 def _store_depends_on_epochs(experiment: Experiment) -> bool:
-    """Whether `data.images.store: auto` may choose otherwise for more epochs."""
+    """Return whether `data.images.store: auto` may choose another store for more epochs."""
     images = experiment.files.images
     return images.store == "auto" and images.allow_lossy
 
@@ -103,19 +103,19 @@ def _ingest(context: Context, folder: Path) -> Done:
 
 
 def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
-    """Find out before anything is read in full what `stoker.yaml` asks of columns in vain."""
+    """Reject settings that name missing columns, before all data is read."""
     names = [column.name for column in columns]
     for label in experiment.labels.values():
         if experiment.preprocessing is None and label not in names:
             raise ConfigError(
-                "label must be a column of the data, where there is no preprocessing_fn to make it",
+                "label must be a column of the data if there is no preprocessing_fn to compute it",
                 got=label,
                 fix=nearest(label, names),
             )
     weight = experiment.train.sample_weight
     if experiment.preprocessing is None and weight is not None and weight not in names:
         raise ConfigError(
-            "train.sample_weight must be a column of the data, where there is no preprocessing_fn",
+            "train.sample_weight must be a column of the data if there is no preprocessing_fn",
             got=weight,
             fix=nearest(weight, names),
         )
@@ -123,7 +123,7 @@ def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
         raise ConfigError(
             "train.augment needs a column of images",
             got=Plain(f"{len(names)} columns without an image"),
-            fix="Leave train.augment out.",
+            fix="Remove train.augment.",
         )
 
 
@@ -138,7 +138,7 @@ def _analyze_inputs(context: Context) -> dict[str, Any]:
 
 
 def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
-    """Which columns there are: a new one is no change of those that an earlier stage read."""
+    """Return the types of all columns, without their values."""
     return [(c.name, c.dtype, c.whole, c.length) for c in context.shards().columns]
 
 
@@ -189,7 +189,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 
 
 def _weight_inputs(experiment: Experiment) -> dict[str, str]:
-    """Nothing where nothing is weighed: the same inputs as before there were weights."""
+    """Return nothing without weights, so that records of earlier versions stay valid."""
     name = experiment.train.sample_weight
     return {} if name is None else {"sample_weight": name}
 
@@ -284,9 +284,10 @@ def _export(context: Context, folder: Path) -> Done:
     prepare_process(precision=resolved.precision, seed=experiment.train.seed, deterministic=False)
     build = load_function(experiment.folder, experiment.model, where="model")
     built = build_model(build, transform, what=experiment.model)
-    some = next(eval_rows(context.dataset(), transform.serving_columns, at_once=VETTED_ROWS))
+    columns = transform.serving_columns
+    some = next(split_rows(context.dataset(), "eval", columns, batch_rows=VETTED_ROWS))
     rows = {name: values[:VETTED_ROWS] for name, values in some.items()}
-    # A subclassed model has no variables before it is called.
+    # A subclassed model creates its variables in the first call.
     first = {
         c.name: tf.constant(rows[c.name][:1], c.tensor_dtype) for c in transform.serving_columns
     }
@@ -298,7 +299,7 @@ def _export(context: Context, folder: Path) -> Done:
     labels = transform.labels
     facts: ExportResult = {
         "from_logits": alone({output: built.from_logits(output) for output in labels}),
-        # A float label under a loss for numbers is a number, even where all of a split are 0 or 1.
+        # A float label with a regression loss is a number, even if all values of a split are 0 or 1.
         "is_regression": alone(
             {
                 output: built.is_regression(output) and label.dtype.startswith("float")
@@ -318,7 +319,7 @@ def _export(context: Context, folder: Path) -> Done:
 
 
 def _multi_hot(context: Context) -> dict[str, bool]:
-    """Output -> whether some row of some split has no class or several."""
+    """Return for each output whether a row of any split has no class or several."""
     found: dict[str, bool] = {}
     for by_output in context.labels().values():
         for output, summary in by_output.items():
@@ -350,14 +351,13 @@ def _evaluate_inputs(context: Context) -> dict[str, Any]:
 
 
 def _evaluate(context: Context, folder: Path) -> Done:
-    judged = evaluate_export(
+    evaluation, columns = evaluate_export(
         context.experiment,
         context.dataset(),
         context.transform(),
         context.outputs["export"],
         folder,
     )
-    evaluation = judged.evaluation
     result: EvaluateResult = {
         "rows": evaluation.rows,
         "metrics": evaluation_to_json(evaluation)["metrics"],
@@ -369,7 +369,7 @@ def _evaluate(context: Context, folder: Path) -> Done:
             if not verdict.passed
         ],
     }
-    return Done(result=result, columns=context.hashed(judged.columns))
+    return Done(result=result, columns=context.hashed(columns))
 
 
 def _push_inputs(context: Context) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def _row_rate_progress(context: Context) -> Callable[[int, int | None], None]:
     def report(done: int, total: int | None) -> None:
         nonlocal began_s, began_at
         if done < began_at or not began_at:
-            # The first look is over, or a killed ingest goes on: what was done then has no rate.
+            # The first pass is over, or a killed ingest continues: rows that were done before have no rate.
             began_s, began_at = time.monotonic(), done
         passed_s = time.monotonic() - began_s
         rate = f", {(done - began_at) / passed_s:,.0f}/s" if done > began_at and passed_s else ""
@@ -455,4 +455,4 @@ STAGES = (
     ),
     Stage(name="push", folder="push", inputs=_push_inputs, work=_push, always=True),
 )
-"""The chain, in its order."""
+"""The chain, in order."""

@@ -1,8 +1,8 @@
-"""What can be changed about a training so that it is faster, in the order in which it is tried.
+"""The levers of a tuning: changes of settings that may make a training faster, in the order of trial.
 
-A lever stands before those that depend on it: what is done to the input decides whether the step is
-what is waited for, the number of steps in a call how much of a step is Python, and the precision
-whether XLA helps. It is applied by settings of `stoker.yaml`, so that it can be written down.
+A lever comes before those that depend on it: the input decides whether the step is the bottleneck, the
+number of steps in a call decides how much of a step is Python, and the precision decides whether XLA
+helps. Every lever is a set of settings of `stoker.yaml`, so the lock file can keep it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.train.config import BFLOAT16_CAPABILITY, ResolvedTraining, TrainConf
 from stoker.tune.profile import Bottleneck
 
 Part = Literal["input", "python", "step"]
-"""Where a step's time goes, and which levers shorten it."""
+"""The part of a step's time that a lever shortens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,34 +27,34 @@ class Lever:
     """A change of settings, and how it is judged."""
 
     name: str
-    """For a person: `ten steps a call`."""
+    """Name for the user: `10 steps a call`."""
 
     settings: Mapping[str, Any]
     """Dotted names of `stoker.yaml` -> values."""
 
     part: Part
-    """Of the step's time, what it shortens."""
+    """The part of the step's time that it shortens."""
 
     changes_numbers: bool = False
-    """The loss curve has to be looked at before it is kept."""
+    """It is kept only if the loss curve stays the same."""
 
     only_proposed: bool = False
-    """It is another training: whoever owns the model decides, with the gain before their eyes."""
+    """It changes the training itself, so it is measured but the user decides."""
 
     by_speed: bool = False
-    """Of the input, but its work stays what it is: samples a second decide, not its CPU time."""
+    """For the input: its work does not change, so samples per second decide, not CPU time."""
 
     does_more_at_once: bool = False
-    """Of the input; it helps only where batches are waited for and a core has nothing to do."""
+    """For the input: helps only if training waits for batches and a core is idle."""
 
     only_for: Bottleneck | None = None
-    """What has to be waited for, where it shortens nothing else."""
+    """The only bottleneck that it helps against; None: any."""
 
     after_memory_of: str | None = None
-    """Name of a lever that did not fit in memory; only then this one is tried."""
+    """Name of another lever; this one is tried only if that one ran out of memory."""
 
     why: str
-    """What it does."""
+    """Why it may help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,20 +132,20 @@ class Situation:
 
 
 LARGER = 4
-"""How many times the batch is tried."""
+"""Factor of a larger batch."""
 
 AT_ONCE = 4
-"""Batches of images that are made at once for trial."""
+"""Batches of images that are prepared at the same time."""
 
 AHEAD = 32
-"""Batches that are made ahead for trial."""
+"""Batches that are prefetched."""
 
 CALL_LENGTHS = (10, 50)
-"""Steps of a call that are tried; of a shorter epoch all of its steps."""
+"""Steps of a call; at most those of an epoch."""
 
 
 def levers(situation: Situation) -> list[Lever]:
-    """All that make sense, in their order."""
+    """Return the levers that apply, in the order of trial."""
     return [
         *_input(situation),
         *_python(situation),
@@ -197,7 +197,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
 
 
 def _decoding(situation: Situation) -> Iterator[Lever]:
-    """What decodes images; raw ones need no decoder."""
+    """Change the decoder of images; raw images need none."""
     if situation.model.image_store not in {"original", "resized"}:
         return
     other = "native" if situation.train.feed.decoder == "opencv" else "opencv"
@@ -211,9 +211,9 @@ def _decoding(situation: Situation) -> Iterator[Lever]:
 
 
 def _feeding(situation: Situation) -> Iterator[Lever]:
-    """How much of the input is done at once, and how far ahead of the step."""
+    """Change how much of the input runs at the same time, and how far ahead of the step."""
     if situation.train.feed.threads is None:
-        # Half of them leave cores to the step; twice as many have something to do while others read.
+        # Half of the cores leave the others to the step; twice as many work while others wait for files.
         half, twice = situation.cores // 2, 2 * situation.cores
         for threads, idle in ((half, False), (twice, True)):
             if threads:
@@ -248,14 +248,14 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
 
 
 def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
-    """`tf.data.Options` of a pipeline that the user wrote."""
+    """Change `tf.data.Options` of a user-defined dataset."""
     if situation.train.feed.autotune:
         yield Lever(
             name="the dataset as it is written, without TensorFlow's autotuner",
             settings={"train.feed.autotune": False},
             part="input",
             by_speed=True,
-            why="parallelism and buffers that are written stay, and nobody searches for others",
+            why="the parallelism and buffers in the code stay; no autotuner changes them",
         )
     if situation.gpus and not situation.train.feed.slack:
         yield Lever(
@@ -263,7 +263,7 @@ def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
             settings={"train.feed.slack": True},
             part="input",
             by_speed=True,
-            why="what launches the step's kernels has the CPU to itself",
+            why="the thread that launches the kernels of a step has the CPU to itself",
         )
 
 
@@ -285,7 +285,7 @@ def _python(situation: Situation) -> Iterator[Lever]:
                 name=f"{length} steps a call",
                 settings={"train.steps_per_call": length},
                 part="python",
-                why="Python is run once a call",
+                why="Python runs once per call",
             )
 
 
@@ -296,9 +296,9 @@ def _step(situation: Situation) -> Iterator[Lever]:
         settings={"train.precision": other},
         part="step",
         changes_numbers=True,
-        why="products of matrices in fewer bits move half the bytes"
+        why="matrix products in 16 bits move half the bytes"
         if other != "float32"
-        else "this device computes float32 faster than what was asked for",
+        else "this device computes float32 faster than the set precision",
     )
     if not situation.model.string_features:
         yield Lever(
@@ -313,7 +313,7 @@ def _step(situation: Situation) -> Iterator[Lever]:
 
 
 def _strategy(situation: Situation) -> Iterator[Lever]:
-    """One device instead of several, or the other way round; samples of a step stay as many."""
+    """Use one device instead of several or vice versa; the samples of a step stay the same."""
     if situation.resolved.strategy == "mirrored" and situation.resolved.replicas > 1:
         whole = situation.resolved.batch_size * situation.resolved.replicas
         yield Lever(
@@ -349,14 +349,14 @@ def _exchange(situation: Situation) -> Iterator[Lever]:
 
 
 PACKS = (2, 8)
-"""Into how many packs gradients are cut for trial."""
+"""Number of packs in which gradients are sent."""
 
 LEAST_PACK_BYTES = 2**20
-"""A smaller pack costs its own start more than it wins."""
+"""A smaller pack costs more than it saves."""
 
 
 def _packs(situation: Situation) -> Iterator[Lever]:
-    """Send what is there; XLA gives all gradients at once, and accumulation at the end."""
+    """Send gradients before all are computed; XLA and accumulation produce all of them at once."""
     at_once = situation.resolved.xla or situation.resolved.accumulate > 1
     if situation.resolved.replicas == 1 or situation.train.reduction_bytes_per_pack or at_once:
         return
@@ -367,15 +367,15 @@ def _packs(situation: Situation) -> Iterator[Lever]:
                 name=f"gradients sent in {count} packs",
                 settings={"train.reduction_bytes_per_pack": size_bytes},
                 part="step",
-                # The sum of two numbers has one order.
+                # A sum of two numbers has only one order.
                 changes_numbers=situation.resolved.replicas > 2,
                 only_for="communication",
-                why="the first ones go between replicas while the others are still computed",
+                why="the first ones are exchanged while the others are still computed",
             )
 
 
 def _passes(situation: Situation) -> Iterator[Lever]:
-    """Exchange less often; a batch of the user's own is only cut by it, and is not exchanged less."""
+    """Exchange less often; for a user-defined dataset it would only split the batch."""
     if (
         situation.resolved.replicas > 1
         and situation.resolved.accumulate == 1
@@ -388,8 +388,8 @@ def _passes(situation: Situation) -> Iterator[Lever]:
             changes_numbers=True,
             only_proposed=True,
             only_for="communication",
-            why=f"gradients go between replicas once for {LARGER} times the samples; fewer updates an "
-            "epoch, so the learning rate and the epochs are to be chosen again",
+            why=f"gradients are exchanged once for {LARGER} times the samples; there are fewer updates "
+            "in an epoch, so choose the learning rate and the epochs again",
         )
 
 
@@ -403,16 +403,16 @@ def _threads(situation: Situation) -> Iterator[Lever]:
             settings={"train.intra_op_threads": threads},
             part="step",
             changes_numbers=True,
-            why="small operations are not cut up, and cores are left to the input",
+            why="small operations are not split, and cores are left to the input",
         )
-    # Replicas wait for each other, each on a thread of its own.
+    # Replicas wait for each other, each on its own thread.
     if situation.train.inter_op_threads is None and situation.resolved.replicas == 1:
         yield Lever(
             name=f"{threads} operation{'s' * (threads > 1)} at once",
             settings={"train.inter_op_threads": threads},
             part="step",
             changes_numbers=True,
-            why="operations do not take each other's cores and caches",
+            why="operations do not compete for cores and caches",
         )
 
 
@@ -428,7 +428,7 @@ def other_precision(precision: str, gpus: Sequence[Gpu]) -> str:
 def _batch(situation: Situation) -> Iterator[Lever]:
     if situation.resolved.accumulate > 1:
         whole = situation.resolved.batch_size * situation.resolved.accumulate
-        yield from _also_computed_again(
+        yield from _and_rematerialized(
             Lever(
                 name="no accumulation: the whole batch in one pass",
                 settings={"train.batch_size": whole, "train.accumulate": 1}
@@ -441,49 +441,49 @@ def _batch(situation: Situation) -> Iterator[Lever]:
             situation,
         )
     key = "train.batch_size" if not situation.own_dataset else "data.pipeline.batch_size"
-    yield from _also_computed_again(
+    yield from _and_rematerialized(
         Lever(
             name=f"{LARGER} times the batch",
             settings={key: LARGER * situation.resolved.batch_size},
             part="step",
             changes_numbers=True,
             only_proposed=True,
-            why="more samples for each step's fixed cost; fewer updates an epoch, so the learning "
-            "rate and the epochs are to be chosen again",
+            why="the fixed cost of a step is shared by more samples; there are fewer updates in an "
+            "epoch, so choose the learning rate and the epochs again",
         ),
         situation,
     )
 
 
-def _also_computed_again(lever: Lever, situation: Situation) -> Iterator[Lever]:
-    """A lever that needs memory; where that is too little, with rematerialisation."""
+def _and_rematerialized(lever: Lever, situation: Situation) -> Iterator[Lever]:
+    """Yield a lever that needs memory, and the same with rematerialization if it runs out of memory."""
     yield lever
     if situation.model.blocks:
         yield replace(
             lever,
             name=f"{lever.name}, with rematerialisation",
             settings=dict(lever.settings) | {"train.remat": list(situation.model.blocks)},
-            why=f"{lever.why}; what is inside of {', '.join(situation.model.blocks)} is computed again "
-            "for the gradient, for the memory that this takes",
+            why=f"{lever.why}; {', '.join(situation.model.blocks)} are computed again for the gradient, "
+            "which saves memory",
             changes_numbers=True,
             after_memory_of=lever.name,
         )
 
 
 EXHAUSTED = 0.8
-"""Of the cores' time: where training uses so much of it, no thread more makes batches faster."""
+"""Share of the cores' time from which more threads do not prepare batches faster."""
 
 
 def data_service(situation: Situation, *, cores_used: float, busy_fraction: float) -> Lever | None:
-    """Make batches on other machines; None where that is no remedy for an input that is waited for.
+    """Return the lever that prepares batches on other machines; None if it would not help.
 
     Args:
-        situation: What is set.
-        cores_used: CPU seconds of training by second, mean.
+        situation: The current settings.
+        cores_used: Mean number of cores that training uses.
         busy_fraction: U.
 
     Returns:
-        A lever that cannot be tried here: it needs the other machines.
+        A lever that is only proposed: it needs other machines.
     """
     exhausted = cores_used >= EXHAUSTED * situation.cores
     if situation.own_dataset or situation.has_service or not exhausted:
@@ -494,7 +494,7 @@ def data_service(situation: Situation, *, cores_used: float, busy_fraction: floa
         part="input",
         only_proposed=True,
         why=f"not tried, it needs other machines: training uses {cores_used:.1f} of this machine's "
-        f"{situation.cores} cores, and waits for its input nevertheless. `stoker data-service start` "
-        "makes batches elsewhere, data.service.address reads them; at most "
-        f"{1 / busy_fraction:.2g} times as fast, where the step is all that is left",
+        f"{situation.cores} cores, but still waits for its input. `stoker data-service start` prepares "
+        "batches on another machine, and data.service.address reads them; training becomes at most "
+        f"{1 / busy_fraction:.2g} times as fast, if only the step is left",
     )

@@ -187,9 +187,10 @@ class TrialProcess:
 
     def close(self) -> None:
         """End the process and its children."""
-        for descriptor in (self._questions, self._answers):
-            if descriptor >= 0:
-                os.close(descriptor)
+        if self._questions < 0:
+            return
+        os.close(self._questions)
+        os.close(self._answers)
         self._questions = self._answers = -1
         self._continue()
         self._child.end(GRACE_S)

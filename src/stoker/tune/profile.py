@@ -1,4 +1,4 @@
-"""Where the time of a training's step goes, from windows that were measured side by side."""
+"""The profile of a training: where the time of a step goes, from windows, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PARTS = {
     "communication": "exchange of gradients",
     "python": "Python between calls",
     "checkpoint": "checkpoints",
-    "rest": "rest: the input's work beside the step",
+    "rest": "rest: the input's work on the step's cores",
 }
-"""Part of a step -> what it is called."""
+"""Part of a step -> name for the user."""
 
 Measured = Mapping[str, Any]
 """A `stoker.train.measurement.window.Window`, JSON values."""
@@ -26,49 +26,49 @@ Measured = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """A step's wall time, seconds, in parts that add up to it."""
+    """Wall time of a step, seconds, in parts that add up to it."""
 
     input_wait_s: float
     """Blocked in `next(iterator)`."""
 
     transfer_s: float
-    """Copying batches to the device, where that is told apart: 0 on a CPU."""
+    """Copies of batches to the device, if measured separately; 0 on a CPU."""
 
     compute_s: float
-    """The compiled step on a batch in memory, exchange between replicas left out."""
+    """The compiled step on a batch in memory, without the exchange between replicas."""
 
     communication_s: float
-    """Exchange of gradients between replicas, where there are several."""
+    """Exchange of gradients between replicas."""
 
     python_s: float
-    """What a call on a batch in memory takes beside its steps."""
+    """Time of a call on a batch in memory outside of its steps."""
 
     checkpoint_s: float
-    """What checkpoints of the default rate take from a step."""
+    """Time that checkpoints at the default rate take from a step."""
 
     rest_s: float
-    """What is left: above all the input's work on the cores that the step computes on."""
+    """The rest: mainly the input's work on the cores that the step computes on."""
 
     @property
     def step_s(self) -> float:
-        """The whole."""
+        """Time of the whole step."""
         return sum(asdict(self).values())
 
     def shares(self) -> dict[str, float]:
-        """Part -> its share of the step."""
+        """Return the share of each part, by name."""
         return {name.removesuffix("_s"): part / self.step_s for name, part in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What was measured of a training, and what follows from it by arithmetic."""
+    """Measurements of a training, and what follows from them by arithmetic."""
 
     busy_fraction: float
-    """U: T_ceil / T_real by row, the middle of windows run in turn."""
+    """U: T_ceil / T_real per row, the median of windows measured in turn."""
 
     busy_low: float
     busy_high: float
-    """Interval of that middle, by what the windows differ; see `stoker.tune.compare.interval`."""
+    """Interval of that median; see `stoker.tune.compare.interval`."""
 
     input_wait: float
     """W: the share of wall time blocked in `next(iterator)`."""
@@ -76,40 +76,40 @@ class Profile:
     samples_per_s: float
     split: Split
     input_cpu_s_per_sample: float
-    """CPU time that making a sample costs, all threads."""
+    """CPU time to prepare a sample, over all threads."""
 
     process_cpu_s_per_sample: float
-    """CPU time of the whole training by sample."""
+    """CPU time of the whole training per sample."""
 
     rows_a_step: float
     per_epoch: int
     steps_per_call: int
     pace: float | None = None
-    """How quick the machine was meanwhile at what does not depend on the training, products of
-    matrices: floating-point operations a second; None where that was not measured."""
+    """Speed of the machine itself meanwhile, in products of matrices: floating-point operations per
+    second; None if not measured."""
 
     turns: list[list[Measured]] = field(default_factory=list)
-    """Pairs of windows, resident and real, in their order."""
+    """Pairs of windows, resident and real, in order."""
 
     called: list[Measured] = field(default_factory=list)
     taken: list[Measured] = field(default_factory=list)
     """Windows of calls on a batch in memory, and of input alone."""
 
     paces: list[float | None] = field(default_factory=list)
-    """What `pace` is the middle of."""
+    """The measurements of which `pace` is the median."""
 
     @property
     def epoch_s(self) -> float:
-        """Wall time of an epoch's steps; validation is not in it."""
+        """Wall time of the steps of an epoch, without validation."""
         return self.per_epoch * self.split.step_s
 
     @property
     def cores_used(self) -> float:
-        """CPU seconds of training by second."""
+        """Mean number of cores that training uses."""
         return self.process_cpu_s_per_sample * self.samples_per_s
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the profile as JSON values."""
         return asdict(self) | {
             "step_s": self.split.step_s,
             "shares": self.split.shares(),
@@ -183,7 +183,7 @@ def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
 
 def _split(facts: TrialFacts, windows: Windows, *, busy_fraction: float, wait: float) -> Split:
     ceiling_s = median(_step_s(ceiling) for ceiling, _ in windows.turns)
-    # Of a full step, as the one in memory is: an epoch's last may be shorter.
+    # Of a full step, like the one in memory: the last step of an epoch may be shorter.
     full_s = ceiling_s / busy_fraction
     idle_s = max(0.0, full_s - ceiling_s)
     call_s = median(_step_s(window) / _rows(window) for window in windows.called)
@@ -210,7 +210,7 @@ def _cpu_s_per_sample(windows: Sequence[Measured]) -> float:
 
 
 def busy_fractions(turns: Sequence[Sequence[Measured]]) -> list[float]:
-    """U of each pair of windows, resident and real."""
+    """Return U of each pair of windows, resident and real."""
     return [
         (_step_s(ceiling) / _rows(ceiling)) / (_step_s(real) / _rows(real))
         for ceiling, real in turns
@@ -226,30 +226,30 @@ def _rows(window: Measured) -> float:
 
 
 Bottleneck = Literal["input", "python", "precision", "communication", "none"]
-"""none: the device computes nearly all of the time, and in a precision that suits it."""
+"""none: the device computes nearly all of the time, and in a suitable precision."""
 
 GOAL = 0.95
-"""Busy fraction that is aimed at."""
+"""Busy fraction that a tuning aims at."""
 
 HEALTHY = 0.90
-"""From this busy fraction on nothing is called a bottleneck: what is left is within the noise of a
-machine that others use too."""
+"""Busy fraction from which nothing counts as a bottleneck: the rest is within the noise of a shared
+machine."""
 
 UNSURE = 0.8
-"""Down to this busy fraction an interval that reaches the goal is taken for noise; below it no machine
-that can be measured on shows a busy device."""
+"""Down to this busy fraction, an interval that reaches the goal counts as busy; below it the device is
+idle, whatever the noise."""
 
 PRECISION_GAIN = 1.3
-"""How much faster the same step must be in another precision to be named: such a gap is no noise."""
+"""Factor by which the step must be faster in another precision to be reported; less may be noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What is wrong, and what can be done."""
+    """The bottleneck of a training, and the remedy."""
 
     bottleneck: Bottleneck
     text: str
-    """Two sentences for a person: what was seen, what helps."""
+    """Two sentences: the measurement, and what helps."""
 
 
 def diagnose(
@@ -258,11 +258,11 @@ def diagnose(
     own_dataset: bool,
     other_precision: tuple[str, Gain] | None = None,
 ) -> Diagnosis:
-    """Name the bottleneck.
+    """Find the bottleneck.
 
     Args:
-        profile: What was measured.
-        own_dataset: The data is a `tf.data.Dataset` of the user's, which no data service of ours makes.
+        profile: The measurements.
+        own_dataset: The dataset is user-defined, so a data service cannot prepare it.
         other_precision: Another precision, and how much faster the step in memory is in it.
     """
     shares, split = profile.split.shares(), profile.split
@@ -274,12 +274,12 @@ def diagnose(
         return Diagnosis(
             bottleneck="input",
             text=f"The input is the bottleneck: the device computes {profile.busy_fraction:.0%} of "
-            f"the time; it waits for batches {shares['input_wait']:.0%} of it, and "
-            f"{shares['rest']:.0%} is lost to the input's work beside the step. A batch costs "
+            f"the time; it waits for batches {shares['input_wait']:.0%} of the time, and the input's work "
+            f"on the step's cores takes {shares['rest']:.0%}. A batch costs "
             f"{1e3 * profile.input_cpu_s_per_sample * profile.rows_a_step:.3g} ms of CPU, a step "
-            f"{1e3 * split.compute_s:.3g} ms: {cores:.2g} cores would have to work on the input "
-            "alone. Make samples cheaper (cache, store them smaller, batch before mapping)"
-            + ("." if own_dataset else ", or make them elsewhere (data.service)."),
+            f"{1e3 * split.compute_s:.3g} ms: {cores:.2g} cores would have to work only on "
+            "the input. Make samples cheaper (cache, store them smaller, batch before mapping)"
+            + ("." if own_dataset else ", or prepare them on other machines (data.service)."),
         )
     if worst == "python":
         return Diagnosis(
@@ -298,16 +298,16 @@ def diagnose(
 
 
 def most_idle(profile: Profile) -> Bottleneck:
-    """What the device waits for most, however little that is."""
+    """Return what the device waits for most, however short."""
     idle = _idle(profile)
     return max(idle, key=lambda name: idle[name])
 
 
 def _idle(profile: Profile) -> dict[Bottleneck, float]:
-    """Shares of the time in which the device does not compute, by what it waits for."""
+    """Return the shares of the time in which the device waits, by bottleneck."""
     shares = profile.split.shares()
     return {
-        # What the input does on the step's cores is the input's as much as what is waited for.
+        # The input's work on the step's cores counts like waiting for the input.
         "input": shares["input_wait"] + shares["rest"],
         "python": shares["python"] + shares["checkpoint"],
         "communication": shares["communication"],
@@ -317,27 +317,27 @@ def _idle(profile: Profile) -> dict[Bottleneck, float]:
 def _fewer_calls(profile: Profile) -> str:
     if profile.steps_per_call >= profile.per_epoch:
         return (
-            f"A call is a whole epoch of {profile.per_epoch} steps already: what is left comes once an "
-            "epoch, and weighs less where an epoch has more samples (.repeat() of a dataset of your own)."
+            f"A call is already a whole epoch of {profile.per_epoch} steps: the rest occurs once per "
+            "epoch, and matters less if an epoch has more samples (.repeat() of your own dataset)."
         )
     return (
         f"Run more steps in one call (train.steps_per_call, now {profile.steps_per_call}); a callback "
-        "that is told of each batch forbids that."
+        "that runs on each batch prevents that."
     )
 
 
 def is_clear(turns: Sequence[Sequence[Measured]]) -> bool:
-    """Whether pairs of windows tell on which side of `HEALTHY` the busy fraction lies."""
+    """Return whether pairs of windows show on which side of `HEALTHY` the busy fraction lies."""
     low, high = interval(busy_fractions(turns))
     return not low < HEALTHY <= high
 
 
 def _is_busy(profile: Profile) -> bool:
-    """Whether no idleness is seen that is more than noise."""
+    """Return whether all idle time may be noise."""
     if profile.busy_fraction >= HEALTHY:
         return True
-    # What is blocked in next(iterator) is seen at once; all else is a difference of two windows, and
-    # says nothing where it is not outside of the interval.
+    # Time blocked in next(iterator) is measured directly. All other idle time is a difference of two
+    # windows, which means nothing within the interval.
     unsure = profile.busy_fraction >= UNSURE and profile.busy_high >= GOAL
     return unsure and profile.input_wait < 1 - HEALTHY
 
@@ -346,14 +346,16 @@ def _of_the_step(profile: Profile, other: tuple[str, Gain] | None) -> Diagnosis:
     busy = f"The device computes {min(1.0, profile.busy_fraction):.0%} of the time"
     if profile.busy_fraction < HEALTHY:
         low, high = profile.busy_low, min(1.0, profile.busy_high)
-        busy += f", somewhere between {low:.0%} and {high:.0%}: this machine's noise tells no more"
+        busy += (
+            f", between {low:.0%} and {high:.0%}: the noise of this machine allows no closer figure"
+        )
     if other is not None and other[1].low > PRECISION_GAIN:
         precision, gain = other
         return Diagnosis(
             bottleneck="precision",
             text=f"The precision is the bottleneck: {busy[0].lower()}{busy[1:]}, but the same step "
             f"in {precision} is {gain.shown()} as fast here. Set train.precision: {precision}, and "
-            "look at the loss.",
+            "check the loss.",
         )
     return Diagnosis(
         bottleneck="none",

@@ -22,12 +22,12 @@ from stoker.tune.search import Outcome, Tuned
 
 
 def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
-    """The page.
+    """Return the page of a tuning, HTML.
 
     Args:
-        tuned: What was found.
-        name: The experiment's.
-        usd_per_hour: What the machine costs, where that is known.
+        tuned: The result.
+        name: Name of the experiment.
+        usd_per_hour: Price of the machine, if known.
     """
     gain = tuned.after.samples_per_s / tuned.before.samples_per_s
     return page(
@@ -64,7 +64,7 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
 
 
 def parts_of_a_step(split: Split, *, title: str) -> Html:
-    """A waterfall: each part of a step from where the one before it ends."""
+    """Return a waterfall of the parts of a step: each begins where the one before it ends."""
     bars = [
         Bar(
             label=PARTS[part],
@@ -77,20 +77,20 @@ def parts_of_a_step(split: Split, *, title: str) -> Html:
 
 
 def steps_of(tuned: Tuned) -> Html:
-    """The waterfall: samples a second, from the experiment as it was to what was kept."""
+    """Return a waterfall of the samples per second, from the experiment as it was to the tuned one."""
     before = tuned.before.samples_per_s
-    rises = [Bar(label="as it was", value=before, shown=_said(tuned.before))]
+    rises = [Bar(label="as it was", value=before, shown=_speed(tuned.before))]
     reached = before
     for outcome in tuned.outcomes:
         if outcome.decision != "kept":
             continue
         reached *= outcome.gain.ratio
         rises.append(Bar(label=outcome.lever, value=reached, shown=outcome.gain.shown()))
-    rises.append(Bar(label="tuned", value=tuned.after.samples_per_s, shown=_said(tuned.after)))
+    rises.append(Bar(label="tuned", value=tuned.after.samples_per_s, shown=_speed(tuned.after)))
     return waterfall(rises, title="samples a second, lever by lever")
 
 
-def _said(profile: Profile) -> str:
+def _speed(profile: Profile) -> str:
     return f"{profile.samples_per_s:,.0f} samples/s, U {min(1.0, profile.busy_fraction):.0%}"
 
 
@@ -120,17 +120,16 @@ class ProfileReport:
     profile: Profile
     diagnosis: Diagnosis
     precision: tuple[str, Gain] | None
-    """Another precision, and how much faster the step in memory is in it; None where there was no
-    time for it."""
+    """Another precision, and how much faster the step in memory is in it; None: there was no time."""
 
     machine: dict[str, Any]
-    """Model's operations, device's peak, memory, GPUs."""
+    """The model's FLOPs, the device's peak, memory, GPUs."""
 
     stages: list[dict[str, Any]]
-    """Of the input: name, CPU seconds a sample, share."""
+    """Stages of the input: name, CPU seconds per sample, share."""
 
     calls: list[dict[str, Any]]
-    """Of the timeline."""
+    """Calls of the timeline."""
 
     findings: list[Finding] = field(default_factory=list)
     """Avoidable costs in the model itself."""
@@ -171,7 +170,7 @@ class ProfileReport:
 
 
 def mfu(machine: dict[str, Any], measured: Profile) -> dict[str, Any]:
-    """Model FLOP utilisation: achieved by peak, as measured in training; None where unknown."""
+    """Return the achieved FLOPs per second of training, and their share of the peak; None if unknown."""
     flops, peak = machine.get("step_flops_per_sample"), machine.get("peak_flops_per_s")
     if not flops or not peak:
         return {"achieved_flops_per_s": None, "mfu": None}
@@ -180,7 +179,7 @@ def mfu(machine: dict[str, Any], measured: Profile) -> dict[str, Any]:
 
 
 def rows_of(found: ProfileReport) -> list[tuple[str, str]]:
-    """What a person is told, in a table."""
+    """Return the figures for the user, by name."""
     measured, machine = found.profile, found.machine
     rows = [
         (
@@ -196,8 +195,8 @@ def rows_of(found: ProfileReport) -> list[tuple[str, str]]:
     ]
     if machine.get("mfu") is not None:
         achieved, peak = machine["achieved_flops_per_s"] / 1e9, machine["peak_flops_per_s"] / 1e9
-        said = f"{machine['mfu']:.1%}: {achieved:.3g} of {peak:.3g} GFLOP/s that "
-        rows.append(("MFU", f"{said}{machine['peak_of']} reach"))
+        reached = f"{machine['mfu']:.1%}: {achieved:.3g} of {peak:.3g} GFLOP/s that"
+        rows.append(("MFU", f"{reached} {machine['peak_of']} reach"))
     if found.precision is None:
         rows.append(("another precision", "not measured: the budget was used up"))
     return rows + [(f"GPU {gpu['index']}", _gpu(gpu)) for gpu in machine["gpus"]]
@@ -209,7 +208,7 @@ def _gpu(gpu: dict[str, Any]) -> str:
 
 
 def profile_page(found: ProfileReport, name: str) -> str:
-    """The page of a profile, HTML."""
+    """Return the page of a profile, HTML."""
     measured = found.profile
     return page(
         f"Profile of {name}",
@@ -237,7 +236,7 @@ def profile_page(found: ProfileReport, name: str) -> str:
 
 
 LANES = ("a call", "waits for input")
-"""Of the timeline; a gap in the first is Python."""
+"""Lanes of the timeline; a gap in the first one is Python."""
 
 
 def _spans(calls: list[dict[str, Any]]) -> Iterator[Span]:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.dry_run import dry_run
-from stoker.app.evaluation import ask_model
+from stoker.app.evaluation import predict_eval_split
 from stoker.app.experiment import load_experiment
 from stoker.app.smoke_test import smoke_test
 from stoker.app.stage_outputs import open_dataset, open_transform
@@ -139,7 +139,7 @@ def test_what_is_evaluated_are_the_named_answers_of_the_exported_model(
     transform = open_transform(experiment, chain.output("transform"))
     dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
 
-    asked = ask_model(
+    asked = predict_eval_split(
         chain.output("export"), dataset, transform, inputs=transform.serving_columns, slices=()
     )
 

@@ -356,7 +356,7 @@ def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: P
     assert decisions(idle)["input on 4 threads"] == "reverted"
     assert decisions(used_up)["input on 2 threads"] == "skipped"
     (why,) = {each.why for each in used_up.outcomes if each.lever == "input on 2 threads"}
-    assert why == "training uses 1.0 of 1 cores: nothing more can be done at once"
+    assert why == "training uses 1.0 of 1 cores: no core is left"
     # Its work stays what it is, so CPU time does not decide.
     (event,) = [
         each
@@ -375,7 +375,7 @@ def test_more_at_once_is_not_tried_where_no_batch_is_waited_for(tmp_path: Path) 
     assert found.diagnosis_before.bottleneck == "input"
     assert decisions(found)["input on 4 threads"] == "reverted"
     (why,) = {each.why for each in found.outcomes if each.lever == "input on 16 threads"}
-    assert why == "batches are waited for 0.0% of the time: more would lie there"
+    assert why == "training waits for batches only 0.0% of the time"
 
 
 def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_f
     assert decisions(sends)["gradients sent in 2 packs"] == "kept"
     assert decisions(computes)["gradients sent in 2 packs"] == "skipped"
     (why,) = {each.why for each in computes.outcomes if "packs" in each.lever}
-    assert why == "communication is not what is waited for"
+    assert why == "communication is not the bottleneck"
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "memory", "refused"])
@@ -505,7 +505,7 @@ def test_a_lever_whose_result_was_not_measured_is_not_in_the_lock(tmp_path: Path
     assert found.settings == {"data.pipeline.cache": "memory"}
     assert found.after.samples_per_s == pytest.approx(1e3 / 1.1)
     assert decisions(found)[CACHE] == "kept"
-    (taken_back,) = [o for o in found.outcomes if "what it led to was not measured" in o.why]
+    (taken_back,) = [o for o in found.outcomes if "its result was not measured" in o.why]
     assert taken_back.decision == "proposed"
     kinds = [event["event"] for event in events(tmp_path / "ledger.jsonl")]
     assert kinds.count("taken back") == 1
