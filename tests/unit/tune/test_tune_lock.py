@@ -151,7 +151,7 @@ def test_a_setting_that_was_changed_since_counts_more(experiment: Path) -> None:
     loaded, said = read.used, read.lock_note
 
     assert (loaded.train.xla, loaded.train.steps_per_call) == (False, 10)
-    assert "train.xla as stoker.yaml has it" in said
+    assert "train.xla as in stoker.yaml" in said
 
 
 def test_what_the_command_line_says_counts_more(experiment: Path) -> None:
@@ -212,7 +212,7 @@ def test_what_was_kept_of_one_dataset_is_not_used_with_another(
     assert loaded.train.xla is True
     assert loaded.own_dataset is not None
     assert loaded.own_dataset.pipeline.cache == ("none" if change else "memory")
-    assert ("data.pipeline.cache left out, the dataset was another one" in said) == bool(change)
+    assert ("data.pipeline.cache left out, the dataset has changed" in said) == bool(change)
     assert ("model:dataset changed since" in said) == bool(change)
 
 
@@ -230,7 +230,7 @@ def test_a_lock_file_is_no_change_of_code_that_reads_its_folder(experiment: Path
 def test_a_lock_without_settings_says_whether_all_was_tried(experiment: Path) -> None:
     for finished, end in (
         (True, "helps here"),
-        (False, "helps here by the time that the tuning ended"),
+        (False, "helps here before the tuning ended"),
     ):
         empty = replace(LOCK, settings={}, replaced={}, tuned={"finished": finished})
         write_lock(experiment / FILE, empty)

@@ -33,7 +33,7 @@ def skew(
         if not path.is_file():
             raise DataError("a request log must be a file", got=Plain(str(path)))
     import_tensorflow()
-    from stoker.app.skew import compare
+    from stoker.data.features.analysis.request_skew import compare
     from stoker.serve.request_log.reader import logged_requests
 
     found = compare(logged_requests(logs), analysis)
