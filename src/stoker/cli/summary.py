@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The tables at the end of `stoker run` and of `stoker train --dry-run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from stoker.app.chain import ChainResult, StageOutcome, results_by_stage
@@ -30,42 +30,42 @@ def print_summary(
     experiment: Experiment,
     target: Path,
     result: ChainResult,
-    proof: SmokeTest,
+    tested: SmokeTest,
     *,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Stages, utilisation, metrics, gates, answers, and what to try next.
+    """Print stages, utilization, metrics, gates, answers, and commands to try next.
 
     Args:
-        console: Where to.
-        experiment: What was run.
-        target: The experiment as the user named it, for the commands to try.
-        result: What the chain did.
-        proof: What the served model answered.
-        overrides: What was set on the command line, for the commands to try.
+        console: Prints the tables.
+        experiment: The experiment.
+        target: The experiment as the user named it, for the commands.
+        result: Result of the chain.
+        tested: Result of the smoke test.
+        overrides: `--set` options of the user, for the commands.
     """
-    console.print(_stages(experiment, result, proof))
+    console.print(_stages(experiment, result, tested))
     console.print()
-    console.print(_facts(experiment, result, proof))
+    console.print(_facts(experiment, result, tested))
     console.print()
-    console.print(_answers(proof))
+    console.print(_answers(tested))
     console.print("[bold]next, for example[/]")
     for command in _next_commands(experiment, target, result, overrides):
-        # Not broken into lines: it is there to be copied.
+        # Without line breaks, so that the user can copy it.
         console.print(Text(f"  {command}"), soft_wrap=True)
 
 
-def _stages(experiment: Experiment, result: ChainResult, proof: SmokeTest) -> Table:
+def _stages(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> Table:
     table = Table(
+        Column("stage", style="bold"),
+        Column("time", justify="right"),
+        Column("what it wrote", overflow="fold"),
+        Column("where", overflow="fold"),
         title=f"[bold]{escape(experiment.name)}[/] run {escape(_shown(result.run))}",
         title_justify="left",
         title_style="",
     )
-    table.add_column("stage", style="bold")
-    table.add_column("time", justify="right")
-    table.add_column("what it wrote", overflow="fold")
-    table.add_column("where", overflow="fold")
-    outcomes = [*result.outcomes, proof.outcome]
+    outcomes = [*result.outcomes, tested.outcome]
     results = results_by_stage(outcomes)
     for outcome in outcomes:
         took = "[dim]skipped[/]" if outcome.skipped else f"{outcome.took_s:.1f} s"
@@ -75,21 +75,19 @@ def _stages(experiment: Experiment, result: ChainResult, proof: SmokeTest) -> Ta
 
 
 _REPORTS = {"analyze": "report.html", "evaluate": "report.html"}
-"""Stage -> the file of its output that a person opens."""
+"""Stage -> file of its output for the user."""
 
 
 def _place(outcome: StageOutcome, run: Path) -> str:
     place = outcome.output / _REPORTS.get(outcome.stage, "")
     relative = os.path.relpath(place, run)
-    # Inside the runs' folder a place is told from the run, which the title names.
+    # Inside the folder of the runs, relative to the run, which the title names.
     return relative if relative.count("..") <= 1 else _shown(place)
 
 
-def _facts(experiment: Experiment, result: ChainResult, proof: SmokeTest) -> Table:
+def _facts(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> Table:
     train, evaluation = result.results["train"], result.results["evaluate"]
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
+    facts = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
     facts.add_row("settings", escape(_settings(train["resolved"])))
     facts.add_row("utilisation", _utilisation(train))
     if (line := goodput_line(train)) is not None:
@@ -103,14 +101,14 @@ def _facts(experiment: Experiment, result: ChainResult, proof: SmokeTest) -> Tab
         facts.add_row("warnings", escape(f"{warnings}, kept in {_shown(result.run / 'stages')}"))
     facts.add_row(
         "served",
-        f"{escape(experiment.model_name)} version {proof.version} on 127.0.0.1: "
+        f"{escape(experiment.model_name)} version {tested.version} on 127.0.0.1: "
         "REST and gRPC gave the same answers",
     )
     return facts
 
 
 def _settings(resolved: Mapping[str, Any]) -> str:
-    """What each `auto` became that has a reason: `strategy one_device (no GPU)`."""
+    """Return the value of each `auto` with its reason: `strategy one_device (no GPU)`."""
     return ", ".join(f"{name} {resolved[name]} ({why})" for name, why in resolved["why"].items())
 
 
@@ -157,7 +155,7 @@ def _ingested(ingest: IngestResult) -> str:
 
 def _utilisation(train: TrainingResult) -> str:
     ceiling_s = train["ceiling_step_time_s"]
-    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms were the input free"
+    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms if the input were free"
     return (
         f"U {_busy(train['busy_fraction'])}{_mfu(train)}, W {train['input_wait']:.1%} waiting for input; "
         f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step{free}"
@@ -181,7 +179,7 @@ LEAST_SHOWN = 0.005
 """Classes with a smaller share of the device time are left out."""
 
 MEASURABLE = 1.05
-"""A busy fraction above this says that the machine's noise was larger than what was measured."""
+"""Largest busy fraction that is shown: above it the noise of the machine exceeds the measurement."""
 
 
 def _busy(fraction: float | None) -> str:
@@ -211,18 +209,19 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
     return f"{word}  {escape(rule)}: {escape(verdict['reason'])}"
 
 
-def _answers(proof: SmokeTest) -> Table:
-    table = Table(title="what the served model answered", title_justify="left", title_style="bold")
-    table.add_column("true label")
-    table.add_column("REST")
-    table.add_column("gRPC")
-    for answer in proof.answers:
+def _titled(title: str, *columns: Column | str) -> Table:
+    return Table(*columns, title=title, title_justify="left", title_style="bold")
+
+
+def _answers(tested: SmokeTest) -> Table:
+    table = _titled("what the served model answered", "true label", "REST", "gRPC")
+    for answer in tested.answers:
         table.add_row(escape(answer.truth), escape(answer.rest), escape(answer.grpc))
     return table
 
 
 _LONGER = "train.epochs"
-"""What the last command to try changes, and so is not set twice in it."""
+"""Setting that the last suggested command changes, so it is not repeated in it."""
 
 
 def _next_commands(
@@ -245,7 +244,7 @@ def _shown(path: Path) -> str:
 
 
 def print_dry_run(console: Console, rehearsal: DryRunResult) -> None:
-    """Settings, placement, memory, and that the model can be served."""
+    """Print settings, device placement, memory, and the check of serving."""
     steps, served = rehearsal.steps, rehearsal.served
     console.print(_dry_run_facts(steps))
     console.print()
@@ -263,9 +262,7 @@ def print_dry_run(console: Console, rehearsal: DryRunResult) -> None:
 
 def _dry_run_facts(steps: Steps) -> Table:
     resolved = steps.resolved
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
+    facts = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
     replicas = f"{resolved.replicas} replica{'s' * (resolved.replicas > 1)}"
     facts.add_row("strategy", f"{resolved.strategy}, {replicas}: {resolved.why['strategy']}")
     facts.add_row(
@@ -287,12 +284,9 @@ def _dry_run_facts(steps: Steps) -> Table:
 
 
 def _placement(steps: Steps) -> Table:
-    table = Table(title="device placement", title_justify="left", title_style="bold")
-    table.add_column("device")
-    table.add_column("variables", justify="right")
-    table.add_column("bytes", justify="right")
-    table.add_column("operations", justify="right")
-    table.add_column("most frequent", overflow="fold")
+    numbers = [Column(name, justify="right") for name in ("variables", "bytes", "operations")]
+    kinds = Column("most frequent", overflow="fold")
+    table = _titled("device placement", "device", *numbers, kinds)
     for placed in steps.placed:
         table.add_row(
             escape(placed.device),
@@ -306,10 +300,8 @@ def _placement(steps: Steps) -> Table:
 
 def _memory(steps: Steps) -> Table:
     footprint = steps.footprint
-    table = Table(title="memory of a replica", title_justify="left", title_style="bold")
-    table.add_column("what")
-    table.add_column("bytes", justify="right")
-    table.add_column("of it", overflow="fold")
+    size, details = Column("bytes", justify="right"), Column("of it", overflow="fold")
+    table = _titled("memory of a replica", "what", size, details)
     fixed = footprint.parameters - footprint.trainable
     numbers = f"{footprint.trainable:,} trainable parameters, {fixed:,} others"
     table.add_row("weights", shown_bytes(footprint.weights_bytes), numbers)
@@ -325,7 +317,7 @@ def _memory(steps: Steps) -> Table:
 
 
 def shown_bytes(size: float) -> str:
-    """`512 B`, `1.5 KiB`, `20.3 MiB` ..."""
+    """Return a size as text: `512 B`, `1.5 KiB`, `20.3 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

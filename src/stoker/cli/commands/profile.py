@@ -1,4 +1,4 @@
-"""`stoker profile`: where a training's time goes, and what to do about it."""
+"""`stoker profile`: where the time of a training goes, for an experiment or any other script."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 
 
 _COMMAND = "stoker.profile.command"
-"""Under which name the context holds what stands behind `--`."""
+"""Key of the command after `--` in the context."""
+
+
+OUT = Path("stoker-profile")
+"""Default folder of the profile."""
 
 
 class BeforeCommand(TyperCommand):
-    """Takes what stands before `--` as its own, and keeps what follows as it is."""
+    """Parses the arguments before `--`, and keeps the command after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split once: the command may hold a `--` of its own."""
+        """Split at the first `--`: the command may contain another one."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND], args = args[at + 1 :], args[:at]
@@ -51,21 +55,20 @@ def profile(
             "--seconds", help="For a script: stop it after this many seconds; 0: no limit."
         ),
     ] = 0.0,
-    out: Annotated[
-        Path, typer.Option("--out", help="For a script: folder for its profile.")
-    ] = Path("stoker-profile"),
+    out: Annotated[Path, typer.Option("--out", help="For a script: folder for its profile.")] = OUT,
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure and explain one training: utilisation, where a step's time goes, what to change.
+    """Measure and explain one training: utilization, where the time of a step goes, what to change.
 
-    `stoker profile -- python train.py` does the same to a script that knows nothing of Stoker.
+    `stoker profile -- python train.py` does the same for a script without Stoker.
     """
     command = context.meta.get(_COMMAND)
     _require_fitting(context, of_a_script=command is not None)
     use_gpus(gpus)
     if command is not None:
-        _script(command, experiment, overrides, seconds=seconds, out=out, as_json=as_json)
+        _require_command_alone(command, experiment, overrides)
+        profile_script_command(command, as_json=as_json, out=out, seconds=seconds)
         return
     from stoker.app.tuned_settings import load_tuned
     from stoker.app.tuning.profiling import profile as run_profile
@@ -87,7 +90,7 @@ def profile(
 
 
 def _require_fitting(context: typer.Context, *, of_a_script: bool) -> None:
-    """An option of the other kind would be passed over without a word."""
+    """Reject an option of the other kind, which would be ignored."""
     others = ("budget",) if of_a_script else ("seconds", "out")
     sources = {name: context.get_parameter_source(name) for name in others}
     given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
@@ -95,32 +98,21 @@ def _require_fitting(context: typer.Context, *, of_a_script: bool) -> None:
         raise UserError(
             f"--{given[0]} is for {'an experiment' if of_a_script else 'a script'}",
             got=Plain("a command behind `--`" if of_a_script else "an experiment"),
-            fix="A script is ended by --seconds, an experiment's measurement by --budget.",
+            fix="--seconds limits a script, --budget the measurement of an experiment.",
         )
 
 
-def _script(
-    command: list[str],
-    experiment: Path,
-    overrides: list[str],
-    *,
-    seconds: float,
-    out: Path,
-    as_json: bool,
-) -> None:
-    from stoker.cli.commands.profile import profile_script_command
-
+def _require_command_alone(command: list[str], experiment: Path, overrides: list[str]) -> None:
     if not command or experiment != Path() or overrides:
         raise UserError(
             "`stoker profile` takes an experiment, or `--` and a command",
             got=Plain(_given(experiment, overrides) if command else "nothing behind `--`"),
             fix="E.g. `stoker profile -- python train.py`.",
         )
-    profile_script_command(command, as_json=as_json, out=out, seconds=seconds)
 
 
 def _given(experiment: Path, overrides: list[str]) -> str:
-    """What stands before the `--`, and should not."""
+    """Return the unexpected arguments before `--`."""
     settings = [f"--set {override}" for override in overrides]
     return " ".join([f"{experiment}"] * (experiment != Path()) + settings)
 
@@ -165,7 +157,7 @@ def _print_device(console: Console, found: ProfileReport) -> None:
     from stoker.measure.device_page import class_rows, summary
 
     if found.no_device:
-        console.print(f"The device's time was not measured: {found.no_device}.", markup=False)
+        console.print(f"The device time was not measured: {found.no_device}.", markup=False)
     if found.device is None:
         return
     classes = Table("the device's time", "share")
@@ -177,40 +169,36 @@ def _print_device(console: Console, found: ProfileReport) -> None:
         console.print(found.device_finding.text, markup=False)
 
 
-OUT = Path("stoker-profile")
-"""Where the profile is written by default."""
-
 UNBROKEN = 10_000
-"""Columns that no line reaches."""
+"""Width of the console in a pipe, columns: lines are not wrapped."""
 
 SHOWN_SHARE = 0.05
-"""Of the input's CPU time: a stage below it is printed only where the user wrote it."""
+"""Share of the input's CPU time below which a stage is printed only if the user wrote it."""
 
 
 def profile_script_command(
     command: Sequence[str], *, as_json: bool = False, out: Path = OUT, seconds: float = 0.0
 ) -> None:
-    """Run a command, say where its training's time went, and exit as it did.
+    """Run a command, print where the time of its training went, and exit with its exit code.
 
     Args:
         command: Argument vector.
-        as_json: Print the profile as JSON on stdout; what the command prints goes to stderr.
+        as_json: Print the profile as JSON on stdout; the output of the command goes to stderr.
         out: Folder of profile.json and profile.html.
-        seconds: End the command after so long; 0 lets it run to its end.
+        seconds: Stop the command after this time; 0: no limit.
 
     Raises:
         UserError: the command cannot be started, or `seconds` is negative.
-        typer.Exit: with the command's own exit code, where it is not 0.
+        typer.Exit: with the exit code of the command, unless it is 0.
     """
     from rich.console import Console
 
-    from stoker.core.errors import UserError
     from stoker.core.files import write_atomic, write_json
     from stoker.scriptprofile import profile_script
     from stoker.scriptprofile.page import page_html
 
     if not seconds >= 0:
-        raise UserError("--seconds must be 0 or more", got=seconds, fix="0 lets the script end.")
+        raise UserError("--seconds must be 0 or more", got=seconds, fix="0: no limit.")
     stdout = 2 if as_json else None
     profile = profile_script(command, folder=out, seconds=seconds or None, stdout=stdout)
     write_json(out / "profile.json", profile.to_json())
@@ -219,7 +207,7 @@ def profile_script_command(
     if as_json:
         print_result(json.dumps(profile.to_json(), indent=2, sort_keys=True, allow_nan=False))
     else:
-        # Lines end where a terminal ends; in a pipe they are whole.
+        # Wrap lines on a terminal only.
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else UNBROKEN
         console = Console(file=tolerant(sys.stdout), highlight=False, width=width)
         print_profile(console, profile)
@@ -229,7 +217,7 @@ def profile_script_command(
 
 
 def print_profile(console: Console, profile: ScriptProfile) -> None:
-    """Each loop's table, the findings in plain words, and what went wrong with the watcher."""
+    """Print the table of each loop, the findings, and failures of the watcher."""
     console.print()
     console.print(f"profile of {profile.shown_command()}", style="bold", markup=False)
     console.print(
@@ -260,7 +248,7 @@ def _print_findings(console: Console, profile: ScriptProfile) -> None:
     if profile.loops and not profile.findings:
         console.print(f"\n{profile.nothing_found()}")
     if profile.minor:
-        console.print("\nSeen too, of less weight here:")
+        console.print("\nAlso found, with less effect here:")
     for finding in profile.minor:
         console.print(f"  {finding.kind} in {finding.place}: {finding.seen}", markup=False)
         console.print(f"      {finding.change}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`stoker skew`: are requests what the model was trained on?"""
+"""`stoker skew`: compares logged requests with the training data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def skew(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Compare logged requests with the training split: types, ranges, values, how they are spread.
+    """Compare logged requests with the training split: types, ranges, values, distributions.
 
-    Exit code 3 where they differ.
+    Exit code 3 if they differ.
     """
     from stoker.app.import_tensorflow import import_tensorflow
 
