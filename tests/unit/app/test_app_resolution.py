@@ -62,7 +62,7 @@ def test_a_run_without_a_checkpoint_begins_with_what_this_machine_has(tmp_path: 
 def test_fewer_devices_than_a_run_began_with_are_named(tmp_path: Path) -> None:
     now = replace(BEFORE, replicas=2, why={"strategy": "2 GPUs on this machine"})
 
-    with pytest.raises(UserError, match=r"2 here \(2 GPUs .* it began with 4 \(4 GPUs"):
+    with pytest.raises(UserError, match=r"2 here \(2 GPUs .* it started with 4 \(4 GPUs"):
         resolve_once(begun(tmp_path), TrainConfig(), now)
 
 

@@ -96,5 +96,5 @@ def test_parameter_servers_neither_come_nor_go_in_the_middle_of_a_run(
     resolve_once(tmp_path, TrainConfig(), before)
     (tmp_path / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
 
-    with pytest.raises(UserError, match="goes on with parameter servers where it began"):
+    with pytest.raises(UserError, match="must continue with parameter servers if it started"):
         resolve_once(tmp_path, TrainConfig(), replace(RESOLVED, strategy=other))  # type: ignore[arg-type]

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 
 AUTOS = ("batch_size", "steps_per_call", "precision", "xla", "strategy")
-"""Settings that keep what they became, where they are still `auto`. What they decide (replicas,
-learning rate) has to stay as it was."""
+"""Settings that a continued run keeps if they are `auto`, because replicas and learning rate depend on them."""
 
 
 def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> ResolvedTraining:
@@ -59,12 +58,12 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         _require_same_loop(before, now)
         if before.replicas != now.replicas and config.replicas == "auto":
             raise UserError(
-                "a run goes on with as many replicas as it began with",
+                "a continued run must have as many replicas as it started with",
                 got=Plain(
-                    f"{now.replicas} here ({now.why['strategy']}); it began with {before.replicas} "
+                    f"{now.replicas} here ({now.why['strategy']}); it started with {before.replicas} "
                     f"({before.why['strategy']})"
                 ),
-                fix="Go on where there are as many devices, or train in a new run.",
+                fix="Continue on a machine with as many devices, or train in a new run.",
             )
         kept = {name: getattr(before, name) for name in AUTOS if getattr(config, name) == "auto"}
         if "xla" in kept:
@@ -75,13 +74,13 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
 
 
 def _require_same_loop(before: ResolvedTraining, now: ResolvedTraining) -> None:
-    """With parameter servers steps come in no order: it leaves other checkpoints than without."""
+    """Reject a change to or from parameter servers, whose checkpoints differ: their steps have no order."""
     served = "parameter_server"
     if (before.strategy == served) != (now.strategy == served):
         raise UserError(
-            "a run goes on with parameter servers where it began with them, and only there",
-            got=Plain(f"{now.strategy} here; it began with {before.strategy}"),
-            fix="Go on with `--workers` and `--parameter-servers` as before, or train in a new run.",
+            "a run must continue with parameter servers if it started with them, and only then",
+            got=Plain(f"{now.strategy} here; it started with {before.strategy}"),
+            fix="Continue with `--workers` and `--parameter-servers` as before, or train in a new run.",
         )
 
 
@@ -235,15 +234,15 @@ def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceCon
         return None
     if experiment.train.deterministic:
         raise ConfigError(
-            "train.deterministic needs the local feed: a tf.data service promises no order",
+            "train.deterministic needs the local feed: a tf.data service guarantees no order",
             got=Plain("both train.deterministic and data.service"),
-            fix="Leave one of them out.",
+            fix="Remove one of them.",
         )
     if resolved.strategy == "multi_worker":
         raise ConfigError(
             "train.strategy: multi_worker needs the local feed: a tf.data service would give each "
             "worker other records of a step",
             got=Plain("both multi_worker and data.service"),
-            fix="Leave data.service out: with several workers each reads its own share.",
+            fix="Remove data.service: with several workers, each reads its own share.",
         )
     return experiment.data.service

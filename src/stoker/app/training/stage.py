@@ -275,7 +275,7 @@ def _check_data(
     """Check labels, columns and metrics against the model; return the warnings.
 
     Raises:
-        ConfigError: the loss cannot learn these labels, or a metric is of no output or label.
+        ConfigError: the loss does not fit the labels, or a metric names an unknown output or label.
     """
     experiment = context.experiment
     shapes = {output: spec.shape for output, spec in transform.labels.items()}
@@ -294,7 +294,7 @@ def _check_data(
 
 
 def _input_findings(context: Context, transform: AnyTransform) -> Iterator[Finding]:
-    # Records of an earlier version have none of these.
+    # Records of earlier versions do not have these keys.
     analyzed, transformed = context.results["analyze"], context.results["transform"]
     return input_findings(
         anomalies=[*analyzed.get("of_columns", ()), *transformed.get("of_columns", ())],
