@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,7 +73,7 @@ def against_hand(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
         command=(sys.executable, str(ROOT / "benchmarks" / "tune" / "by_hand.py")),
     )
     pairs = []
-    with by_hand:
+    with closing(by_hand):
         name = by_hand.ask("name", timeout_s=LONG_S)
         for number in range(PAIRS):
             ours = trial.speed() if number % 2 else None

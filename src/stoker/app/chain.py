@@ -138,7 +138,12 @@ class ChainResult:
 
 
 @dataclass
-class _State:
+class _Pass:
+    """One pass over the chain: the run, and what was done so far."""
+
+    experiment: Experiment
+    run: Run
+    listener: Listener
     resume: Resume
     wall: WallTime
     outputs: dict[str, Path] = field(default_factory=dict)
@@ -189,12 +194,12 @@ def run_chain(
             listener.log(line)
         # Take the snapshot now: files that appear later were made by the run.
         run.folder_at_begin(experiment.folder, experiment.unobserved)
-        state = _State(resume=resume, wall=wall)
+        state = _Pass(experiment, run, listener, resume, wall)
         for stage in stages:
             force = stage.always or (resume.again and stage is stages[-1])
             try:
                 with wall.within("start" if stage.name == "train" else "other_stages"):
-                    _do_stage(stage, run, experiment, state, listener, force=force)
+                    _do_stage(stage, state, force=force)
             except CheckFailed:
                 run.finish(f"{stage.name}: refused")
                 raise
@@ -243,18 +248,11 @@ def _require_folder(models: Path) -> None:
         ) from None
 
 
-def _do_stage(
-    stage: Stage,
-    run: Run,
-    experiment: Experiment,
-    state: _State,
-    listener: Listener,
-    *,
-    force: bool,
-) -> None:
+def _do_stage(stage: Stage, state: _Pass, *, force: bool) -> None:
+    run, listener = state.run, state.listener
     began_s = time.monotonic()
     context = Context(
-        experiment=experiment,
+        experiment=state.experiment,
         run_id=run.id,
         outputs=state.outputs,
         identities=state.identities,
@@ -266,7 +264,7 @@ def _do_stage(
     key = fingerprint({"inputs": dict(stage.inputs(context)), "versions": library_versions()})
     record, skipped, why = None, False, ""
     if not force:
-        record, why = _find_earlier(stage, run, experiment, state, key)
+        record, why = _find_earlier(stage, state, key)
         skipped = record is not None
     if record is None:
         _clear(stage, run, keep=state.resume.run is not None and not force)
@@ -276,7 +274,7 @@ def _do_stage(
                 import_tensorflow(compiles=True)
                 from stoker.train.setup.strategy import claim_devices
 
-                claim_devices(experiment.train)
+                claim_devices(state.experiment.train)
         record = _work(stage, run, context, key)
     state.outputs[stage.name] = run.output(record)
     state.identities[stage.name] = record.identity
@@ -378,11 +376,9 @@ def _folder_for(stage: Stage, final: Path, key: str) -> Iterator[Path]:
         yield final
 
 
-def _find_earlier(
-    stage: Stage, run: Run, experiment: Experiment, state: _State, key: str
-) -> tuple[StageRecord | None, str]:
+def _find_earlier(stage: Stage, state: _Pass, key: str) -> tuple[StageRecord | None, str]:
     """Return the newest undamaged record with equal inputs, as a record of this run, and a note."""
-    why = ""
+    run, experiment, why = state.run, state.experiment, ""
     for earlier in [run, *(r for r in runs_newest_first(experiment.runs_root) if r.id != run.id)]:
         record = earlier.record(stage.name)
         if record is None or record.key != key:

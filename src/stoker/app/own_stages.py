@@ -16,7 +16,7 @@ from stoker.app.context import (
 from stoker.app.evaluation import slices_of
 from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.stage_outputs import call_own_dataset
-from stoker.app.stages import STAGES, anomaly_facts
+from stoker.app.stages import STAGES, anomaly_facts, model_stage
 from stoker.core.files import sha256_file
 from stoker.data.features.analysis.label_summary import labels_as_facts
 from stoker.data.user_dataset.config import OwnDatasetConfig
@@ -95,22 +95,8 @@ def _transform(context: Context, folder: Path) -> Done:
 
 
 OWN_STAGES = (
-    Stage(
-        name="ingest",
-        folder="data",
-        inputs=_ingest_inputs,
-        work=_ingest,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="analyze",
-        folder="analysis",
-        inputs=_analyze_inputs,
-        work=_analyze,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
+    model_stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest),
+    model_stage(name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze),
     Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
     *STAGES[3:],
 )

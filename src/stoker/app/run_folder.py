@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -267,7 +267,8 @@ def open_run(
         UserError: the run started with other inputs, and the change was not accepted; names the differences.
     """
     with ExitStack() as held:
-        with _writable(runs_root), alone(runs_root / ".lock"):
+        fix = "Write elsewhere with --set runs=DIR."
+        with writable(runs_root, what="the runs folder", fix=fix), alone(runs_root / ".lock"):
             # Under a lock, so that two simultaneous starts do not both create a run.
             sweep(runs_root, "*")
             found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
@@ -340,10 +341,6 @@ def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -
         write_json(made / _RUN, about)
         publish_folder(made, final)
     return Run(final)
-
-
-def _writable(runs_root: Path) -> AbstractContextManager[None]:
-    return writable(runs_root, what="the runs folder", fix="Write elsewhere with --set runs=DIR.")
 
 
 @contextmanager

@@ -417,42 +417,16 @@ def _row_progress(context: Context) -> Callable[[int, int, str], None]:
     return report
 
 
+model_stage = functools.partial(Stage, tensorflow=True, runs_user_code=True)
+"""A stage that calls the user's functions with TensorFlow."""
+
 STAGES = (
     Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, resumable=True),
     Stage(name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze),
-    Stage(
-        name="transform",
-        folder="transform",
-        inputs=_transform_inputs,
-        work=_transform,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="train",
-        folder="train",
-        inputs=_train_inputs,
-        work=_train,
-        tensorflow=True,
-        in_place=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="export",
-        folder="model",
-        inputs=_export_inputs,
-        work=_export,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="evaluate",
-        folder="evaluation",
-        inputs=_evaluate_inputs,
-        work=_evaluate,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
+    model_stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
+    model_stage(name="train", folder="train", inputs=_train_inputs, work=_train, in_place=True),
+    model_stage(name="export", folder="model", inputs=_export_inputs, work=_export),
+    model_stage(name="evaluate", folder="evaluation", inputs=_evaluate_inputs, work=_evaluate),
     Stage(name="push", folder="push", inputs=_push_inputs, work=_push, always=True),
 )
 """The chain, in order."""

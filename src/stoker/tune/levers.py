@@ -7,6 +7,7 @@ helps. Every lever is a set of settings of `stoker.yaml`, so the lock file can k
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,13 @@ class Lever:
 
     why: str
     """Why it may help."""
+
+
+_feed_lever = functools.partial(Lever, part="input", by_speed=True)
+"""Changes how the same input is prepared."""
+
+_step_lever = functools.partial(Lever, part="step", changes_numbers=True)
+"""Changes the step, and perhaps its rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,31 +225,25 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
         half, twice = situation.cores // 2, 2 * situation.cores
         for threads, idle in ((half, False), (twice, True)):
             if threads:
-                yield Lever(
+                yield _feed_lever(
                     name=f"input on {threads} thread{'s' * (threads > 1)}",
                     settings={"train.feed.threads": threads},
-                    part="input",
-                    by_speed=True,
                     does_more_at_once=idle,
                     why="threads that wait for a file leave their core idle"
                     if idle
                     else "the input leaves cores to the step",
                 )
     if situation.model.image_store is not None and situation.train.feed.parallel_batches is None:
-        yield Lever(
+        yield _feed_lever(
             name=f"{AT_ONCE} batches of images at once",
             settings={"train.feed.parallel_batches": AT_ONCE},
-            part="input",
-            by_speed=True,
             does_more_at_once=True,
             why="small batches do not fill all threads",
         )
     if situation.train.feed.prefetch is None:
-        yield Lever(
+        yield _feed_lever(
             name=f"{AHEAD} batches made ahead",
             settings={"train.feed.prefetch": AHEAD},
-            part="input",
-            by_speed=True,
             does_more_at_once=True,
             why="longer pauses of the input are bridged",
         )
@@ -250,30 +252,24 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
 def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
     """Change `tf.data.Options` of a user-defined dataset."""
     if situation.train.feed.autotune:
-        yield Lever(
+        yield _feed_lever(
             name="the dataset as it is written, without TensorFlow's autotuner",
             settings={"train.feed.autotune": False},
-            part="input",
-            by_speed=True,
             why="the parallelism and buffers in the code stay; no autotuner changes them",
         )
     if situation.gpus and not situation.train.feed.slack:
-        yield Lever(
+        yield _feed_lever(
             name="the input held back while a step is launched",
             settings={"train.feed.slack": True},
-            part="input",
-            by_speed=True,
             why="the thread that launches the kernels of a step has the CPU to itself",
         )
 
 
 def _bytes(situation: Situation) -> Iterator[Lever]:
     if situation.model.byte_features:
-        yield Lever(
+        yield _feed_lever(
             name=f"{', '.join(situation.model.byte_features)} sent as uint8",
             settings={"train.feed.uint8": dict(situation.model.byte_features)},
-            part="input",
-            by_speed=True,
             why="a quarter of the bytes is kept, copied and sent to the device",
         )
 
@@ -291,21 +287,17 @@ def _python(situation: Situation) -> Iterator[Lever]:
 
 def _step(situation: Situation) -> Iterator[Lever]:
     other = other_precision(situation.resolved.precision, situation.devices.gpus)
-    yield Lever(
+    yield _step_lever(
         name=f"precision {other}",
         settings={"train.precision": other},
-        part="step",
-        changes_numbers=True,
         why="matrix products in 16 bits move half the bytes"
         if other != "float32"
         else "this device computes float32 faster than the set precision",
     )
     if not situation.model.string_features:
-        yield Lever(
+        yield _step_lever(
             name="no XLA" if situation.resolved.xla else "XLA",
             settings={"train.xla": not situation.resolved.xla},
-            part="step",
-            changes_numbers=True,
             why="operations are fused"
             if not situation.resolved.xla
             else "TensorFlow's own kernels are tried",
@@ -316,34 +308,28 @@ def _strategy(situation: Situation) -> Iterator[Lever]:
     """Use one device instead of several or vice versa; the samples of a step stay the same."""
     if situation.resolved.strategy == "mirrored" and situation.resolved.replicas > 1:
         whole = situation.resolved.batch_size * situation.resolved.replicas
-        yield Lever(
+        yield _step_lever(
             name="one device",
             settings={"train.strategy": "one_device", "train.replicas": "auto"}
             | ({"train.batch_size": whole} if not situation.own_dataset else {}),
-            part="step",
-            changes_numbers=True,
             why="no gradients are exchanged",
         )
     shares = situation.resolved.batch_size % max(1, situation.gpus) == 0
     if situation.resolved.strategy == "one_device" and situation.gpus > 1 and shares:
         part = situation.resolved.batch_size // situation.gpus
-        yield Lever(
+        yield _step_lever(
             name=f"mirrored over {situation.gpus} GPUs",
             settings={"train.strategy": "mirrored"}
             | ({"train.batch_size": part} if not situation.own_dataset else {}),
-            part="step",
-            changes_numbers=True,
             why="each GPU computes a part of a step",
         )
 
 
 def _exchange(situation: Situation) -> Iterator[Lever]:
     if situation.resolved.replicas > 1 and situation.train.reduction_dtype == "float32":
-        yield Lever(
+        yield _step_lever(
             name="gradients sent as bfloat16",
             settings={"train.reduction_dtype": "bfloat16"},
-            part="step",
-            changes_numbers=True,
             why="half the bytes go between replicas",
         )
 
@@ -381,11 +367,9 @@ def _passes(situation: Situation) -> Iterator[Lever]:
         and situation.resolved.accumulate == 1
         and not situation.own_dataset
     ):
-        yield Lever(
+        yield _step_lever(
             name=f"{LARGER} passes an update",
             settings={"train.accumulate": LARGER},
-            part="step",
-            changes_numbers=True,
             only_proposed=True,
             only_for="communication",
             why=f"gradients are exchanged once for {LARGER} times the samples; there are fewer updates "
@@ -398,20 +382,16 @@ def _threads(situation: Situation) -> Iterator[Lever]:
         return
     threads = situation.cores // 2
     if situation.train.intra_op_threads is None:
-        yield Lever(
+        yield _step_lever(
             name=f"{threads} thread{'s' * (threads > 1)} for an operation",
             settings={"train.intra_op_threads": threads},
-            part="step",
-            changes_numbers=True,
             why="small operations are not split, and cores are left to the input",
         )
     # Replicas wait for each other, each on its own thread.
     if situation.train.inter_op_threads is None and situation.resolved.replicas == 1:
-        yield Lever(
+        yield _step_lever(
             name=f"{threads} operation{'s' * (threads > 1)} at once",
             settings={"train.inter_op_threads": threads},
-            part="step",
-            changes_numbers=True,
             why="operations do not compete for cores and caches",
         )
 
@@ -442,11 +422,9 @@ def _batch(situation: Situation) -> Iterator[Lever]:
         )
     key = "train.batch_size" if not situation.own_dataset else "data.pipeline.batch_size"
     yield from _and_rematerialized(
-        Lever(
+        _step_lever(
             name=f"{LARGER} times the batch",
             settings={key: LARGER * situation.resolved.batch_size},
-            part="step",
-            changes_numbers=True,
             only_proposed=True,
             why="the fixed cost of a step is shared by more samples; there are fewer updates in an "
             "epoch, so choose the learning rate and the epochs again",

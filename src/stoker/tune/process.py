@@ -13,8 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from stoker.cluster.processes import Child, how_it_ended, last_line
 from stoker.core.files import write_json
@@ -82,19 +81,6 @@ class TrialProcess:
             os.close(answers_write)
         self._questions, self._answers = questions_write, answers_read
         self._unread, self._paused = b"", False
-
-    def __enter__(self) -> Self:
-        """Return the running process."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the process."""
-        self.close()
 
     @property
     def pid(self) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def is_running(pid: int) -> bool:
 
 def test_it_is_told_its_spec_and_answers(start: Start) -> None:
     said: list[str] = []
-    with start() as trial:
+    with closing(start()) as trial:
         answer = trial.ask("window", timeout_s=20, progress=said.append, kind="real", seconds=0.5)
 
     assert answer == [{"x": 1}, {"ask": "window", "kind": "real", "seconds": 0.5}]
@@ -89,7 +90,10 @@ def test_it_is_told_its_spec_and_answers(start: Start) -> None:
 
 
 def test_one_that_exits_is_a_crash_with_its_last_line(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="exit code 3; last words") as failed:
+    with (
+        closing(start()) as trial,
+        pytest.raises(TrialFailed, match="exit code 3; last words") as failed,
+    ):
         trial.ask("exit", timeout_s=20)
 
     assert failed.value.kind == "crash"
@@ -104,14 +108,17 @@ def test_one_whose_log_is_gone_is_a_crash_all_the_same(start: Start) -> None:
 
 
 def test_one_that_is_killed_may_have_run_out_of_memory(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="SIGKILL") as failed:
+    with closing(start()) as trial, pytest.raises(TrialFailed, match="SIGKILL") as failed:
         trial.ask("kill", timeout_s=20)
 
     assert failed.value.kind == "memory"
 
 
 def test_one_that_gives_no_answer_hangs_and_is_ended(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="no answer to `hang`") as failed:
+    with (
+        closing(start()) as trial,
+        pytest.raises(TrialFailed, match="no answer to `hang`") as failed,
+    ):
         trial.ask("hang", timeout_s=0.5)
 
     assert failed.value.kind == "hang"
@@ -119,14 +126,14 @@ def test_one_that_gives_no_answer_hangs_and_is_ended(start: Start) -> None:
 
 
 def test_one_that_refuses_says_why(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="no such setting") as failed:
+    with closing(start()) as trial, pytest.raises(TrialFailed, match="no such setting") as failed:
         trial.ask("refuse", timeout_s=20)
 
     assert failed.value.kind == "refused"
 
 
 def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
-    with start() as trial:
+    with closing(start()) as trial:
         child = trial.ask("child", timeout_s=20)
         assert is_running(child)
 
@@ -137,7 +144,7 @@ def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
 
 
 def test_asked_after_its_end_it_is_said_to_be_gone(start: Start) -> None:
-    with start() as trial:
+    with closing(start()) as trial:
         os.kill(trial.pid, signal.SIGTERM)
         with pytest.raises(TrialFailed, match="SIGTERM"):
             trial.ask("window", timeout_s=20)

@@ -85,7 +85,8 @@ class Trials:
             timeout_s = limits.timeout_s(float("inf"))
             spec = {"experiment": yaml.safe_dump(settings)}
             name = f"{name}-prepare"
-            with TrialProcess(spec, folder=self._folder, name=name, command=PREPARE) as process:
+            process = TrialProcess(spec, folder=self._folder, name=name, command=PREPARE)
+            with closing(process):
                 try:
                     found = process.ask("prepare", timeout_s=timeout_s, progress=self._progress)
                 except TrialFailed as failed:
