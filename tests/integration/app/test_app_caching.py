@@ -74,7 +74,7 @@ def test_a_change_of_one_column_runs_what_reads_it(
     assert folder.run()[1].worked == worked
 
 
-def test_a_damaged_output_is_made_again_and_said_so(folder: Any) -> None:
+def test_a_damaged_output_is_produced_again_with_a_note(folder: Any) -> None:
     state = next(folder.path.glob("runs/small/*/train/checkpoints/step-*/state.safetensors"))
     raw = bytearray(state.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -89,7 +89,7 @@ def test_a_damaged_output_is_made_again_and_said_so(folder: Any) -> None:
     assert result.results["push"]["version"] == 1
 
 
-def test_weights_that_came_out_otherwise_reach_the_repository(folder: Any) -> None:
+def test_different_weights_reach_the_repository(folder: Any) -> None:
     """What the fingerprints cannot see, here a number from the environment, `--again` brings."""
     folder.edit("model.py", "UNITS = 8", "import sys\nUNITS = 8 + 2 * hasattr(sys, 'more_units')")
     first, _ = folder.run()
@@ -134,7 +134,7 @@ def test_one_stage_alone_runs_what_it_needs_and_the_run_goes_on_later(
     assert seen.worked == ["train", "export", "evaluate"]
 
 
-def test_runs_and_models_lie_where_they_are_told(folder: Any, tmp_path: Path) -> None:
+def test_runs_and_models_are_written_to_the_given_folders(folder: Any, tmp_path: Path) -> None:
     result, _ = folder.run(f"runs={tmp_path / 'R'}", f"models={tmp_path / 'M'}")
 
     assert result.run.parent == tmp_path / "R" / "small"
@@ -182,7 +182,7 @@ def test_the_lock_of_an_owner_that_was_killed_is_taken_over(tmp_path: Path) -> N
         assert run.id == owner.stdout.decode().strip()
 
 
-def test_a_run_that_is_not_there_is_not_made_instead(tmp_path: Path) -> None:
+def test_a_missing_run_is_not_created_instead(tmp_path: Path) -> None:
     with open_run(tmp_path, identity={}, settings={}, resume=NEWEST) as (run, _):
         pass
     with (
@@ -193,7 +193,7 @@ def test_a_run_that_is_not_there_is_not_made_instead(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("[!.]*")] == [run.id]
 
 
-def test_a_gate_that_says_no_ends_the_run_and_pushes_nothing(folder: Any) -> None:
+def test_a_failed_gate_ends_the_run_and_pushes_nothing(folder: Any) -> None:
     folder.edit("stoker.yaml", "min: 0.5", "min: 1.1")
     folder.edit("model.py", "UNITS = 8", "UNITS = 7")
 

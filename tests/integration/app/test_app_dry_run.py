@@ -22,7 +22,7 @@ def rehearse(folder: Folder, *overrides: str) -> DryRunResult:
     return dry_run(load_experiment(folder.path, overrides=overrides), Recorder())
 
 
-def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
+def test_a_dry_run_shows_placement_memory_and_the_served_model(
     make_folder: Callable[[], Folder],
 ) -> None:
     folder = make_folder()
@@ -52,7 +52,7 @@ def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
     assert f"one_device, 1 replica: {reason}" in shown.getvalue()
 
 
-def test_a_rehearsal_leaves_the_run_where_it_stood(
+def test_a_dry_run_does_not_change_the_run(
     make_folder: Callable[[], Folder], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a strategy of several processes, which is rehearsed in one."""
@@ -102,7 +102,7 @@ def test_a_model_that_cannot_be_served_is_the_users_error(
     assert caught.value.exit_code == EXIT_USER
 
 
-def test_a_loss_that_is_no_number_is_seen_in_the_first_steps(
+def test_a_loss_of_nan_is_found_in_the_first_steps(
     make_folder: Callable[[], Folder],
 ) -> None:
     folder = make_folder()

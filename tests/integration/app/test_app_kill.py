@@ -124,7 +124,7 @@ print("calls", fatal - 1)
 """
 
 
-def test_a_kill_at_every_system_call_that_publishes_leaves_one_run_that_goes_on(
+def test_a_kill_at_any_publishing_system_call_leaves_one_run_that_continues(
     make_folder: Callable[[], Any],
 ) -> None:
     """Through prepare, the run's folder, the shards and the record of ingest."""
@@ -145,7 +145,7 @@ def test_a_kill_at_every_system_call_that_publishes_leaves_one_run_that_goes_on(
     assert int(done.stdout.split()[-1]) > 30
 
 
-def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
+def test_a_full_disk_is_reported_and_the_run_continues_once_there_is_room(
     make_folder: Callable[[], Any], tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:

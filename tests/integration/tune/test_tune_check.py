@@ -32,7 +32,7 @@ def loaded() -> Iterator[None]:
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("loaded")
-def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_said(
+def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.py").write_text(MODEL)

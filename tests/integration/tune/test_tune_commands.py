@@ -200,7 +200,7 @@ def test_what_lies_in_the_folder_already_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["watched"]
 
 
-def test_a_folder_that_cannot_be_one_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file\n")
 
     for folder in (tmp_path / "taken" / "p", Path("/proc/nowhere"), tmp_path / ("x" * 300)):

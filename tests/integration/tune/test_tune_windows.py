@@ -85,7 +85,7 @@ def profile(trial: TrialClient) -> Profile:
     return trial.profile()
 
 
-def test_what_lay_ready_is_no_speed_of_the_input(profile: Profile) -> None:
+def test_prefetched_batches_do_not_count_as_speed_of_the_input(profile: Profile) -> None:
     # Before each window of training lies one of the step in memory, during which batches are made.
     seconds = [real["wall_s"] / real["steps"] for _, real in profile.turns]
 
@@ -93,14 +93,14 @@ def test_what_lay_ready_is_no_speed_of_the_input(profile: Profile) -> None:
     assert profile.input_wait > 0.1
 
 
-def test_how_quick_the_machine_itself_is_does_not_depend_on_the_step(profile: Profile) -> None:
+def test_the_speed_of_the_machine_does_not_depend_on_the_step(profile: Profile) -> None:
     # The step sleeps; products of matrices do not. Any CPU that TensorFlow runs on reaches a
     # hundredth of a core's 32 operations at each of 10^9 beats, and none of today 10^14.
     assert profile.pace is not None
     assert 3e8 < profile.pace < 1e14
 
 
-def test_a_trial_that_is_not_asked_makes_nothing_in_stock(trial: TrialClient) -> None:
+def test_a_paused_trial_prepares_no_batches(trial: TrialClient) -> None:
     trial.speed()
     before = _cpu_ticks(trial.pid)
     time.sleep(READY * INPUT_S)  # as long as its input would need to fill all buffers

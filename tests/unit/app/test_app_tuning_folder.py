@@ -30,7 +30,9 @@ def experiment(tmp_path: Path) -> Experiment:
     return load_experiment(tmp_path)
 
 
-def test_what_a_killed_tuning_has_left_is_removed_by_the_next(experiment: Experiment) -> None:
+def test_the_next_tuning_removes_the_scratch_folders_of_a_killed_one(
+    experiment: Experiment,
+) -> None:
     with locked_folder(experiment) as first:
         left = first / TRIALS / f"01{SCRATCH}"
         (left / "checkpoints").mkdir(parents=True)
@@ -46,7 +48,7 @@ def test_what_a_killed_tuning_has_left_is_removed_by_the_next(experiment: Experi
         assert (first / TRIALS / "01.log").exists()
 
 
-def test_a_folder_that_cannot_be_one_is_the_users_to_mend(experiment: Experiment) -> None:
+def test_a_folder_that_cannot_be_created_is_a_user_error(experiment: Experiment) -> None:
     (experiment.folder / experiment.runs).write_text("a file\n")
 
     with (
@@ -82,7 +84,7 @@ def test_a_promise_of_another_model_is_not_held_against_this_one(experiment: Exp
 
 
 @pytest.mark.parametrize("kind", ["budget", "crash"])
-def test_what_was_measured_stands_where_only_the_last_figure_came_too_late(kind: str) -> None:
+def test_a_profile_is_valid_if_only_its_last_figure_ran_out_of_time(kind: str) -> None:
     def late() -> NoReturn:
         raise TrialFailed(kind, "no answer")  # type: ignore[arg-type]  # one of its words
 

@@ -20,7 +20,7 @@ def lever(situation: Situation, name: str) -> Lever:
     return found
 
 
-def test_what_others_depend_on_comes_first() -> None:
+def test_a_lever_comes_before_those_that_depend_on_it() -> None:
     parts = [lever.part for lever in levers(CPU)]
 
     assert parts == sorted(parts, key=["input", "python", "step"].index)
@@ -49,7 +49,7 @@ def test_a_call_has_no_more_steps_than_an_epoch() -> None:
     assert not any("train.steps_per_call" in s for s in settings(changed(CPU, steps_per_call=50)))
 
 
-def test_a_first_pass_is_kept_only_where_it_may_stand_for_all() -> None:
+def test_the_first_pass_is_cached_only_if_all_passes_are_equal() -> None:
     assert {"data.pipeline.cache": "memory"} not in settings(OWN)
     assert {"data.pipeline.cache": "memory"} in settings(changed(OWN, passes_agree=True))
     cached = changed(OWN, passes_agree=True, data=CACHED)
@@ -57,7 +57,7 @@ def test_a_first_pass_is_kept_only_where_it_may_stand_for_all() -> None:
     assert {"data.pipeline.batch_size": 128} in settings(OWN)
 
 
-def test_strings_know_no_xla() -> None:
+def test_xla_is_not_tried_with_string_features() -> None:
     assert not any("train.xla" in s for s in settings(changed(CPU, string_features=True)))
 
 
@@ -77,7 +77,7 @@ def test_the_other_precision_is_what_the_device_is_made_for(
     assert other_precision(situation.resolved.precision, situation.devices.gpus) == precision
 
 
-def test_threads_are_a_cpus_business() -> None:
+def test_threads_of_operations_are_tried_only_on_a_cpu() -> None:
     assert lever(CPU, "train.intra_op_threads").changes_numbers
     for other in (
         changed(CPU, gpus=gpus(1)),
@@ -87,7 +87,7 @@ def test_threads_are_a_cpus_business() -> None:
         assert not any("train.intra_op_threads" in s for s in settings(other))
 
 
-def test_operations_at_once_are_the_business_of_one_replica_on_a_cpu() -> None:
+def test_parallel_operations_are_tried_only_with_one_replica_on_a_cpu() -> None:
     name = "train.inter_op_threads"
     assert lever(CPU, name).changes_numbers
     for other in (
@@ -103,7 +103,7 @@ def names(situation: Situation) -> set[str]:
     return {name for each in settings(situation) for name in each if "feed" in name}
 
 
-def test_how_batches_are_made_ready_is_tried_where_they_are_made() -> None:
+def test_levers_of_the_feed_apply_only_if_this_process_makes_batches() -> None:
     of_all = {"train.feed.threads", "train.feed.prefetch"}
     of_images = {"train.feed.decoder", "train.feed.parallel_batches"}
 
@@ -138,7 +138,7 @@ def test_more_at_once_needs_an_idle_core_and_is_judged_by_speed() -> None:
     assert by_cpu == {"data.images.store", "train.feed.decoder"}
 
 
-def test_numbers_that_are_bytes_may_be_sent_as_such() -> None:
+def test_values_that_are_bytes_may_be_sent_as_uint8() -> None:
     pixels = changed(OWN, byte_features={"image": "x/255"})
 
     assert dict(lever(pixels, "train.feed.uint8").settings) == {
@@ -155,7 +155,7 @@ def test_replicas_may_send_less() -> None:
     assert not any("train.reduction_dtype" in s for s in settings(CPU))
 
 
-def test_replicas_may_exchange_less_often_but_that_is_for_their_owner_to_decide() -> None:
+def test_exchanging_less_often_is_only_proposed() -> None:
     passes = lever(changed(CPU, replicas=2), "train.accumulate")
 
     assert passes.settings == {"train.accumulate": 4}
@@ -165,7 +165,7 @@ def test_replicas_may_exchange_less_often_but_that_is_for_their_owner_to_decide(
         assert {"train.accumulate": 4} not in settings(other)
 
 
-def test_replicas_may_send_in_packs_where_gradients_come_one_after_the_other() -> None:
+def test_packs_are_tried_only_if_gradients_are_computed_one_after_the_other() -> None:
     pair = changed(CPU, replicas=2)
     name = "train.reduction_bytes_per_pack"
 
@@ -203,7 +203,7 @@ def test_another_batch_is_only_proposed() -> None:
     assert not whole[0].only_proposed
 
 
-def test_no_two_have_one_name() -> None:
+def test_all_levers_have_different_names() -> None:
     for situation in (CPU, changed(CPU, accumulate=4, replicas=2)):
         names = [found.name for found in levers(situation)]
         assert len(names) == len(set(names))
@@ -226,7 +226,7 @@ def test_several_devices_are_tried_as_one_with_as_many_samples_a_step() -> None:
         assert not any("train.strategy" in each for each in settings(kept))
 
 
-def test_rematerialisation_stands_behind_what_may_not_fit_and_is_tried_only_then() -> None:
+def test_rematerialization_is_tried_only_after_a_lever_ran_out_of_memory() -> None:
     deep = changed(CPU, accumulate=2, blocks=("encoder", "decoder"))
 
     found = {each.name: each for each in levers(deep) if "train.remat" in each.settings}

@@ -124,7 +124,7 @@ def test_the_devices_time_is_in_the_json(traced: ProfileReport) -> None:
     assert told["device_finding"]["text"].startswith("38% of the step")
 
 
-def test_why_there_is_no_trace_is_said_in_both(
+def test_page_and_console_say_why_there_is_no_trace(
     found: ProfileReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without = replace(found, no_device="another profiler is running")

@@ -79,7 +79,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_it_is_told_its_spec_and_answers(start: Start) -> None:
+def test_it_reads_its_input_and_answers(start: Start) -> None:
     said: list[str] = []
     with closing(start()) as trial:
         answer = trial.ask("window", timeout_s=20, progress=said.append, kind="real", seconds=0.5)
@@ -99,7 +99,7 @@ def test_one_that_exits_is_a_crash_with_its_last_line(start: Start) -> None:
     assert failed.value.kind == "crash"
 
 
-def test_one_whose_log_is_gone_is_a_crash_all_the_same(start: Start) -> None:
+def test_a_process_without_its_log_is_a_crash_too(start: Start) -> None:
     trial = start()
     trial.log.unlink()
 
@@ -132,7 +132,7 @@ def test_one_that_refuses_says_why(start: Start) -> None:
     assert failed.value.kind == "refused"
 
 
-def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
+def test_its_children_end_with_it(start: Start) -> None:
     with closing(start()) as trial:
         child = trial.ask("child", timeout_s=20)
         assert is_running(child)
@@ -143,7 +143,7 @@ def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
     assert not is_running(child)
 
 
-def test_asked_after_its_end_it_is_said_to_be_gone(start: Start) -> None:
+def test_a_question_after_its_end_is_a_crash(start: Start) -> None:
     with closing(start()) as trial:
         os.kill(trial.pid, signal.SIGTERM)
         with pytest.raises(TrialFailed, match="SIGTERM"):
@@ -151,7 +151,7 @@ def test_asked_after_its_end_it_is_said_to_be_gone(start: Start) -> None:
 
 
 @pytest.mark.parametrize("then", ["", "trial.pause()"])
-def test_a_trial_ends_when_whoever_started_it_is_killed(tmp_path: Path, then: str) -> None:
+def test_a_trial_ends_when_its_parent_is_killed(tmp_path: Path, then: str) -> None:
     script = f"""\
 import sys, time
 from pathlib import Path
@@ -189,7 +189,7 @@ def states_of(pid: int) -> set[str]:
     return {path.read_text().rpartition(")")[2].split()[0] for path in paths}
 
 
-def test_it_stands_still_while_it_is_paused_and_answers_again(start: Start) -> None:
+def test_it_is_stopped_while_paused_and_answers_again(start: Start) -> None:
     trial = start()
     trial.ask("window", timeout_s=20)
 
@@ -204,7 +204,7 @@ def test_it_stands_still_while_it_is_paused_and_answers_again(start: Start) -> N
     assert not is_running(trial.pid)
 
 
-def test_all_its_threads_stand_still_when_a_pause_has_begun(start: Start) -> None:
+def test_all_its_threads_are_stopped_after_pause_returns(start: Start) -> None:
     # Threads that compute are stopped later than one that waits, and by chance: hence many times.
     trial = start()
     trial.ask("busy", timeout_s=20)

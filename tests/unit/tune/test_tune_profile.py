@@ -81,14 +81,14 @@ def test_each_part_is_what_was_measured() -> None:
     assert found.epoch_s == pytest.approx(1.0)
 
 
-def test_what_is_exchanged_is_no_compute() -> None:
+def test_communication_does_not_count_as_compute() -> None:
     found = profiled(4.0, 4.0, called_ms=4.0, wait=0.0, communication_s=0.003)
 
     assert found.split.compute_s == pytest.approx(0.001)
     assert diagnose(found, own_dataset=False).bottleneck == "communication"
 
 
-def test_a_short_last_step_of_an_epoch_is_no_gain() -> None:
+def test_a_short_last_step_of_an_epoch_does_not_count_as_gain() -> None:
     short = window(1.0, rows=16.0)
     found = profile_of(
         TrialFacts(rows_a_step=32.0, per_epoch=100, steps_per_call=5),
@@ -127,7 +127,7 @@ def test_the_bottleneck_is_named(
         (0.7, 0.96, 0.0, "input"),
     ],
 )
-def test_idleness_within_the_noise_is_no_bottleneck(
+def test_idle_time_within_the_noise_is_not_a_bottleneck(
     busy: float, high: float, wait: float, bottleneck: str
 ) -> None:
     measured = profiled(10 * busy, 10.0, called_ms=10 * busy, wait=wait)
@@ -149,9 +149,7 @@ def test_idleness_within_the_noise_is_no_bottleneck(
         ([0.7, 1.4], PAIRS_MOST),
     ],
 )
-def test_pairs_are_measured_until_they_tell_on_which_side_they_are(
-    fractions: list[float], count: int
-) -> None:
+def test_pairs_are_measured_until_they_decide(fractions: list[float], count: int) -> None:
     left = itertools.cycle(fractions)
 
     def take(number: int) -> Turns:
@@ -182,7 +180,7 @@ def test_a_precision_is_named_only_where_it_is_clear() -> None:
     )
 
 
-def test_a_busy_fraction_above_one_is_said_as_all() -> None:
+def test_a_busy_fraction_above_one_is_shown_as_100_percent() -> None:
     found = diagnose(profiled(11.0, 10.0, called_ms=11.0, wait=0.0), own_dataset=False)
 
     assert "computes 100% of the time" in found.text

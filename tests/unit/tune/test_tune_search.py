@@ -205,7 +205,7 @@ def decisions(found: Tuned) -> dict[str, str]:
     return {outcome.lever: outcome.decision for outcome in found.outcomes}
 
 
-def test_a_gain_that_was_seen_beside_other_work_has_to_be_seen_once_more(tmp_path: Path) -> None:
+def test_a_gain_under_load_has_to_be_confirmed(tmp_path: Path) -> None:
     world = World(
         input_ms=0.1,
         python_ms=0.0,
@@ -225,7 +225,7 @@ def test_a_gain_that_was_seen_beside_other_work_has_to_be_seen_once_more(tmp_pat
     assert told["beside"] == ""
 
 
-def test_what_others_took_all_the_time_is_said(tmp_path: Path) -> None:
+def test_permanent_load_is_reported(tmp_path: Path) -> None:
     found = tuned(World(input_ms=0.1, others=(1.5,) * 100), tmp_path)
 
     kept = [outcome.why for outcome in found.outcomes if outcome.decision == "kept"]
@@ -233,14 +233,14 @@ def test_what_others_took_all_the_time_is_said(tmp_path: Path) -> None:
     assert all("other processes took 1.5 of its 2 cores meanwhile" in why for why in kept)
 
 
-def test_a_lever_that_makes_it_slower_is_called_that(tmp_path: Path) -> None:
+def test_a_lever_that_slows_training_is_called_slower(tmp_path: Path) -> None:
     found = tuned(World(input_ms=0.1, bfloat16=0.2), tmp_path)
 
     whys = {outcome.lever: outcome.why for outcome in found.outcomes}
     assert whys["precision mixed_bfloat16"].endswith(": slower")
 
 
-def test_the_input_is_mended_first_and_then_the_step(tmp_path: Path) -> None:
+def test_levers_of_the_input_come_before_those_of_the_step(tmp_path: Path) -> None:
     world = World()
 
     found = tuned(world, tmp_path)
@@ -272,7 +272,7 @@ def test_the_noise_of_an_input_that_was_waited_for_hides_no_gain_of_the_step(
     assert replay(tmp_path / "ledger.jsonl") == []
 
 
-def test_where_what_was_kept_dies_another_process_takes_its_place(tmp_path: Path) -> None:
+def test_a_dead_process_of_the_kept_settings_is_replaced(tmp_path: Path) -> None:
     plain = World()
     expected = tuned(plain, tmp_path / "plain")
     # The noise takes two windows a pair, and the lever's first is asked of what was kept.
@@ -289,7 +289,7 @@ def test_where_what_was_kept_dies_another_process_takes_its_place(tmp_path: Path
     assert dying.opened == dying.closed
 
 
-def test_a_lever_beside_which_it_dies_again_has_failed(tmp_path: Path) -> None:
+def test_a_lever_during_which_it_dies_again_has_failed(tmp_path: Path) -> None:
     plain = World()
     tuned(plain, tmp_path / "plain")
     noise = next(e for e in events(tmp_path / "plain" / "ledger.jsonl") if e["event"] == "noise")
@@ -330,7 +330,7 @@ def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_p
     assert world.opened == world.closed
 
 
-def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path: Path) -> None:
+def test_levers_of_the_step_are_skipped_while_the_input_is_the_bottleneck(tmp_path: Path) -> None:
     world = World(broken={"data.pipeline.cache": TrialFailed("memory", "it did not fit")})
 
     found = tuned(world, tmp_path)
@@ -346,7 +346,7 @@ def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path
     }
 
 
-def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: Path) -> None:
+def test_more_parallel_input_is_tried_only_if_a_core_is_idle(tmp_path: Path) -> None:
     waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
     idle = tuned(World(situation=waits), tmp_path / "idle")
@@ -367,7 +367,7 @@ def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: P
     assert replay(tmp_path / "idle" / "ledger.jsonl") == []
 
 
-def test_more_at_once_is_not_tried_where_no_batch_is_waited_for(tmp_path: Path) -> None:
+def test_more_parallel_input_is_not_tried_if_training_does_not_wait(tmp_path: Path) -> None:
     waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
     found = tuned(World(situation=waits, beside=True), tmp_path)
@@ -378,7 +378,7 @@ def test_more_at_once_is_not_tried_where_no_batch_is_waited_for(tmp_path: Path) 
     assert why == "training waits for batches only 0.0% of the time"
 
 
-def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> None:
+def test_one_lucky_window_does_not_hide_an_input_bottleneck(tmp_path: Path) -> None:
     found = tuned(World(lucky=True), tmp_path)
 
     assert found.before.busy_high >= 0.95
@@ -401,7 +401,7 @@ def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_de
     assert decisions(found)["input on 4 threads"] == "skipped"
 
 
-def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_for(
+def test_packs_are_tried_only_if_communication_is_the_bottleneck(
     tmp_path: Path,
 ) -> None:
     pair = changed(BASE, replicas=2, reduction_dtype="bfloat16")
@@ -454,7 +454,7 @@ def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: P
     assert "train.remat" not in fits.settings
 
 
-def test_an_input_that_takes_all_cores_is_proposed_to_be_made_elsewhere(tmp_path: Path) -> None:
+def test_a_data_service_is_proposed_for_an_input_that_uses_all_cores(tmp_path: Path) -> None:
     found = tuned(World(situation=PLAIN), tmp_path)
 
     (service,) = (o for o in found.outcomes if o.lever == "make batches on other machines")
@@ -467,7 +467,7 @@ def test_an_input_that_takes_all_cores_is_proposed_to_be_made_elsewhere(tmp_path
     )
 
 
-def test_a_lever_whose_loss_goes_elsewhere_is_only_proposed(tmp_path: Path) -> None:
+def test_a_lever_with_another_loss_curve_is_only_proposed(tmp_path: Path) -> None:
     found = tuned(World(bfloat16_shift=0.5), tmp_path)
 
     (precision,) = (o for o in found.outcomes if o.lever.startswith("precision"))
@@ -486,7 +486,7 @@ def test_an_experiment_that_is_healthy_is_left_alone(tmp_path: Path) -> None:
     assert found.before is found.after
 
 
-def test_what_was_kept_stays_when_the_budget_ends(tmp_path: Path) -> None:
+def test_kept_settings_stay_when_the_budget_ends(tmp_path: Path) -> None:
     world = World(broken={"train.steps_per_call": TrialFailed("budget", "time is up")})
 
     found = tuned(world, tmp_path)
