@@ -7,7 +7,7 @@ from rich.console import Console
 
 from stoker.app.api import load
 from stoker.app.chain import run_chain
-from stoker.app.smoke_test import prove_run
+from stoker.app.smoke_test import smoke_test
 from stoker.cli.progress import ConsoleListener
 from stoker.cli.summary import print_summary
 
@@ -19,7 +19,7 @@ def main() -> None:
     experiment = load(RECIPE)
     with ConsoleListener() as listener:
         result = run_chain(experiment, listener)
-    proof = prove_run(experiment, result)
+    proof = smoke_test(experiment, result)
     console = Console(record=True, width=110, file=io.StringIO(), highlight=False)
     print_summary(console, experiment, RECIPE, result, proof)
     console.save_svg("docs/summary.svg", title="stoker run recipes/digits")

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +25,12 @@ import photographs  # noqa: E402 - beside this file, which no package holds
 from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
 
 from stoker.app.experiment import load_experiment  # noqa: E402 - as above
-from stoker.app.trial.client import TrialBench  # noqa: E402 - as above
+from stoker.app.tuning.trials import Trials  # noqa: E402 - as above
 from stoker.pages.html import Html  # noqa: E402 - as above
 from stoker.pages.plot import picture_file  # noqa: E402 - as above
+from stoker.tune.client import TrialLimits  # noqa: E402 - as above
 from stoker.tune.compare import gain_of, interval  # noqa: E402 - as above
-from stoker.tune.process import Trial  # noqa: E402 - as above
+from stoker.tune.process import TrialProcess  # noqa: E402 - as above
 from stoker.tune.profile import busy_fractions  # noqa: E402 - as above
 
 PARTS = RESULTS / "tune"
@@ -61,30 +63,24 @@ def recipe(into: Path) -> Path:
 
 def against_hand(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     """The tuned training beside what is made by hand, in turn."""
-    bench = TrialBench(
-        load_experiment(folder),
-        settings,
-        folder=folder / "trials",
-        name="tuned",
-        left_s=lambda: LONG_S,
-        most_s=LONG_S,
-        window_s=WINDOW_S,
-    )
-    by_hand = Trial(
+    trials = Trials(load_experiment(folder), folder / "trials", progress=print)
+    limits = TrialLimits(left_s=lambda: LONG_S, most_s=LONG_S, window_s=WINDOW_S)
+    trial = trials.open(settings, name="tuned", limits=limits)
+    by_hand = TrialProcess(
         {"recipe": str(folder)},
         folder=folder / "trials",
         name="by-hand",
         command=(sys.executable, str(ROOT / "benchmarks" / "tune" / "by_hand.py")),
     )
     pairs = []
-    with by_hand:
+    with closing(by_hand):
         name = by_hand.ask("name", timeout_s=LONG_S)
         for number in range(PAIRS):
-            ours = bench.speed() if number % 2 else None
+            ours = trial.speed() if number % 2 else None
             found = by_hand.ask("speed", timeout_s=LONG_S, seconds=WINDOW_S)
-            ours = bench.speed() if ours is None else ours
+            ours = trial.speed() if ours is None else ours
             pairs.append((found["rows"] / found["wall_s"], ours))
-    bench.close()
+    trial.close()
     return gain_of(pairs), name
 
 
@@ -151,17 +147,11 @@ def _busy(name: str, folder: Path, *, first: float | None) -> list[Figure]:
 def _fractions(folder: Path, settings: dict[str, Any]) -> list[float]:
     """The busy fraction of each pair of windows of a tuned training."""
     found: list[float] = []
+    trials = Trials(load_experiment(folder), folder / "trials", progress=print)
     for number in range(PROCESSES):
-        bench = TrialBench(
-            load_experiment(folder),
-            settings,
-            folder=folder / "trials",
-            name=f"busy-{number}",
-            left_s=lambda: LONG_S,
-            most_s=LONG_S,
-        )
-        turns, _ = bench.turns(TURNS)
-        bench.close()
+        trial = trials.open(settings, name=f"busy-{number}", limits=TrialLimits.within(LONG_S))
+        turns, _ = trial.turns(TURNS)
+        trial.close()
         found += busy_fractions(turns)
     return found
 

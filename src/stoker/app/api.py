@@ -6,7 +6,7 @@ import logging
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment
-from stoker.app.runs.resume import NEWEST, Resume
+from stoker.app.run_folder import NEWEST, Resume
 from stoker.app.tuned_settings import load
 from stoker.data.ingest import IngestConfig as Data
 from stoker.data.user_dataset.config import OwnDatasetConfig as OwnDataset

@@ -6,30 +6,30 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol, cast
 
-from stoker.app.context import Context, Stage, Work
-from stoker.app.experiment import Experiment, data_fingerprint
+from stoker.app.context import Context, Stage, StageResult, StageResults, Work
+from stoker.app.experiment import Experiment, data_fingerprint, prepare_source
 from stoker.app.identity import run_identity
 from stoker.app.import_tensorflow import import_tensorflow
 from stoker.app.own_stages import stages_of
-from stoker.app.prepare import prepare_source
-from stoker.app.runs.resume import NEWEST, Resume
-from stoker.app.runs.run_folder import (
+from stoker.app.run_folder import (
+    NEWEST,
+    Resume,
     Run,
     StageRecord,
     damage,
     open_run,
     read_changes,
     runs_newest_first,
+    unfinished_training,
 )
 from stoker.app.stages import STAGES
-from stoker.app.unfinished_run import left_behind
 from stoker.core.errors import CheckFailed, Plain, UserError
 from stoker.core.files import (
     full_disk_is_named,
@@ -82,8 +82,13 @@ class StageOutcome:
     output: Path
     """Its output folder."""
 
-    result: dict[str, Any]
+    result: StageResult
     """Its recorded result."""
+
+
+def results_by_stage(outcomes: Iterable[StageOutcome]) -> StageResults:
+    """Return the results by stage, typed."""
+    return cast(StageResults, {outcome.stage: outcome.result for outcome in outcomes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +104,10 @@ class ChainResult:
     wall: WallTime = field(default_factory=WallTime)
     """Accounts for this process's wall time."""
 
-    def result(self, stage: str) -> dict[str, Any]:
-        """Return the recorded result of a stage of this pass."""
-        return next(outcome.result for outcome in self.outcomes if outcome.stage == stage)
+    @property
+    def results(self) -> StageResults:
+        """The recorded result of each stage of this pass."""
+        return results_by_stage(self.outcomes)
 
     @property
     def warnings(self) -> list[str]:
@@ -126,18 +132,22 @@ class ChainResult:
             run_id=self.run.name,
             outputs={outcome.stage: outcome.output for outcome in self.outcomes},
             identities={},
-            results={outcome.stage: outcome.result for outcome in self.outcomes},
+            results=self.results,
             progress=progress,
         )
 
 
 @dataclass
-class _State:
+class _Pass:
+    """One pass over the chain: the run, and what was done so far."""
+
+    experiment: Experiment
+    run: Run
+    listener: Listener
     resume: Resume
     wall: WallTime
     outputs: dict[str, Path] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
     outcomes: list[StageOutcome] = field(default_factory=list)
 
 
@@ -146,7 +156,6 @@ def run_chain(
     listener: Listener,
     *,
     until: str = "push",
-    again: bool = False,
     resume: Resume = NEWEST,
     works: Mapping[str, Work] = MappingProxyType({}),
     wall: WallTime | None = None,
@@ -157,8 +166,7 @@ def run_chain(
         experiment: What to run.
         listener: Receives the events.
         until: The last stage.
-        again: Run the last stage again even if nothing has changed.
-        resume: The run to continue.
+        resume: The run to continue, and whether the last stage runs again.
         works: Replacements for the work of stages, e.g. on several processes.
         wall: Account of this process's wall time; None: a new account that starts now.
 
@@ -168,7 +176,7 @@ def run_chain(
     """
     wall = wall or WallTime()
     with wall.within("other_stages"):
-        prepare_source(experiment, listener)
+        prepare_source(experiment, listener.log)
     identity = run_identity(experiment, source=data_fingerprint(experiment))
     stages = _checked_stages(until, experiment, works)
     with (
@@ -182,16 +190,16 @@ def run_chain(
         ) as (run, continued),
     ):
         listener.log(f"run {run.id}" + (" (continued)" if continued else ""))
-        if not continued and (line := left_behind(run, identity, experiment.folder)):
+        if not continued and (line := unfinished_training(run, identity, experiment.folder)):
             listener.log(line)
         # Take the snapshot now: files that appear later were made by the run.
         run.folder_at_begin(experiment.folder, experiment.unobserved)
-        state = _State(resume=resume, wall=wall)
+        state = _Pass(experiment, run, listener, resume, wall)
         for stage in stages:
-            force = stage.always or (again and stage is stages[-1])
+            force = stage.always or (resume.again and stage is stages[-1])
             try:
                 with wall.within("start" if stage.name == "train" else "other_stages"):
-                    _do_stage(stage, run, experiment, state, listener, force=force)
+                    _do_stage(stage, state, force=force)
             except CheckFailed:
                 run.finish(f"{stage.name}: refused")
                 raise
@@ -240,22 +248,15 @@ def _require_folder(models: Path) -> None:
         ) from None
 
 
-def _do_stage(
-    stage: Stage,
-    run: Run,
-    experiment: Experiment,
-    state: _State,
-    listener: Listener,
-    *,
-    force: bool,
-) -> None:
+def _do_stage(stage: Stage, state: _Pass, *, force: bool) -> None:
+    run, listener = state.run, state.listener
     began_s = time.monotonic()
     context = Context(
-        experiment=experiment,
+        experiment=state.experiment,
         run_id=run.id,
         outputs=state.outputs,
         identities=state.identities,
-        results=state.results,
+        results=results_by_stage(state.outcomes),
         progress=listener.progress,
         accept_change=state.resume.accept_change or bool(run.changes()),
         wall=state.wall,
@@ -263,7 +264,7 @@ def _do_stage(
     key = fingerprint({"inputs": dict(stage.inputs(context)), "versions": library_versions()})
     record, skipped, why = None, False, ""
     if not force:
-        record, why = _find_earlier(stage, run, experiment, state, key)
+        record, why = _find_earlier(stage, state, key)
         skipped = record is not None
     if record is None:
         _clear(stage, run, keep=state.resume.run is not None and not force)
@@ -273,11 +274,10 @@ def _do_stage(
                 import_tensorflow(compiles=True)
                 from stoker.train.setup.strategy import claim_devices
 
-                claim_devices(experiment.train)
+                claim_devices(state.experiment.train)
         record = _work(stage, run, context, key)
     state.outputs[stage.name] = run.output(record)
     state.identities[stage.name] = record.identity
-    state.results[stage.name] = record.result
     outcome = StageOutcome(
         stage=stage.name,
         skipped=skipped or bool(record.result.get("already")),
@@ -320,6 +320,10 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
         files = hash_folder(folder)
         if folder != final:
             publish_folder(folder, final)
+    result = done.result.copy()
+    if stage.in_place and changed:
+        # Accepted changes are recorded in the result, and so in the lineage of the model.
+        result["changes"] = changed
     record = StageRecord(
         stage=stage.name,
         key=key,
@@ -327,8 +331,7 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
         data=_data_fingerprint(stage, context.outputs | {stage.name: final}, done.columns),
         output=stage.folder,
         files=files,
-        # Accepted changes are recorded in the result, and so in the lineage of the model.
-        result=done.result | ({"changes": changed} if stage.in_place and changed else {}),
+        result=result,
         took_s=time.monotonic() - began_s,
         made_by=run.id,
         content=done.content,
@@ -373,11 +376,9 @@ def _folder_for(stage: Stage, final: Path, key: str) -> Iterator[Path]:
         yield final
 
 
-def _find_earlier(
-    stage: Stage, run: Run, experiment: Experiment, state: _State, key: str
-) -> tuple[StageRecord | None, str]:
+def _find_earlier(stage: Stage, state: _Pass, key: str) -> tuple[StageRecord | None, str]:
     """Return the newest undamaged record with equal inputs, as a record of this run, and a note."""
-    why = ""
+    run, experiment, why = state.run, state.experiment, ""
     for earlier in [run, *(r for r in runs_newest_first(experiment.runs_root) if r.id != run.id)]:
         record = earlier.record(stage.name)
         if record is None or record.key != key:

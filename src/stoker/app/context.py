@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import open_dataset, open_transform
@@ -22,6 +22,149 @@ if TYPE_CHECKING:
     from stoker.data.user_dataset.load_dataset import AnyDataset
 
 
+class StageResult(TypedDict, total=False):
+    """Facts that a stage records, JSON values: what the chain itself reads in the result of any stage."""
+
+    warnings: list[str]
+    """Lines that the stage logged about the data."""
+
+    refused: list[str]
+    """Reasons to stop the chain after the output is published."""
+
+    already: bool
+    """The work was done before, so the stage counts as skipped."""
+
+    changes: list[dict[str, Any]]
+    """Accepted changes of the inputs of a training that was continued."""
+
+
+class IngestResult(StageResult):
+    """Facts of the stage `ingest`."""
+
+    rows: dict[str, int]
+    """Rows of each split; empty for a user-defined dataset."""
+
+    columns: int
+    bad_rows: int
+    fingerprint: str
+    copies_dropped: NotRequired[int]
+    image_store: NotRequired[str | None]
+
+
+class AnalyzeResult(StageResult):
+    """Facts of the stage `analyze`; the last three are of a user-defined dataset."""
+
+    anomalies: list[str]
+    of_columns: list[dict[str, Any]]
+    distinct: NotRequired[int | None]
+    splits: NotRequired[dict[str, dict[str, Any]]]
+    counts: NotRequired[dict[str, dict[str, int]]]
+    bytes: NotRequired[Mapping[str, str]]
+    labels: NotRequired[dict[str, dict[str, dict[str, Any]]]]
+
+
+class TransformResult(StageResult):
+    """Facts of the stage `transform`; the optional ones are missing for a user-defined dataset."""
+
+    features: list[str]
+    serving_columns: list[str]
+    labels: NotRequired[dict[str, dict[str, dict[str, Any]]]]
+    of_columns: NotRequired[list[dict[str, Any]]]
+    vocabulary_losses: NotRequired[list[dict[str, Any]]]
+
+
+class LoopFacts(TypedDict):
+    """What a training loop measured of itself."""
+
+    busy_fraction: float | None
+    """None with parameter servers: workers wait for them too, so there is no ceiling."""
+
+    input_wait: float
+    step_time_s: float
+    ceiling_step_time_s: float | None
+    health: dict[str, Any]
+    xla: dict[str, Any] | None
+    agreement: dict[str, Any] | None
+    repeated_steps: NotRequired[int]
+
+
+class DeviceFacts(TypedDict):
+    """What `DeviceWatch` measured; the optional ones need a model that it could measure."""
+
+    mfu: float | None
+    device_time: dict[str, Any] | None
+    model_rate: NotRequired[dict[str, Any]]
+    device_time_not_measured: NotRequired[str]
+    device_watch_s: NotRequired[dict[str, float]]
+    device_finding: NotRequired[dict[str, Any] | None]
+
+
+class TrainingResult(StageResult, LoopFacts, DeviceFacts):
+    """Facts of the stage `train`."""
+
+    steps: int
+    epochs: int
+    best_epoch: int
+    metrics: dict[str, float]
+    samples_per_s: float
+    parameters: int
+    resolved: dict[str, Any]
+    goodput: float | None
+    wall_time: dict[str, Any]
+    workers: NotRequired[int]
+    restarts: NotRequired[list[str]]
+
+
+class ExportResult(StageResult):
+    """Facts of the stage `export`; the first five by output, where the model has several."""
+
+    from_logits: Any
+    is_regression: Any
+    multi_hot: Any
+    one_class: Any
+    classes: Any
+    outputs: list[str]
+    signatures: list[str]
+    inputs: dict[str, str]
+    vetted_rows: int
+
+
+class EvaluateResult(StageResult):
+    """Facts of the stage `evaluate`."""
+
+    rows: int
+    metrics: dict[str, Any]
+    main_metric: str
+    verdicts: list[dict[str, Any]]
+
+
+class PushResult(StageResult):
+    """Facts of the stage `push`."""
+
+    version: int
+    path: str
+
+
+class ServeResult(StageResult):
+    """Facts of the smoke test that ends `stoker run`."""
+
+    version: int
+    rows: int
+
+
+class StageResults(TypedDict, total=False):
+    """Result of each stage that was done or skipped."""
+
+    ingest: IngestResult
+    analyze: AnalyzeResult
+    transform: TransformResult
+    train: TrainingResult
+    export: ExportResult
+    evaluate: EvaluateResult
+    push: PushResult
+    serve: ServeResult
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """Input of a stage: the experiment, the outputs of earlier stages, and where to report progress."""
@@ -32,7 +175,7 @@ class Context:
     """Output folder of each stage."""
     identities: dict[str, str]
     """Identity of each stage's record."""
-    results: dict[str, dict[str, Any]]
+    results: StageResults
     """Recorded result of each stage."""
     progress: Callable[[str, float | None], None]
     """Receives a line and the completed share, 0 to 1; None if unknown."""
@@ -66,8 +209,9 @@ class Context:
 
     def labels(self) -> dict[str, dict[str, LabelSummary]]:
         """Return the label summary of each split and output; empty for runs of older versions."""
-        stage = "transform" if self.experiment.own_dataset is None else "analyze"
-        return labels_from_facts(self.results[stage].get("labels", {}))
+        made = self.experiment.own_dataset is None
+        stage = self.results["transform"] if made else self.results["analyze"]
+        return labels_from_facts(stage.get("labels", {}))
 
     def hashed(self, columns: Iterable[AnyColumn]) -> tuple[str, ...]:
         """Return the names of the columns that ingest hashed; none for a user-defined dataset."""
@@ -78,9 +222,8 @@ class Context:
 class Done:
     """Result of a stage that has written its output."""
 
-    result: dict[str, Any]
-    """Facts for later stages and the summary, JSON values. Reasons under `refused` stop the chain after
-    the output is published; `warnings` holds the lines that the stage logged about the data."""
+    result: StageResult
+    """Facts for later stages and the summary."""
 
     columns: tuple[str, ...] = ()
     """Raw columns that the stage read."""
@@ -124,3 +267,19 @@ class Stage:
 
     always: bool = False
     """Depends on state outside the run, and therefore runs every time."""
+
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints."""
+
+RESOLVED = "resolved.json"
+"""The resolved settings: the value of every `auto`."""
+
+METRICS = "metrics.jsonl"
+"""The metrics of each call of steps, and of each epoch."""
+
+WALL_TIME = "wall_time.json"
+"""The account of the run's wall time, over all its processes."""
+
+TENSORBOARD = "tensorboard"
+"""Folder of the metrics as TensorBoard event files."""

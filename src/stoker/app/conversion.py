@@ -1,8 +1,8 @@
-"""Real rows for a conversion: of an experiment's splits, or of the user's file."""
+"""Real rows for a conversion: from the splits of an experiment, or from the user's file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,45 +11,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.experiment import Experiment
-from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
+from stoker.app.stage_outputs import open_dataset, open_transform, split_rows
 from stoker.client.rows import Request, padded, to_arrays
 from stoker.client.signature import SignatureSpec, TensorSpec, chosen
 from stoker.core.errors import ConfigError, Plain
-from stoker.data.columns import Column, to_numpy
 
 if TYPE_CHECKING:
     from stoker.app.chain import ChainResult
-    from stoker.data.user_dataset.load_dataset import AnyDataset
     from stoker.export.conversion import ConversionSource
+
+Rows = Mapping[str, NDArray[Any]]
+"""Input -> [rows, ...] values."""
 
 
 def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> ConversionSource:
-    """What a chain exported, with rows of its eval split, and of its train split for ranges.
+    """Return the exported model of a chain, with rows of its eval split, and of its train split for ranges.
 
     Args:
-        experiment: What was run.
+        experiment: The experiment.
         chain: Its outputs up to `export`.
-        rows: Most rows of each.
+        rows: Maximum number of rows of each split.
     """
     from stoker.export.conversion import ConversionSource
 
     transform = open_transform(experiment, chain.output("transform"))
-    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
     columns = transform.serving_columns
-    held_out = next(eval_rows(dataset, columns, at_once=rows))
+
+    def first_rows(split: str) -> Rows:
+        batch = next(split_rows(dataset, split, columns, batch_rows=rows))
+        return {name: np.asarray(array[:rows]) for name, array in batch.items()}
+
     return ConversionSource(
         saved_model=chain.output("export"),
-        rows=_first(held_out, rows),
-        representative=_first(_train_rows(dataset, columns, rows), rows),
+        rows=first_rows("eval"),
+        representative=first_rows("train"),
     )
 
 
 def of_folder(folder: Path, request: Request | None) -> ConversionSource:
-    """A SavedModel, or the newest of a folder of versions, with the user's own rows.
+    """Return a SavedModel, or the newest of a folder of versions, with the user's rows.
 
     Raises:
         ConfigError: there is no SavedModel, or there are no rows.
-        UserError: the model does not take the rows.
+        UserError: the model does not accept the rows.
     """
     from stoker.export.conversion import ConversionSource
     from stoker.export.signatures import SERVING_TRANSFORMED, TRANSFORM_FEATURES
@@ -62,7 +67,7 @@ def of_folder(folder: Path, request: Request | None) -> ConversionSource:
         raise ConfigError(
             "a conversion is compared on real rows",
             got=Plain("none"),
-            fix="Give them by --data rows.json, or name the experiment's folder.",
+            fix="Pass them by --data rows.json, or name the folder of an experiment.",
         )
     model = load_model(saved_model)
     signatures = {
@@ -75,22 +80,8 @@ def of_folder(folder: Path, request: Request | None) -> ConversionSource:
         for name, signature in model.signatures.items()
     }
     model.close()
-    if request.signature == SERVING_TRANSFORMED:  # takes the transform's outputs for raw rows
+    if request.signature == SERVING_TRANSFORMED:  # its inputs are the outputs of the transform
         request = replace(request, signature=TRANSFORM_FEATURES)
     spec = chosen(signatures, request.signature)
     rows = to_arrays(padded(request, lambda: signatures), spec)
     return ConversionSource(saved_model=saved_model, rows=rows, representative=rows)
-
-
-def _train_rows(dataset: AnyDataset, columns: Sequence[Any], rows: int) -> dict[str, NDArray[Any]]:
-    from stoker.data.user_dataset.load_dataset import OwnDataset
-
-    if isinstance(dataset, OwnDataset):
-        return next(iter(dataset.arrays("train", columns=columns)))
-    stored = [column for column in columns if isinstance(column, Column)]
-    batch = next(dataset.batches("train", columns=[column.name for column in stored], rows=rows))
-    return {column.name: to_numpy(column, batch.column(column.name)) for column in stored}
-
-
-def _first(values: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(array[:rows]) for name, array in values.items()}

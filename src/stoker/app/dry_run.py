@@ -1,7 +1,7 @@
-"""A rehearsal of training: two steps, and the untrained model exported, loaded and asked.
+"""A dry run of training: two steps, then the untrained model is exported, loaded and called.
 
-What cannot be trained, held in memory or served is known before the first epoch. Nothing of it is
-recorded: the stages before `train` are run as always, and the run stands where it stood.
+It shows before the first epoch what cannot be trained, does not fit in memory or cannot be served. Only
+the stages before `train` are recorded.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.app.chain import ChainResult, Listener, StageOutcome, run_chain
-from stoker.app.context import Context
+from stoker.app.chain import Listener, StageOutcome, run_chain
 from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
-from stoker.app.stage_outputs import eval_rows
+from stoker.app.stage_outputs import split_rows
+from stoker.cluster.devices import find_devices
 from stoker.core.errors import CheckFailed, ConfigError, Plain, UserError
 from stoker.core.user_code import call
 
@@ -33,83 +33,87 @@ if TYPE_CHECKING:
     from stoker.train.watch.footprint import Footprint
 
 STEPS = 2
-"""The first traces and compiles, the second runs what was compiled."""
-
-_OF_A_CLUSTER = ("multi_worker", "parameter_server")
-"""Strategies that a rehearsal, one process, replaces by what fits this machine."""
+"""The first step traces and compiles, the second runs the compiled program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """The two steps."""
+    """Result of the two steps."""
 
     resolved: ResolvedTraining
-    """What every `auto` became."""
+    """The value of every `auto`."""
 
     footprint: Footprint
-    """What a replica holds in memory."""
+    """Memory of a replica."""
 
     placed: list[DevicePlacement]
-    """Where variables lie and operations run."""
+    """Devices of variables and operations."""
 
     losses: list[float]
     """Mean loss of each step."""
 
     first_step_s: float
-    """Wall time of the first, tracing and compiling included."""
+    """Wall time of the first step with tracing and compilation, seconds."""
 
     second_step_s: float
-    """Wall time of the second."""
+    """Wall time of the second step, seconds."""
 
     peak_bytes: dict[str, int]
-    """GPU -> most that was taken there, by TensorFlow's own count; a CPU has none."""
+    """GPU -> TensorFlow's peak of its memory; empty on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """The untrained model as a server loads it."""
+    """The untrained model, as a server loads it."""
 
     signatures: list[str]
-    """Each was asked."""
+    """Signatures that were called."""
 
     outputs: list[str]
-    """Names of what it answers."""
+    """Names of the outputs."""
 
     size_bytes: int
-    """All files of the SavedModel."""
+    """Size of the SavedModel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rehearsal:
-    """What a rehearsal found."""
+class DryRunResult:
+    """Result of a dry run."""
 
     run: str
-    """The run's folder: it holds the stages before."""
+    """Folder of the run with the stages before `train`."""
 
     steps: Steps
     served: Served
 
 
-def dry_run(experiment: Experiment, listener: Listener) -> Rehearsal:
+def dry_run(experiment: Experiment, listener: Listener) -> DryRunResult:
     """Run the stages before `train`, two steps of it, and the export of an untrained model.
 
     Args:
-        experiment: What would be trained. A strategy of several processes is rehearsed in one.
-        listener: Told what goes on.
+        experiment: What to train. A strategy for several processes is replaced by one process.
+        listener: Receives the events.
 
     Raises:
-        UserError: what would have ended training, or serving.
+        UserError: training or serving would fail.
     """
     chain = run_chain(experiment, listener, until="transform")
     began_s = time.monotonic()
     listener.stage_began("dry run")
     import_tensorflow()
-    context = _context(experiment, chain, listener)
-    transform = context.transform()
-    resolved, distribution, dataset, built = _prepared(context, transform)
-    steps = _two_steps(
-        built, dataset, transform, experiment=experiment, resolved=resolved, over=distribution
-    )
+    from stoker.app.training.setup import begin_process, open_and_build, resolve_here
+    from stoker.train.callbacks.hooks import apply_user_hooks
+
+    alone = experiment.in_one_process()
+    if alone is not experiment:
+        listener.log(f"The dry run replaces {experiment.train.strategy} by this process alone.")
+    context = chain.context(alone, listener.progress)
+    train, transform = alone.train, context.transform()
+    resolved = resolve_here(context, transform, find_devices(), None)
+    distribution = begin_process(train, resolved)
+    dataset, built = open_and_build(context, transform, distribution)
+    resolved = apply_user_hooks(resolved, train, model=built.model, callbacks=())
+    steps = _two_steps(built, (dataset, transform), train, resolved, distribution)
     served = _serve(built, dataset, transform)
     listener.stage_ended(
         StageOutcome(
@@ -121,41 +125,15 @@ def dry_run(experiment: Experiment, listener: Listener) -> Rehearsal:
             result={},
         )
     )
-    return Rehearsal(run=str(chain.run), steps=steps, served=served)
-
-
-def _context(experiment: Experiment, chain: ChainResult, listener: Listener) -> Context:
-    if experiment.train.strategy in _OF_A_CLUSTER:
-        listener.log(f"{experiment.train.strategy} is rehearsed in this process alone")
-        alone = replace(experiment.train, strategy="auto")
-        experiment = replace(experiment, train=alone)
-    return chain.context(experiment, listener.progress)
-
-
-def _prepared(
-    context: Context, transform: AnyTransform
-) -> tuple[ResolvedTraining, Distribution, AnyDataset, BuiltModel]:
-    from stoker.app.training.resolution import resolve_here
-    from stoker.app.training.stage import begin_process, open_and_build
-    from stoker.cluster.devices import find_devices
-    from stoker.train.callbacks.hooks import apply_user_hooks
-
-    train = context.experiment.train
-    resolved = resolve_here(context, transform, find_devices(), None)
-    distribution = begin_process(train, resolved)
-    dataset, built = open_and_build(context, transform, distribution)
-    resolved = apply_user_hooks(resolved, train, model=built.model, callbacks=())
-    return resolved, distribution, dataset, built
+    return DryRunResult(run=str(chain.run), steps=steps, served=served)
 
 
 def _two_steps(
     built: BuiltModel,
-    dataset: AnyDataset,
-    transform: AnyTransform,
-    *,
-    experiment: Experiment,
+    data: tuple[AnyDataset, AnyTransform],
+    train: TrainConfig,
     resolved: ResolvedTraining,
-    over: Distribution,
+    distribution: Distribution,
 ) -> Steps:
     import tensorflow as tf
 
@@ -167,12 +145,11 @@ def _two_steps(
     from stoker.train.step.step import StepSettings
     from stoker.train.watch.footprint import measure_footprint
 
-    train = experiment.train
-    feed, elements = _two_elements(dataset, transform, train=train, resolved=resolved)
+    feed, elements = _two_elements(*data, train=train, resolved=resolved)
     part = tf.nest.map_structure(lambda tensor: tensor[: resolved.batch_size], elements[0])
     load = adapt_load(feed.load, built.model, class_weight=train.class_weight)
     batch = load(part)
-    with over.strategy.scope():
+    with distribution.strategy.scope():
         call(first_pass, built, batch, what="a first batch through the model and its loss")
         average = prepare_optimizer(built.model, train, resolved)
     settings = StepSettings(
@@ -184,24 +161,24 @@ def _two_steps(
         average=average,
     )
     step = tf.function(
-        make_step(built, load, distribution=over, settings=settings),
+        make_step(built, load, distribution=distribution, settings=settings),
         reduce_retracing=True,
     )
-    seen: list[tuple[float, float]] = []
+    results: list[tuple[float, float]] = []
 
     def first() -> None:
-        seen.append(_timed(step, first_share(elements[0], over)))
+        results.append(_timed(step, first_share(elements[0], distribution)))
 
     operations = call(traced_operations, first, what="the first step of training")
-    seen.append(_timed(step, first_share(elements[-1], over)))
+    results.append(_timed(step, first_share(elements[-1], distribution)))
     model = built.model
     return Steps(
         resolved=resolved,
         footprint=measure_footprint(model, lambda one: _loss_of(built, one), batch),
         placed=placements([*model.variables, *model.optimizer.variables], operations),
-        losses=[loss for loss, _ in seen],
-        first_step_s=seen[0][1],
-        second_step_s=seen[1][1],
+        losses=[loss for loss, _ in results],
+        first_step_s=results[0][1],
+        second_step_s=results[1][1],
         peak_bytes=_peaks(),
     )
 
@@ -209,13 +186,13 @@ def _two_steps(
 def _two_elements(
     dataset: AnyDataset, transform: AnyTransform, *, train: TrainConfig, resolved: ResolvedTraining
 ) -> tuple[Any, list[Any]]:
-    """The feed of the training split, and what it gives for the first steps."""
+    """Return the feed of the training split, and its elements for the first steps."""
     from stoker.data.feed.calls import Calls
     from stoker.data.user_dataset.feed import OwnFeed
     from stoker.train.setup.feeds import open_feeds
     from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
-    # Of no memory nothing is kept: two batches are wanted, not an epoch.
+    # Without memory the feed keeps nothing: two batches are needed, not an epoch.
     local, _ = open_feeds(
         dataset,
         transform,
@@ -236,8 +213,8 @@ def _peaks() -> dict[str, int]:
     import tensorflow as tf
 
     gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
-    told = tf.config.experimental.get_memory_info
-    return {name.rpartition("device:")[2]: told(name)["peak"] for name in gpus}
+    memory = tf.config.experimental.get_memory_info
+    return {name.rpartition("device:")[2]: memory(name)["peak"] for name in gpus}
 
 
 def _loss_of(built: BuiltModel, batch: Any) -> Any:
@@ -267,7 +244,7 @@ def _serve(built: BuiltModel, dataset: AnyDataset, transform: AnyTransform) -> S
     from stoker.export.vetting import vet_model
 
     columns = transform.serving_columns
-    first = next(eval_rows(dataset, columns, at_once=1))
+    first = next(split_rows(dataset, "eval", columns, batch_rows=1))
     row = {name: values[:1] for name, values in first.items()}
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as scratch:
         folder = Path(scratch) / "model"
@@ -275,10 +252,10 @@ def _serve(built: BuiltModel, dataset: AnyDataset, transform: AnyTransform) -> S
         call(export_saved_model, built.model, built.adapt, transform, folder, what=what)
         size = sum(path.stat().st_size for path in list_files(folder))
         try:
-            vetted = call(vet_model, folder, columns, row, what="asking the exported model")
+            vetted = call(vet_model, folder, columns, row, what="calling the exported model")
         except CheckFailed as error:
             raise ConfigError(
-                "the untrained model must be served before it is trained",
+                "the untrained model must answer before it is trained",
                 got=Plain(f"{error.rule.replace(f'{folder}: ', '')}: {error.got}"),
                 fix=error.fix,
             ) from error

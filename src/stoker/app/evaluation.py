@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.experiment import Experiment
-from stoker.app.stage_outputs import eval_rows
+from stoker.app.stage_outputs import split_rows
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import hash_folder, read_json
 from stoker.core.multi_output import ONLY, by_output
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from stoker.data.user_dataset.load_dataset import AnyDataset
 
 BATCH_ROWS, IMAGE_BATCH_ROWS = 1024, 64
-"""Rows that the exported model is given in one call; of images fewer, whose activations are large."""
+"""Rows per call of the exported model; fewer of images, whose activations are large."""
 
 LINEAGE = "lineage.json"
-"""What an exported model says of itself, inside its own folder."""
+"""File in the folder of an exported model: its run, its settings and facts about its signatures."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,23 +46,23 @@ class Baseline:
 
 
 def find_baseline(experiment: Experiment, model: Path) -> Baseline | None:
-    """The newest version in the repository that is not this very model; None where there is none.
+    """Return the newest version in the repository that is not this model, or None.
 
-    A model that was pushed already is still compared with the version that it followed, so that
-    evaluating it again says the same.
+    So a model that was already pushed is still compared with the version before it, and another
+    evaluation gives the same result.
     """
     repository = Repository(experiment.models_root)
-    own = _weightiest(model)
+    own = _content_hash(model)
     for version in reversed(repository.versions(experiment.model_name)):
         path = repository.path(experiment.model_name, version)
-        content = _weightiest(path)
+        content = _content_hash(path)
         if content != own:
             return Baseline(version=version, path=path, content_hash=content)
     return None
 
 
-def _weightiest(model: Path) -> str:
-    """One hash of what a SavedModel computes: its graph, variables and assets."""
+def _content_hash(model: Path) -> str:
+    """Return the hash of what a SavedModel computes with: its graph, variables and assets."""
     parts = {
         name: digest
         for name, digest in hash_folder(model).items()
@@ -71,36 +71,33 @@ def _weightiest(model: Path) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """An evaluation, and the columns that it read."""
-
-    evaluation: Evaluation
-    columns: tuple[AnyColumn, ...]
-
-
 def evaluate_export(
     experiment: Experiment, dataset: AnyDataset, transform: AnyTransform, model: Path, folder: Path
-) -> Judged:
-    """Evaluate the SavedModel itself, on raw rows, and let the gates judge it.
+) -> tuple[Evaluation, tuple[AnyColumn, ...]]:
+    """Evaluate the SavedModel on raw rows, and apply the gates.
 
     Args:
         experiment: Metrics, slices and gates.
         dataset: Raw rows; its split `eval` is read.
-        transform: Makes the label.
+        transform: Computes the label.
         model: The exported SavedModel.
-        folder: Takes `evaluation.json` and `report.html`.
+        folder: Receives `evaluation.json` and `report.html`.
+
+    Returns:
+        The evaluation, and the raw columns that it read.
 
     Raises:
-        UserError: the model's outputs are not those that have labels, or a slice is no column.
+        UserError: the outputs of the model do not match the labels, or a slice is not a column.
     """
     config = experiment.evaluate
     slices = slices_of(experiment, dataset.columns)
-    asked = ask_model(model, dataset, transform, inputs=transform.serving_columns, slices=slices)
+    predicted = predict_eval_split(
+        model, dataset, transform, inputs=transform.serving_columns, slices=slices
+    )
     lineage = read_json(model / LINEAGE)
     evaluation = evaluate(
-        _examples(asked, lineage),
-        slice_columns=asked.slices,
+        _examples(predicted, lineage),
+        slice_columns=predicted.slices,
         config=config,
         baseline=_measure_baseline(experiment, model, dataset, transform, lineage),
     )
@@ -113,17 +110,14 @@ def evaluate_export(
     )
     read = {column.name for column in transform.columns} | set(slices)
     read |= _baseline_columns(experiment, model)
-    return Judged(
-        evaluation=evaluation,
-        columns=tuple(column for column in dataset.columns if column.name in read),
-    )
+    return evaluation, tuple(column for column in dataset.columns if column.name in read)
 
 
 def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str, ...]:
-    """The raw columns that the evaluation slices by.
+    """Return the raw columns that the evaluation slices by.
 
     Raises:
-        ConfigError: one is not there, or holds vectors.
+        ConfigError: one does not exist, or holds vectors.
     """
     names = slice_columns(experiment.evaluate, [column.name for column in columns])
     for column in columns:
@@ -136,20 +130,20 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
                     f"{column.name!r}, which holds "
                     + ("lists of varying length" if column.shape == (None,) else f"{kind} {shape}")
                 ),
-                fix="Leave it out, or bring the value to slice by as a column of its own.",
+                fix="Remove it, or add a column with the value to slice by.",
             )
     return names
 
 
-def _examples(asked: Asked, lineage: dict[str, Any]) -> dict[str, Examples]:
-    """By output labels and predictions, and what they mean by what the model says of itself."""
+def _examples(predicted: Predicted, lineage: dict[str, Any]) -> dict[str, Examples]:
+    """Return labels and predictions by output, with the task that the lineage declares."""
     is_regression = by_output(lineage.get("is_regression", False))
     from_logits = by_output(lineage["from_logits"])
     multi_hot = by_output(lineage.get("multi_hot", False))
     one_class = by_output(lineage.get("one_class", False))
     examples: dict[str, Examples] = {}
-    for output, labels in asked.labels.items():
-        predictions = asked.predictions[output]
+    for output, labels in predicted.labels.items():
+        predictions = predicted.predictions[output]
         if is_regression.get(output, False):
             task = Task(kind="regression", classes=0)
         else:
@@ -165,34 +159,34 @@ def _examples(asked: Asked, lineage: dict[str, Any]) -> dict[str, Examples]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What one pass over the eval split gave; everything stands in the same order."""
+class Predicted:
+    """Result of one pass over the eval split; all arrays have the same order."""
 
     labels: dict[str, NDArray[Any]]
     predictions: dict[str, NDArray[Any]]
-    """By the model's output, as the labels."""
+    """By output of the model, like the labels."""
     slices: dict[str, NDArray[Any]]
 
 
-def ask_model(
+def predict_eval_split(
     model: Path,
     dataset: AnyDataset,
     transform: AnyTransform,
     *,
     inputs: Sequence[AnyColumn],
     slices: Sequence[str],
-) -> Asked:
-    """The answers of an exported model to the raw rows of the eval split, asked as a server asks it.
+) -> Predicted:
+    """Call an exported model on the raw rows of the eval split, as a server does.
 
     Args:
         model: The SavedModel.
-        dataset: Its split `eval` is read once: a user's own may have another order next time.
-        transform: Makes the labels.
-        inputs: What the model takes.
-        slices: Raw columns to keep beside the answers.
+        dataset: Its split `eval` is read once: a user-defined one may have another order next time.
+        transform: Computes the labels.
+        inputs: Inputs of the model.
+        slices: Raw columns to return with the predictions.
 
     Raises:
-        ConfigError: the model's outputs are not those that have labels.
+        ConfigError: the outputs of the model do not match the labels.
     """
     from stoker.export.signatures import SERVING_DEFAULT
     from stoker.registry.callpath import load_model
@@ -208,7 +202,8 @@ def ask_model(
         answered = _outputs(
             list(transform.labels), list(loaded.signatures[SERVING_DEFAULT].outputs)
         )
-        for rows in eval_rows(dataset, columns, at_once=IMAGE_BATCH_ROWS if images else BATCH_ROWS):
+        batch_rows = IMAGE_BATCH_ROWS if images else BATCH_ROWS
+        for rows in split_rows(dataset, "eval", columns, batch_rows=batch_rows):
             fed = {column.name: rows[column.name] for column in inputs}
             answers = loaded.call(SERVING_DEFAULT, fed)
             for output, true in labels_of(transform, rows).items():
@@ -220,24 +215,24 @@ def ask_model(
         loaded.close()
     if not all(labels.values()):
         raise DataError("split 'eval' must hold at least one record", got=0)
-    return Asked(labels=_joined(labels), predictions=_joined(predictions), slices=_joined(kept))
+    return Predicted(labels=_joined(labels), predictions=_joined(predictions), slices=_joined(kept))
 
 
 def _joined(parts: dict[str, list[NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     return {name: np.concatenate(values) for name, values in parts.items()}
 
 
-def _outputs(labelled: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
-    """Output that has a label -> the name of the signature's."""
-    if list(labelled) == [ONLY] and len(outputs) == 1:
+def _outputs(labels: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    """Return the output of the signature for each output that has a label."""
+    if list(labels) == [ONLY] and len(outputs) == 1:
         return {ONLY: outputs[0]}
-    if set(labelled) != set(outputs):
+    if set(labels) != set(outputs):
         raise ConfigError(
             "evaluation needs a label for each of the model's outputs",
-            got=Plain(f"outputs {', '.join(outputs)}; labels of {', '.join(labelled) or 'none'}"),
+            got=Plain(f"outputs {', '.join(outputs)}; labels of {', '.join(labels) or 'none'}"),
             fix="Write `label: {OUTPUT: COLUMN, ...}`, or return one output from build.",
         )
-    return {output: output for output in labelled}
+    return {output: output for output in labels}
 
 
 def _measure_baseline(
@@ -256,8 +251,8 @@ def _measure_baseline(
         if theirs["classes"] != lineage["classes"]:
             raise DataError("both models must know the same classes", got=theirs["classes"])
         wanted = [column for column in dataset.columns if column.name in theirs["inputs"]]
-        asked = ask_model(baseline.path, dataset, transform, inputs=wanted, slices=())
-        examples = _examples(asked, theirs)
+        predicted = predict_eval_split(baseline.path, dataset, transform, inputs=wanted, slices=())
+        examples = _examples(predicted, theirs)
     except (UserError, KeyError) as error:
         reason = error.line().rstrip(".") if isinstance(error, UserError) else f"no {error}"
         return BaselineMetrics(version=version, error=reason)
@@ -272,7 +267,7 @@ def _baseline_columns(experiment: Experiment, model: Path) -> set[str]:
 
 
 def labels_of(transform: AnyTransform, rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """By output the labels of raw rows, [rows, ...], as the transform makes them."""
+    """Return the labels of raw rows by output, [rows, ...], as the transform computes them."""
     import tensorflow as tf
 
     raw = {

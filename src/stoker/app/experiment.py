@@ -1,9 +1,10 @@
-"""The experiment: the user's `stoker.yaml` and module as one object."""
+"""The experiment: `stoker.yaml` and the user's modules as one object."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from stoker.cluster.resources import Resources
 from stoker.core.config import build, located, names_key, read_yaml, with_overrides
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import alone, scratch_folder, sweep
 from stoker.core.fingerprint import fingerprint
 from stoker.core.multi_output import by_output
 from stoker.core.source_fingerprint import function_fingerprint, source_fingerprint
-from stoker.core.user_code import split_reference
+from stoker.core.user_code import call, load_function, split_reference
 from stoker.data.ingest import IngestConfig
 from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.user_dataset.config import OwnDatasetConfig
@@ -23,7 +25,7 @@ from stoker.registry.repository import checked_name
 from stoker.train.config import TrainConfig
 
 FILE = "stoker.yaml"
-"""The file that makes a folder an experiment."""
+"""File that marks a folder as an experiment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,29 +38,27 @@ class ServeSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experiment:
-    """One chain from data to a served model: what `stoker.yaml` says."""
+    """The settings of a chain from data to a served model, as in `stoker.yaml`."""
 
     name: str
-    """Names the runs: letters, digits, `_`, `-` and `.`."""
+    """Name of the runs: letters, digits, `_`, `-` and `.`."""
 
     data: IngestConfig | OwnDatasetConfig | str
-    """Where the data is and how it is read and split; or `module:function` of the user's that gives
-    `tf.data.Dataset`s, then nothing is ingested."""
+    """Where the data is and how it is read and split; or `module:function` that returns
+    `tf.data.Dataset`s; then nothing is ingested."""
 
     model: str
     """`module:function` that returns a compiled `keras.Model`."""
 
     label: str | dict[str, str] | None = None
-    """A raw column, or an output of the preprocessing function; of a model of several outputs
-    `{OUTPUT: such a name, ...}`. Must be given, but not where `data` is the user's own dataset, whose
-    elements hold the label."""
+    """A raw column, or an output of the preprocessing function; for a model with several outputs
+    `{OUTPUT: NAME, ...}`. Required, except for a user-defined dataset, whose elements hold the label."""
 
     preprocessing: str | None = None
-    """`module:function`, TensorFlow Transform's `preprocessing_fn(inputs)`; none: columns as they
-    are."""
+    """`module:function`, TensorFlow Transform's `preprocessing_fn(inputs)`; default: unchanged columns."""
 
     label_only: tuple[str, ...] = ()
-    """Raw columns that serving will not have; a feature that needs one is an error."""
+    """Raw columns that are missing at serving; a feature that needs one is an error."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
     """How the model is trained."""
@@ -67,19 +67,19 @@ class Experiment:
     """Metrics, slices and gates."""
 
     serve: ServeSection = field(default_factory=ServeSection)
-    """How the model is called once it is served."""
+    """How the served model is called."""
 
     resources: Resources = field(default_factory=Resources)
-    """What to ask a cluster for; a run on this machine uses this machine."""
+    """Resources of a cluster job; a run on this machine ignores them."""
 
     runs: Path = Path("runs")
-    """Where runs lie; relative to the experiment's folder."""
+    """Folder of the runs, relative to the experiment folder."""
 
     models: Path = Path("models")
-    """The model repository; relative to the experiment's folder."""
+    """The model repository, relative to the experiment folder."""
 
     folder: Path = Path()
-    """The experiment's folder, where its modules are."""
+    """The experiment folder, with the user's modules."""
 
     def __post_init__(self) -> None:
         if not self.name or self.name.startswith(".") or "/" in self.name or "\\" in self.name:
@@ -99,7 +99,7 @@ class Experiment:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Output of the model -> its label; empty where elements of the user's own hold it."""
+        """Output of the model -> its label; empty for a user-defined dataset, whose elements hold it."""
         return {} if self.label is None else by_output(self.label)
 
     def _check_files(self) -> None:
@@ -113,20 +113,20 @@ class Experiment:
             )
         if isinstance(self.label, dict) and len(self.label) < 2:
             raise ConfigError(
-                "label must be a plain name where the model has one output",
+                "label must be a plain name if the model has one output",
                 got=self.label,
                 fix=f"Write `label: {next(iter(self.label.values()), '...')}`.",
             )
         require_metrics_of(self.evaluate, list(self.labels), any_label=True)
 
     def _check_own_dataset(self) -> None:
-        what = "where data is a dataset of your own"
+        what = "if data is a dataset of your own"
         for name in ("preprocessing", "label", "label_only"):
             if getattr(self, name):
                 raise ConfigError(
                     f"{name} must be left out {what}, whose elements are features and label",
                     got=getattr(self, name),
-                    fix="Do it in the dataset, or name files by data.source.",
+                    fix="Do it in the dataset, or use files (data.source).",
                 )
         if self.train.batch_size != "auto":
             raise ConfigError(
@@ -138,7 +138,7 @@ class Experiment:
             raise ConfigError(
                 f"train.sample_weight must be left out {what}, whose elements may hold the weight",
                 got=self.train.sample_weight,
-                fix="Give (features, label, weight).",
+                fix="Return (features, label, weight).",
             )
         if self.train.augment is not None:
             raise ConfigError(
@@ -149,18 +149,18 @@ class Experiment:
 
     @property
     def own_dataset(self) -> OwnDatasetConfig | None:
-        """The `data` section where the user's code gives the data, else None."""
+        """The section `data` of a user-defined dataset, else None."""
         return self.data if isinstance(self.data, OwnDatasetConfig) else None
 
     @property
     def files(self) -> IngestConfig:
-        """The `data` section where it names files.
+        """The section `data` of files.
 
         Raises:
-            RuntimeError: the user's code gives the data; ask `own_dataset` first.
+            RuntimeError: the dataset is user-defined; check `own_dataset` first.
         """
         if not isinstance(self.data, IngestConfig):
-            raise RuntimeError("an experiment with a dataset of the user's own has no files")
+            raise RuntimeError("an experiment with a user-defined dataset has no files")
         return self.data
 
     @property
@@ -170,7 +170,7 @@ class Experiment:
 
     @property
     def runs_root(self) -> Path:
-        """The folder that holds this experiment's runs."""
+        """Folder of this experiment's runs."""
         return self.folder / self.runs / self.name
 
     @property
@@ -179,7 +179,7 @@ class Experiment:
         return self.folder / self.models
 
     def code_fingerprint(self, reference: str) -> str:
-        """The fingerprint of a user's function and of everything in the folder that it may read."""
+        """Return the fingerprint of a user function and of everything in the folder that it may read."""
         module, function = reference.split(":")
         return function_fingerprint(self.folder, module, function, outputs=self.outputs)
 
@@ -190,19 +190,19 @@ class Experiment:
 
     @property
     def unobserved(self) -> tuple[Path, ...]:
-        """Places in which reads of the user's code do not count: outputs, and the ingested source."""
+        """Paths where reads of the user's code do not count: outputs, and the ingested source."""
         source = None if self.own_dataset else Path(self.files.source)
         inside = source is not None and self.folder in source.parents
         return (*self.outputs, source) if source is not None and inside else self.outputs
 
     def source_fingerprint(self, reference: str) -> str:
-        """The fingerprint of a user's function from its source alone; its reads are observed."""
+        """Return the fingerprint of the source of a user function; its reads are observed."""
         module, function = reference.split(":")
         return source_fingerprint(self.folder, module, function)[0]
 
     @property
     def followed_sources(self) -> frozenset[Path]:
-        """The Python files that the fingerprints of the user's functions cover."""
+        """Python files that the fingerprints of the user functions cover."""
         own = self.own_dataset
         named = [self.model, self.preprocessing, self.train.callbacks, own and own.dataset]
         files: frozenset[Path] = frozenset()
@@ -211,8 +211,14 @@ class Experiment:
                 files |= source_fingerprint(self.folder, *reference.split(":"))[1]
         return files
 
+    def in_one_process(self) -> Experiment:
+        """Return the experiment with a strategy that a single process can use."""
+        if self.train.strategy not in ("multi_worker", "parameter_server"):
+            return self
+        return dataclasses.replace(self, train=dataclasses.replace(self.train, strategy="auto"))
+
     def to_json(self) -> dict[str, Any]:
-        """Every setting as JSON values, for the run's record."""
+        """Return every setting as JSON values."""
         return _plain(dataclasses.asdict(self))
 
 
@@ -253,15 +259,15 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
 def _check_service(data: Any) -> None:
     if isinstance(data, dict) and {"dataset", "service"} <= data.keys():
         raise ConfigError(
-            "data.service must be left out where data is a dataset of your own: it reads what was ingested",
+            "data.service must be left out if data is a dataset of your own: it reads ingested data",
             got=data["service"],
             fix="Call tf.data's own service in the dataset (`.apply(tf.data.experimental.service."
-            "distribute(...))`), or name files by data.source.",
+            "distribute(...))`), or use files (data.source).",
         )
 
 
 def data_fingerprint(experiment: Experiment) -> str:
-    """The fingerprint of where the data comes from: of its files, or of the user's code for it."""
+    """Return the fingerprint of the data's source: its files, or the user's code."""
     own = experiment.own_dataset
     if own is None:
         return data_source_fingerprint(experiment.files)
@@ -270,7 +276,7 @@ def data_fingerprint(experiment: Experiment) -> str:
 
 
 _LONGEST_SOURCE = 200
-"""Longest text that an error suggests as `data.source`."""
+"""Maximum length of a text that an error suggests as `data.source`, characters."""
 
 
 def _own_dataset(reference: str) -> OwnDatasetConfig:
@@ -304,7 +310,7 @@ def _absolute(path: str, folder: Path) -> str:
 
 
 def _with_section(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`data: module:function` as the section that it is short for, where a key of that is given."""
+    """Expand `data: module:function` to the section that it abbreviates, if a key of it is given."""
     data = from_file.get("data")
     if isinstance(data, str) and ":" in data and isinstance(given.get("data"), dict):
         return from_file | {"data": {"dataset": data}}
@@ -326,3 +332,35 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def prepare_source(experiment: Experiment, log: Callable[[str], None]) -> None:
+    """Call `data.prepare(path)` if the source does not exist yet.
+
+    Raises:
+        ConfigError: the function failed, or did not create the source.
+    """
+    if experiment.own_dataset is not None:
+        return
+    source, reference = experiment.files.source, experiment.files.prepare
+    if reference is None or Path(source).exists():
+        return
+    if experiment.folder.resolve() not in Path(source).resolve().parents:
+        # A missing path outside the experiment folder is a typo; do not write there.
+        return
+    made = Path(source)
+    with alone(made.parent / f".{made.name}.lock"):
+        if made.exists():
+            return
+        log(f"{source} does not exist yet: {reference} creates it")
+        prepare = load_function(experiment.folder, reference, where="data.prepare")
+        sweep(made.parent, made.name)
+        with scratch_folder(made) as scratch:
+            target = scratch / made.name
+            call(prepare, target, what=reference)
+            if not target.exists():
+                raise ConfigError(
+                    f"{reference} must write the path that it is given",
+                    got=Plain(f"nothing at {target}"),
+                )
+            os.rename(target, made)

@@ -1,4 +1,4 @@
-"""What a run is, name by name: two that differ in nothing here end in the same weights."""
+"""The identity of a run, name by name: two runs with equal identities end with the same weights."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ WITHOUT_EFFECT = (
     "tensorboard",
     "watchdog_s",
 )
-"""Settings of `train` that change no weight: when it is saved, watched or given up."""
+"""Settings of `train` that do not change weights: when to save, watch or stop."""
 
 
 def run_identity(experiment: Experiment, *, source: str) -> Identity:
-    """Settings, code, source and versions of a whole run.
+    """Return settings, code, source and versions of a whole run.
 
     Args:
         experiment: The experiment.
-        source: `data_fingerprint` of it.
+        source: Its `data_fingerprint`.
     """
     settings = experiment.to_json() | {"train": training_settings(experiment)}
     for place in ("runs", "folder"):
@@ -41,7 +41,7 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
     for key in REACH_KEYS:
         settings["data"].pop(key, None)
     if not pipeline_settings(experiment):
-        # The same as before there was such a section.
+        # As in earlier versions, which did not have this section.
         settings["data"].pop("pipeline", None)
     return {
         "configuration": dict(_flat(settings)),
@@ -52,11 +52,11 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
 
 
 def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
-    """The part of it that changes the weights, as a checkpoint and the other workers know it.
+    """Return the part of the identity that changes weights, for checkpoints and for other workers.
 
     Args:
         context: With the stages before `train`.
-        resolved: What the `auto`s have become.
+        resolved: The value of every `auto`.
     """
     experiment = context.experiment
     became = asdict(resolved)
@@ -74,13 +74,13 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
 
 
 def asked_settings(experiment: Experiment) -> dict[str, Any]:
-    """Every setting that the tasks of a cluster must be started with alike, by dotted name.
+    """Return every setting that all tasks of a cluster must share, by dotted name.
 
-    Each may see the folder elsewhere, and reach the data in its own way: that is left out.
+    Paths, and how the data is reached, may differ between tasks.
 
     Args:
-        experiment: As `stoker.yaml` and `--set` say it, without what a lock file adds: that is of
-            one machine.
+        experiment: The settings of `stoker.yaml` and `--set`, without those of a lock file, which is
+            for one machine.
     """
     settings = experiment.to_json()
     for place in ("runs", "models", "folder"):
@@ -94,33 +94,33 @@ def asked_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def training_settings(experiment: Experiment) -> dict[str, Any]:
-    """The section `train`, JSON values, without what changes no weight."""
+    """Return the section `train` as JSON values, without settings that do not change weights."""
     settings: dict[str, Any] = experiment.to_json()["train"]
-    # How batches are made ready changes none of them, but for what decodes images.
+    # How batches are prepared does not change them, except for the decoder of images.
     decoder = settings.pop("feed")["decoder"]
     named = {} if decoder == "auto" else {"feed": {"decoder": decoder}}
     return {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT} | named
 
 
 def pipeline_settings(experiment: Experiment) -> dict[str, Any]:
-    """`data.pipeline` where it asks for something, else nothing.
+    """Return `data.pipeline` if it differs from its default, else nothing.
 
-    A cache too: where a dataset gives other batches in every pass, training with it is another one.
+    A cache counts: if a dataset yields other batches in every pass, it changes the training.
     """
     own = experiment.own_dataset
-    asked = {} if own is None else own.pipeline.differences
-    return {"data.pipeline": asked} if asked else {}
+    settings = {} if own is None else own.pipeline.differences
+    return {"data.pipeline": settings} if settings else {}
 
 
 def code_fingerprints(experiment: Experiment) -> dict[str, str]:
-    """`module:function` of the user's that training depends on -> its fingerprint."""
+    """Return the fingerprint of each user function that training depends on, by `module:function`."""
     named = (experiment.model, experiment.preprocessing, experiment.train.callbacks)
     return {name: experiment.source_fingerprint(name) for name in named if name is not None}
 
 
 def _data(context: Context) -> dict[str, str]:
     if context.experiment.own_dataset is not None:
-        # The stages are those of the run, but each worker calls the code that it has itself.
+        # The stages are those of the run, but each worker calls its own copy of the code.
         source = {"source": data_fingerprint(context.experiment)}
         return source | {stage: context.identities[stage] for stage in ("ingest", "analyze")}
     dataset = context.shards()

@@ -1,4 +1,4 @@
-"""TensorFlow without its start-up chatter."""
+"""Imports TensorFlow without the messages that its libraries print at startup."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from stoker.cluster.compile_flags import prepare
 
 
 def import_tensorflow(*, compiles: bool = False) -> None:
-    """Import TensorFlow; what its libraries print meanwhile is shown only where it fails.
+    """Import TensorFlow; show what its libraries print meanwhile only if the import fails.
 
-    They print before the log level that the environment sets is read, straight to the file
-    descriptor. `TF_CPP_MIN_LOG_LEVEL` below 2 is taken as the wish to see it all.
+    They print directly to the file descriptor, before they read the log level from the environment.
+    With `TF_CPP_MIN_LOG_LEVEL` below 2, everything is shown.
 
     Args:
         compiles: Keep programs that XLA compiles in the cache on disk.
     """
     if compiles:
         prepare(os.environ)
-    # A process that takes all of a GPU's memory starves its neighbours. It must be said before
-    # TensorFlow looks at the devices, which the transform's stage makes it do.
+    # Otherwise TensorFlow takes all memory of a GPU, and other processes have none. It must be set before
+    # TensorFlow initializes the devices, which the stage `transform` does.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     # Without it, TensorFlow transposes input and output of a 16-bit BatchNormalization to NCHW and
     # back. Source: tensorflow/core/kernels/fused_batch_norm_op.cc, BatchnormSpatialPersistentEnabled.
@@ -33,21 +33,21 @@ def import_tensorflow(*, compiles: bool = False) -> None:
     if "tensorflow" in sys.modules or level in ("0", "1") or closed:
         return
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         stderr = os.dup(2)
         sys.stderr.flush()
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 2)
         collects = gc.isenabled()
-        # What is imported stays. To look for garbage in it, meanwhile and at every later collection
-        # (Keras asks for some), took 3.0 of the 10.7 CPU seconds of a small training.
+        # Imported objects stay. Collecting garbage among them, during the import and in every later
+        # collection (Keras triggers some), took 3.0 of the 10.7 CPU seconds of a small training.
         gc.disable()
         try:
-            import tensorflow as tf  # noqa: F401 - the import is what is wanted
+            import tensorflow as tf  # noqa: F401 - imported for its effect
 
             gc.freeze()
         except BaseException:
-            said.seek(0)
-            os.write(stderr, said.read())
+            output.seek(0)
+            os.write(stderr, output.read())
             raise
         finally:
             if collects:

@@ -1,4 +1,4 @@
-"""The first stages where the data is a dataset of the user's own: nothing is copied or transformed."""
+"""The first stages for a user-defined dataset: nothing is copied or transformed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stoker.app.context import Context, Done, Stage
+from stoker.app.context import (
+    Context,
+    Done,
+    IngestResult,
+    Stage,
+    TransformResult,
+)
 from stoker.app.evaluation import slices_of
 from stoker.app.experiment import Experiment, data_fingerprint
 from stoker.app.stage_outputs import call_own_dataset
-from stoker.app.stages import STAGES, anomaly_facts
+from stoker.app.stages import STAGES, anomaly_facts, model_stage
 from stoker.core.files import sha256_file
 from stoker.data.features.analysis.label_summary import labels_as_facts
 from stoker.data.user_dataset.config import OwnDatasetConfig
@@ -19,14 +25,14 @@ from stoker.evaluate.config import require_metrics_of
 
 
 def stages_of(experiment: Experiment) -> tuple[Stage, ...]:
-    """The chain for an experiment's kind of data, in its order."""
+    """Return the chain for the experiment's kind of data, in order."""
     return STAGES if experiment.own_dataset is None else OWN_STAGES
 
 
 def _config(context: Context) -> OwnDatasetConfig:
     config = context.experiment.own_dataset
     if config is None:
-        raise RuntimeError("these stages are for a dataset of the user's own")
+        raise RuntimeError("these stages are for a user-defined dataset")
     return config
 
 
@@ -37,15 +43,13 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
 def _ingest(context: Context, folder: Path) -> Done:
     dataset = call_own_dataset(context.experiment, _config(context))
     write_description(folder / DESCRIPTION, dataset.description)
-    return Done(
-        result={
-            "rows": {},
-            "columns": len(dataset.columns),
-            "bad_rows": 0,
-            "fingerprint": data_fingerprint(context.experiment),
-        },
-        content=sha256_file(folder / DESCRIPTION),
-    )
+    result: IngestResult = {
+        "rows": {},
+        "columns": len(dataset.columns),
+        "bad_rows": 0,
+        "fingerprint": data_fingerprint(context.experiment),
+    }
+    return Done(result=result, content=sha256_file(folder / DESCRIPTION))
 
 
 def _analyze_inputs(context: Context) -> dict[str, Any]:
@@ -68,16 +72,12 @@ def _analyze(context: Context, folder: Path) -> Done:
             fingerprint=context.results["ingest"]["fingerprint"],
             progress=report,
         )
-    return Done(
-        result=anomaly_facts(found.anomalies)
-        | {
-            "counts": counts_as_facts(found.counts),
-            "bytes": found.byte_forms,
-            "labels": labels_as_facts(found.labels),
-        },
-        # What the function reads from outside is seen here, and where else would it be?
-        content=sha256_file(folder / "statistics.json"),
-    )
+    result = anomaly_facts(found.anomalies)
+    result["counts"] = counts_as_facts(found.counts)
+    result["bytes"] = found.byte_forms
+    result["labels"] = labels_as_facts(found.labels)
+    # The statistics cover what the function reads from outside the experiment folder.
+    return Done(result=result, content=sha256_file(folder / "statistics.json"))
 
 
 def _transform_inputs(context: Context) -> dict[str, Any]:
@@ -90,27 +90,14 @@ def _transform(context: Context, folder: Path) -> Done:
     require_metrics_of(context.experiment.evaluate, list(description.labels), any_label=True)
     write_description(folder / DESCRIPTION, description)
     names = [column.name for column in description.features]
-    return Done(result={"features": names, "serving_columns": names})
+    result: TransformResult = {"features": names, "serving_columns": names}
+    return Done(result=result)
 
 
 OWN_STAGES = (
-    Stage(
-        name="ingest",
-        folder="data",
-        inputs=_ingest_inputs,
-        work=_ingest,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="analyze",
-        folder="analysis",
-        inputs=_analyze_inputs,
-        work=_analyze,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
+    model_stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest),
+    model_stage(name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze),
     Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
     *STAGES[3:],
 )
-"""The chain from a user's own dataset on: from `train` on it is the same."""
+"""The chain for a user-defined dataset; from `train` on it is the same."""

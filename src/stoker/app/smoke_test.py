@@ -1,4 +1,4 @@
-"""The last step of a run: a real server, asked over REST and gRPC with rows of the eval split."""
+"""The last step of a run: a real server is called over REST and gRPC with rows of the eval split."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.app.chain import ChainResult, StageOutcome
+from stoker.app.context import ServeResult
 from stoker.app.evaluation import labels_of
 from stoker.app.experiment import Experiment
-from stoker.app.stage_outputs import eval_rows, open_dataset, open_transform
+from stoker.app.stage_outputs import open_dataset, open_transform, split_rows
 from stoker.client import GrpcClient, RestClient
 from stoker.client.rows import json_instances
 from stoker.cluster.processes import Child, ProcessOptions, last_line
@@ -29,21 +30,21 @@ from stoker.data.dataset import BATCH_ROWS
 from stoker.evaluate.evaluation import read_evaluation
 
 ASKED_ROWS = 5
-"""Rows of the eval split that the server is asked about."""
+"""Number of rows of the eval split that are sent to the server."""
 
 START_TIMEOUT_S = 120.0
-"""Longest wait for the server's first version: TensorFlow's import and a large model."""
+"""Longest wait for the first version, seconds: TensorFlow's import and a large model."""
 
 STOP_TIMEOUT_S = 30.0
-"""Longest wait for a server to drain."""
+"""Longest wait for the server to drain, seconds."""
 
 MAX_DIFFERENCE = 1e-6
-"""Most by which the answers over REST and over gRPC may differ."""
+"""Maximum difference between the answers over REST and over gRPC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One row's answers beside its true label."""
+    """The true label of a row, and the answers about it."""
 
     truth: str
     rest: str
@@ -51,8 +52,8 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
-    """What the served model answered."""
+class SmokeTest:
+    """Answers of the served model."""
 
     version: int
     """The version that answered over gRPC."""
@@ -63,25 +64,25 @@ class Proof:
     """The first row as a JSON instance, for a command to try."""
 
     outcome: StageOutcome
-    """The same as one line of the summary."""
+    """The smoke test as a stage, for the summary."""
 
 
-def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
-    """Serve what a run pushed, ask it over both protocols, compare, and stop it.
+def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
+    """Serve the model that a run pushed, call it over both protocols, compare the answers, and stop it.
 
     Raises:
-        CheckFailed: the server did not start, refused, answered differently over the two
+        CheckFailed: the server did not start, returned an error, answered differently over the two
             protocols, or served another version.
     """
     began_s = time.monotonic()
     transform = open_transform(experiment, chain.output("transform"))
-    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
-    version = chain.result("push")["version"]
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
+    version = chain.results["push"]["version"]
     columns = transform.serving_columns
-    some = next(eval_rows(dataset, transform.columns, at_once=BATCH_ROWS))
+    some = next(split_rows(dataset, "eval", transform.columns, batch_rows=BATCH_ROWS))
     count = len(next(iter(some.values())))
-    asked = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
-    rows = {name: values[asked] for name, values in some.items()}
+    sample = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
+    rows = {name: values[sample] for name, values in some.items()}
     inputs = {column.name: rows[column.name] for column in columns}
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
     model = experiment.model_name
@@ -101,14 +102,15 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
         for output, label in transform.labels.items()
     }
     truth = labels_of(transform, rows)
-    return Proof(
+    result: ServeResult = {"version": served, "rows": len(sample)}
+    return SmokeTest(
         version=served,
         answers=tuple(
             Answer(truth=t, rest=r, grpc=g)
             for t, r, g in zip(
-                _by_row(truth, classes, _shown_labels),
-                _by_row(rest, classes, _shown),
-                _by_row(grpc, classes, _shown),
+                _by_row(truth, classes, _label_texts),
+                _by_row(rest, classes, _answer_texts),
+                _by_row(grpc, classes, _answer_texts),
                 strict=True,
             )
         ),
@@ -119,20 +121,20 @@ def prove_run(experiment: Experiment, chain: ChainResult) -> Proof:
             why="",
             took_s=time.monotonic() - began_s,
             output=experiment.models_root / model,
-            result={"version": served, "rows": len(asked)},
+            result=result,
         ),
     )
 
 
 @contextlib.contextmanager
 def running_server(base: Path, model: str) -> Iterator[tuple[int, int]]:
-    """`stoker serve` in a process of its own, until the block ends; yields REST and gRPC port."""
+    """Run `stoker serve` in a process of its own until the block ends; yield the REST and gRPC ports."""
     with tempfile.TemporaryDirectory() as scratch:
         ready, log = Path(scratch) / "ready.json", Path(scratch) / "log"
         command = [sys.executable, "-m", "stoker", "serve"]
         command += ["--model_name", model, "--model_base_path", str(base)]
         command += ["--rest_api_port", "0", "--port", "0", "--ready-file", str(ready)]
-        # It ends when its standard input does, and so with this process, which may end in any way.
+        # It exits when its standard input is closed, and so however this process ends.
         server = Child(
             "the server",
             [*command, "--stop-with-stdin"],
@@ -157,7 +159,9 @@ Answers = dict[str, NDArray[Any]]
 
 def _check(rest: Answers, grpc: Answers, served: int, version: int) -> None:
     if served != version:
-        raise CheckFailed(f"version {version} must be served", got=served)
+        raise CheckFailed(
+            f"expected version {version} to be served", got=Plain(f"version {served}")
+        )
     for output, one in rest.items():
         other = grpc[output]
         if one.shape != other.shape or not np.allclose(one, other, MAX_DIFFERENCE, MAX_DIFFERENCE):
@@ -171,7 +175,7 @@ Classes = Sequence[str] | None
 """Names of the classes, by id. None if the classes have no names; empty if the output has no classes."""
 
 _SHOWN_VALUES = 8
-"""Most values that are shown of an output without classes."""
+"""Maximum number of values that are shown of an output without classes."""
 
 
 def _by_row(
@@ -179,7 +183,7 @@ def _by_row(
     classes: Mapping[str, Classes],
     shown: Callable[[NDArray[Any], Classes], list[str]],
 ) -> list[str]:
-    """A text a row; of several outputs with their names."""
+    """Return a text per row; with the names of the outputs if there are several."""
     columns = [
         [f"{output} {text}" if output else text for text in shown(values[output], of_classes)]
         for output, of_classes in classes.items()
@@ -187,17 +191,17 @@ def _by_row(
     return [", ".join(row) for row in zip(*columns, strict=True)]
 
 
-def _shown_labels(labels: NDArray[Any], classes: Classes) -> list[str]:
+def _label_texts(labels: NDArray[Any], classes: Classes) -> list[str]:
     flat = labels.reshape(len(labels), -1)
     if classes is not None and not classes:
         return _values(flat)
     if classes:
         return [classes[int(row[0])] for row in flat]
-    # Of a one-hot label the class.
+    # The class of a one-hot label.
     return [f"{float(row[0] if len(row) == 1 else row.argmax()):g}" for row in flat]
 
 
-def _shown(answers: NDArray[Any], classes: Classes) -> list[str]:
+def _answer_texts(answers: NDArray[Any], classes: Classes) -> list[str]:
     flat = answers.reshape(len(answers), -1)
     if flat.shape[1] == 1:
         return [f"{row[0]:.4g}" for row in flat]

@@ -86,15 +86,16 @@ def open_transform(experiment: Experiment, transformed: Path) -> AnyTransform:
     return OwnFeatures(read_description(transformed / DESCRIPTION))
 
 
-def eval_rows(
-    dataset: AnyDataset, columns: Sequence[AnyColumn], *, at_once: int
+def split_rows(
+    dataset: AnyDataset, split: str, columns: Sequence[AnyColumn], *, batch_rows: int
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Read the eval split once.
+    """Read a split once.
 
     Args:
         dataset: The dataset.
+        split: `train` or `eval`.
         columns: The columns to read.
-        at_once: Maximum number of rows per batch; a user-defined dataset keeps its batches.
+        batch_rows: Maximum number of rows per batch; a user-defined dataset keeps its batches.
 
     Yields:
         Column -> [rows, ...] values.
@@ -102,9 +103,9 @@ def eval_rows(
     from stoker.data.user_dataset.load_dataset import OwnDataset
 
     if isinstance(dataset, OwnDataset):
-        yield from dataset.arrays("eval", columns=columns)
+        yield from dataset.arrays(split, columns=columns)
         return
     stored = [column for column in columns if isinstance(column, Column)]
     names = [column.name for column in stored]
-    for batch in dataset.batches("eval", columns=names, rows=at_once):
+    for batch in dataset.batches(split, columns=names, rows=batch_rows):
         yield {column.name: to_numpy(column, batch.column(column.name)) for column in stored}

@@ -1,7 +1,7 @@
-"""The stages of the chain: what each depends on, and what it does.
+"""The stages of the chain: the inputs of each, and its work.
 
-A stage reads the outputs of those before it and writes its own folder; nothing else passes between
-them. TensorFlow is imported only inside the stages that need it.
+A stage reads the outputs of earlier stages and writes its own folder; nothing else passes between them.
+TensorFlow is imported only inside the stages that need it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.app.context import Context, Done, Stage
+from stoker.app.context import (
+    CHECKPOINTS,
+    RESOLVED,
+    AnalyzeResult,
+    Context,
+    Done,
+    EvaluateResult,
+    ExportResult,
+    IngestResult,
+    PushResult,
+    Stage,
+    TransformResult,
+)
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints, pipeline_settings, training_settings
-from stoker.app.stage_outputs import eval_rows
-from stoker.app.training.folder import CHECKPOINTS, RESOLVED
+from stoker.app.stage_outputs import split_rows
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import read_json, write_json
@@ -48,7 +59,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 VETTED_ROWS = 64
-"""Rows of the eval split that the exported model must answer before it may be pushed."""
+"""Rows of the eval split on which the exported model is called before it may be pushed."""
 
 
 def _ingest_inputs(context: Context) -> dict[str, Any]:
@@ -65,7 +76,7 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
 
 
 def _store_depends_on_epochs(experiment: Experiment) -> bool:
-    """Whether `data.images.store: auto` may choose otherwise for more epochs."""
+    """Return whether `data.images.store: auto` may choose another store for more epochs."""
     images = experiment.files.images
     return images.store == "auto" and images.allow_lossy
 
@@ -83,33 +94,32 @@ def _ingest(context: Context, folder: Path) -> Done:
         listing=context.listing,
         progress=_row_rate_progress(context),
     )
-    return Done(
-        result={
-            "rows": {split: dataset.rows(split) for split in dataset.splits},
-            "columns": len(dataset.columns),
-            "bad_rows": len(dataset.bad_rows),
-            "copies_dropped": dataset.copies_dropped,
-            "fingerprint": dataset.fingerprint,
-            "image_store": dataset.image_store,
-            "warnings": dataset.warnings,
-        }
-    )
+    result: IngestResult = {
+        "rows": {split: dataset.rows(split) for split in dataset.splits},
+        "columns": len(dataset.columns),
+        "bad_rows": len(dataset.bad_rows),
+        "copies_dropped": dataset.copies_dropped,
+        "fingerprint": dataset.fingerprint,
+        "image_store": dataset.image_store,
+        "warnings": list(dataset.warnings),
+    }
+    return Done(result=result)
 
 
 def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
-    """Find out before anything is read in full what `stoker.yaml` asks of columns in vain."""
+    """Reject settings that name missing columns, before all data is read."""
     names = [column.name for column in columns]
     for label in experiment.labels.values():
         if experiment.preprocessing is None and label not in names:
             raise ConfigError(
-                "label must be a column of the data, where there is no preprocessing_fn to make it",
+                "label must be a column of the data if there is no preprocessing_fn to compute it",
                 got=label,
                 fix=nearest(label, names),
             )
     weight = experiment.train.sample_weight
     if experiment.preprocessing is None and weight is not None and weight not in names:
         raise ConfigError(
-            "train.sample_weight must be a column of the data, where there is no preprocessing_fn",
+            "train.sample_weight must be a column of the data if there is no preprocessing_fn",
             got=weight,
             fix=nearest(weight, names),
         )
@@ -117,7 +127,7 @@ def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
         raise ConfigError(
             "train.augment needs a column of images",
             got=Plain(f"{len(names)} columns without an image"),
-            fix="Leave train.augment out.",
+            fix="Remove train.augment.",
         )
 
 
@@ -132,7 +142,7 @@ def _analyze_inputs(context: Context) -> dict[str, Any]:
 
 
 def _column_types(context: Context) -> list[tuple[str, str, bool, int | None]]:
-    """Which columns there are: a new one is no change of those that an earlier stage read."""
+    """Return the types of all columns, without their values."""
     return [(c.name, c.dtype, c.whole, c.length) for c in context.shards().columns]
 
 
@@ -148,18 +158,16 @@ def _analyze(context: Context, folder: Path) -> Done:
         config=experiment.files,
         progress=_row_progress(context),
     )
-    found = anomaly_facts(anomalies)
-    for line in found["warnings"]:
+    result = anomaly_facts(anomalies)
+    for line in result["warnings"]:
         _LOG.warning("%s", line)
-    facts = {split: asdict(each) for split, each in statistics.split_facts.items()}
-    return Done(
-        result=found | {"distinct": statistics.distinct, "splits": facts},
-        columns=tuple(column.name for column in dataset.columns),
-    )
+    result["distinct"] = statistics.distinct
+    result["splits"] = {split: asdict(each) for split, each in statistics.split_facts.items()}
+    return Done(result=result, columns=tuple(column.name for column in dataset.columns))
 
 
-def anomaly_facts(anomalies: Sequence[Anomaly]) -> dict[str, Any]:
-    """The facts that the stage `analyze` records: what was found, and what ends the chain."""
+def anomaly_facts(anomalies: Sequence[Anomaly]) -> AnalyzeResult:
+    """Return the facts that the stage `analyze` records about anomalies."""
     from stoker.data.features.analysis.input_checks import anomalies_as_facts
     from stoker.data.features.analysis.splits import KINDS
 
@@ -185,7 +193,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 
 
 def _weight_inputs(experiment: Experiment) -> dict[str, str]:
-    """Nothing where nothing is weighed: the same inputs as before there were weights."""
+    """Return nothing without weights, so that records of earlier versions stay valid."""
     name = experiment.train.sample_weight
     return {} if name is None else {"sample_weight": name}
 
@@ -224,18 +232,15 @@ def _transform(context: Context, folder: Path) -> Done:
             }
         leaks = () if function is None else _leaks(context, transform, made)
         found = anomalies_as_facts(tuple(leaks))
-    return Done(
-        result={
-            "labels": labels_as_facts(labels),
-            "of_columns": found,
-            "vocabulary_losses": [
-                asdict(loss) for loss in vocabulary_losses(dataset, transform.spec, transform.root)
-            ],
-            "features": [feature.name for feature in transform.features],
-            "serving_columns": [column.name for column in transform.serving_columns],
-        },
-        columns=tuple(column.name for column in transform.columns),
-    )
+    losses = vocabulary_losses(dataset, transform.spec, transform.root)
+    result: TransformResult = {
+        "labels": labels_as_facts(labels),
+        "of_columns": found,
+        "vocabulary_losses": [asdict(loss) for loss in losses],
+        "features": [feature.name for feature in transform.features],
+        "serving_columns": [column.name for column in transform.serving_columns],
+    }
+    return Done(result=result, columns=tuple(column.name for column in transform.columns))
 
 
 def _leaks(context: Context, transform: Transform, made: ComputedLabels) -> Iterator[Anomaly]:
@@ -262,12 +267,7 @@ def _train_inputs(context: Context) -> dict[str, Any]:
 def _train(context: Context, folder: Path) -> Done:
     from stoker.app.training.stage import train
 
-    trained = train(context, folder)
-    return Done(
-        result=trained.facts,
-        columns=context.hashed(context.transform().columns),
-        content=trained.content,
-    )
+    return train(context, folder)
 
 
 def _export_inputs(context: Context) -> dict[str, Any]:
@@ -291,9 +291,10 @@ def _export(context: Context, folder: Path) -> Done:
     prepare_process(precision=resolved.precision, seed=experiment.train.seed, deterministic=False)
     build = load_function(experiment.folder, experiment.model, where="model")
     built = build_model(build, transform, what=experiment.model)
-    some = next(eval_rows(context.dataset(), transform.serving_columns, at_once=VETTED_ROWS))
+    columns = transform.serving_columns
+    some = next(split_rows(context.dataset(), "eval", columns, batch_rows=VETTED_ROWS))
     rows = {name: values[:VETTED_ROWS] for name, values in some.items()}
-    # A subclassed model has no variables before it is called.
+    # A subclassed model creates its variables in the first call.
     first = {
         c.name: tf.constant(rows[c.name][:1], c.tensor_dtype) for c in transform.serving_columns
     }
@@ -303,9 +304,9 @@ def _export(context: Context, folder: Path) -> Done:
     export_saved_model(built.model, built.adapt, transform, folder)
     vetted = vet_model(folder, transform.serving_columns, rows)
     labels = transform.labels
-    facts = {
+    facts: ExportResult = {
         "from_logits": alone({output: built.from_logits(output) for output in labels}),
-        # A float label under a loss for numbers is a number, even where all of a split are 0 or 1.
+        # A float label with a regression loss is a number, even if all values of a split are 0 or 1.
         "is_regression": alone(
             {
                 output: built.is_regression(output) and label.dtype.startswith("float")
@@ -320,12 +321,12 @@ def _export(context: Context, folder: Path) -> Done:
         "inputs": {c.name: c.dtype for c in transform.serving_columns},
         "vetted_rows": vetted["rows"],
     }
-    write_json(folder / LINEAGE, _lineage(context) | facts)
+    write_json(folder / LINEAGE, {**_lineage(context), **facts})
     return Done(result=facts, columns=context.hashed(transform.serving_columns))
 
 
 def _multi_hot(context: Context) -> dict[str, bool]:
-    """Output -> whether some row of some split has no class or several."""
+    """Return for each output whether a row of any split has no class or several."""
     found: dict[str, bool] = {}
     for by_output in context.labels().values():
         for output, summary in by_output.items():
@@ -357,28 +358,25 @@ def _evaluate_inputs(context: Context) -> dict[str, Any]:
 
 
 def _evaluate(context: Context, folder: Path) -> Done:
-    judged = evaluate_export(
+    evaluation, columns = evaluate_export(
         context.experiment,
         context.dataset(),
         context.transform(),
         context.outputs["export"],
         folder,
     )
-    evaluation = judged.evaluation
-    return Done(
-        result={
-            "rows": evaluation.rows,
-            "metrics": evaluation_to_json(evaluation)["metrics"],
-            "main_metric": evaluation.main_metric,
-            "verdicts": [asdict(verdict) for verdict in evaluation.verdicts],
-            "refused": [
-                f"{verdict.key}: {verdict.subject} must be {verdict.rule}, it is {verdict.reason}"
-                for verdict in evaluation.verdicts
-                if not verdict.passed
-            ],
-        },
-        columns=context.hashed(judged.columns),
-    )
+    result: EvaluateResult = {
+        "rows": evaluation.rows,
+        "metrics": evaluation_to_json(evaluation)["metrics"],
+        "main_metric": evaluation.main_metric,
+        "verdicts": [asdict(verdict) for verdict in evaluation.verdicts],
+        "refused": [
+            f"{verdict.key}: {verdict.subject} must be {verdict.rule}, it is {verdict.reason}"
+            for verdict in evaluation.verdicts
+            if not verdict.passed
+        ],
+    }
+    return Done(result=result, columns=context.hashed(columns))
 
 
 def _push_inputs(context: Context) -> dict[str, Any]:
@@ -390,9 +388,13 @@ def _push(context: Context, folder: Path) -> Done:
     pushed = Repository(experiment.models_root).push(
         model, experiment.model_name, lineage=read_json(model / LINEAGE)
     )
-    facts = {"version": pushed.version, "path": str(pushed.path), "already": pushed.already}
-    write_json(folder / "push.json", facts)
-    return Done(result=facts)
+    result: PushResult = {
+        "version": pushed.version,
+        "path": str(pushed.path),
+        "already": pushed.already,
+    }
+    write_json(folder / "push.json", result)
+    return Done(result=result)
 
 
 def _raw_labels(context: Context, dataset: Dataset) -> list[str]:
@@ -406,7 +408,7 @@ def _row_rate_progress(context: Context) -> Callable[[int, int | None], None]:
     def report(done: int, total: int | None) -> None:
         nonlocal began_s, began_at
         if done < began_at or not began_at:
-            # The first look is over, or a killed ingest goes on: what was done then has no rate.
+            # The first pass is over, or a killed ingest continues: rows that were done before have no rate.
             began_s, began_at = time.monotonic(), done
         passed_s = time.monotonic() - began_s
         rate = f", {(done - began_at) / passed_s:,.0f}/s" if done > began_at and passed_s else ""
@@ -422,42 +424,16 @@ def _row_progress(context: Context) -> Callable[[int, int, str], None]:
     return report
 
 
+model_stage = functools.partial(Stage, tensorflow=True, runs_user_code=True)
+"""A stage that calls the user's functions with TensorFlow."""
+
 STAGES = (
     Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, resumable=True),
     Stage(name="analyze", folder="analysis", inputs=_analyze_inputs, work=_analyze),
-    Stage(
-        name="transform",
-        folder="transform",
-        inputs=_transform_inputs,
-        work=_transform,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="train",
-        folder="train",
-        inputs=_train_inputs,
-        work=_train,
-        tensorflow=True,
-        in_place=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="export",
-        folder="model",
-        inputs=_export_inputs,
-        work=_export,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
-    Stage(
-        name="evaluate",
-        folder="evaluation",
-        inputs=_evaluate_inputs,
-        work=_evaluate,
-        tensorflow=True,
-        runs_user_code=True,
-    ),
+    model_stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
+    model_stage(name="train", folder="train", inputs=_train_inputs, work=_train, in_place=True),
+    model_stage(name="export", folder="model", inputs=_export_inputs, work=_export),
+    model_stage(name="evaluate", folder="evaluation", inputs=_evaluate_inputs, work=_evaluate),
     Stage(name="push", folder="push", inputs=_push_inputs, work=_push, always=True),
 )
-"""The chain, in its order."""
+"""The chain, in order."""

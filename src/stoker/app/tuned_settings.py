@@ -70,19 +70,22 @@ def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
 
 def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Experiment, str]:
     if not lock.settings:
-        early = "" if lock.tuned.get("finished", True) else " by the time that the tuning ended"
-        return experiment, f"{FILE}: nothing was found that helps here{early}"
+        early = "" if lock.tuned.get("finished", True) else " before the tuning ended"
+        return experiment, f"{FILE}: no setting was found that helps here{early}"
     if others := differing(lock.hardware, hardware(find_devices())):
-        return experiment, f"{FILE} is not used, it was measured elsewhere: {'; '.join(others)}"
+        return (
+            experiment,
+            f"{FILE} is not used, it was measured on another machine: {'; '.join(others)}",
+        )
     code = measured_code(experiment)
     if gone := [name for name in lock.code if name not in code]:
         return experiment, f"{FILE} is not used, it was measured with {', '.join(gone)}"
     changed = [name for name in lock.code if code[name] != lock.code[name]]
-    used, said = _used(experiment, lock, named=named, changed=changed)
+    used, note = _used(experiment, lock, named=named, changed=changed)
     if changed:
-        said += f"; {', '.join(changed)} changed since: `stoker tune --check`"
+        note += f"; {', '.join(changed)} changed since: `stoker tune --check`"
     try:
-        return with_settings(experiment, used), said
+        return with_settings(experiment, used), note
     except ConfigError as error:
         # Name the lock file: the user would look in stoker.yaml.
         raise ConfigError(f"{FILE} cannot be used: {error}") from None
@@ -105,12 +108,12 @@ def _used(
             others_data.append(name)
         else:
             used[name] = value
-    said = f"{FILE}: " + (", ".join(f"{name}={value}" for name, value in used.items()) or "unused")
+    note = f"{FILE}: " + (", ".join(f"{name}={value}" for name, value in used.items()) or "unused")
     if stale:
-        said += f"; {', '.join(stale)} as stoker.yaml has it, which is not what was tuned"
+        note += f"; {', '.join(stale)} as in stoker.yaml, which was changed since the tuning"
     if others_data:
-        said += f"; {', '.join(others_data)} left out, the dataset was another one"
-    return used, said
+        note += f"; {', '.join(others_data)} left out, the dataset has changed"
+    return used, note
 
 
 def measured_code(experiment: Experiment) -> dict[str, str]:

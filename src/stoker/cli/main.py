@@ -1,4 +1,4 @@
-"""`stoker`: the commands, and the one place where an error becomes a line and an exit code."""
+"""`stoker`: the commands, and the place where an error becomes a line and an exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stoker import __version__
 from stoker.cli.commands import (
     bench,
     call,
+    chain,
     convert,
     data_service,
     deploy,
@@ -19,9 +20,7 @@ from stoker.cli.commands import (
     init,
     profile,
     rollout,
-    run,
     skew,
-    stages,
     tune,
 )
 from stoker.cli.serve import serve
@@ -37,8 +36,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("init")(init.init)
-app.command("run")(run.run)
-for _name, _command in stages.COMMANDS.items():
+app.command("run")(chain.run)
+for _name, _command in chain.COMMANDS.items():
     app.command(_name)(_command)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("skew")(skew.skew)
@@ -65,11 +64,11 @@ def _options(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Take the options that stand before a command; --debug is read before anything else."""
+    """Accept the options before a command; `main` reads --debug first."""
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 our bug, 2 the user's input, 3 a gate said no."""
+    """Run the command line and exit: 0 done, 1 bug in Stoker, 2 invalid input, 3 a check failed."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     if debug:
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def invoke(arguments: list[str], *, debug: bool) -> int:
-    """One command; the exit code."""
+    """Run one command; return the exit code."""
     try:
         app(arguments)
     except SystemExit as ended:
@@ -88,8 +87,8 @@ def invoke(arguments: list[str], *, debug: bool) -> int:
             traceback.print_exc()
         typer.echo(f"stoker: {error.line()}", err=True)
         return error.exit_code
-    except Exception:  # noqa: BLE001 - the edge: what is not the user's is our bug
+    except Exception:  # noqa: BLE001 - the edge: all but a UserError is a bug
         traceback.print_exc()
-        typer.echo("stoker: this is a bug of Stoker's; please report the lines above", err=True)
+        typer.echo("stoker: this is a bug in Stoker; please report the lines above", err=True)
         return EXIT_BUG
     return EXIT_DONE

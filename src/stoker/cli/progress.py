@@ -1,30 +1,31 @@
-"""What a person sees while the chain works: a line a stage, and how far the current one is."""
+"""Progress of the chain on the console: a line per stage, and the progress of the current one."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from stoker.app.chain import StageOutcome
-from stoker.cli.goodput import goodput_line
-from stoker.cli.stdout import tolerant
+from stoker.app.chain import StageOutcome, results_by_stage
+from stoker.cli.output import tolerant
+from stoker.telemetry.run_time import seconds_of_run
 from stoker.telemetry.time_left import TimeLeft, shown_time
+from stoker.telemetry.wall_time import goodput, largest_other
 
 PLAIN_EVERY_S = 10.0
-"""Where the output is no terminal, a line of progress is printed when this has passed since the
-last one, or"""
+"""Interval of progress lines if the output is not a terminal, seconds."""
 
 PLAIN_EVERY_SHARE = 0.1
-"""when so much more is done, but no more often than"""
+"""Share of the stage after which a line is printed earlier."""
 
 PLAIN_LEAST_S = 1.0
-"""this."""
+"""Minimum interval of progress lines, seconds."""
 
 
 class ConsoleListener:
@@ -44,12 +45,12 @@ class ConsoleListener:
         )
         self._task: TaskID | None = None
         self._stage = ""
-        self._said_s = self._said_share = 0.0
+        self._logged_s = self._logged_share = 0.0
         self._left = TimeLeft()
         self._note = note
 
     def __enter__(self) -> Self:
-        """Print the note; the bar is drawn when a stage begins."""
+        """Print the note."""
         if self._note:
             self.log(self._note)
         return self
@@ -60,17 +61,17 @@ class ConsoleListener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take the bar off the screen, whatever happened."""
+        """Remove the bar."""
         self._bar.stop()
 
     def log(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         self.console.print(escape(line))
 
     def stage_began(self, stage: str) -> None:
-        """Show a bar for this stage."""
+        """Show a bar for this stage, or a line if the output is not a terminal."""
         self._stage, self._left = stage, TimeLeft()
-        self._said_s, self._said_share = time.monotonic(), 0.0
+        self._logged_s, self._logged_share = time.monotonic(), 0.0
         if not self.console.is_terminal:
             self.log(f"  {stage:<10} ...")
             return
@@ -78,24 +79,24 @@ class ConsoleListener:
         self._task = self._bar.add_task("", total=None, stage=stage)
 
     def progress(self, line: str, share: float | None) -> None:
-        """Move the bar; elsewhere a line now and then."""
+        """Move the bar, or print a line from time to time."""
         left_s = None if share is None else self._left.seconds(share)
         shown = line if not left_s else f"{line}, {shown_time(left_s)} left"
         if self._task is not None:
             total = None if share is None else 1.0
             self._bar.update(self._task, description=shown, completed=share or 0.0, total=total)
-        elif self._is_time(share or 0.0):
-            self._said_s, self._said_share = time.monotonic(), share or 0.0
+        elif self._is_due(share or 0.0):
+            self._logged_s, self._logged_share = time.monotonic(), share or 0.0
             percent = "" if share is None else f"{share:4.0%}  "
             self.log(f"  {self._stage:<10} {percent}{shown}")
 
-    def _is_time(self, share: float) -> bool:
-        passed_s = time.monotonic() - self._said_s
-        further = abs(share - self._said_share) >= PLAIN_EVERY_SHARE
+    def _is_due(self, share: float) -> bool:
+        passed_s = time.monotonic() - self._logged_s
+        further = abs(share - self._logged_share) >= PLAIN_EVERY_SHARE
         return passed_s > PLAIN_EVERY_S or (further and passed_s > PLAIN_LEAST_S)
 
     def stage_ended(self, outcome: StageOutcome) -> None:
-        """Replace the bar by one line."""
+        """Replace the bar by a line."""
         if self._task is not None:
             self._bar.remove_task(self._task)
             self._bar.stop()
@@ -103,18 +104,50 @@ class ConsoleListener:
         mark = "-" if outcome.skipped else "+"
         note = f"skipped: {outcome.why or 'nothing to do'}" if outcome.skipped else outcome.why
         self.log(f"{mark} {outcome.stage:<10} {outcome.took_s:6.1f} s  {note}".rstrip())
-        for line in _worth_saying(outcome):
+        for line in _notes(outcome):
             self.log(f"  {line}")
 
 
-def _worth_saying(outcome: StageOutcome) -> list[str]:
-    """What nobody should have to look up: what was left out, and what was lost on purpose."""
-    facts = outcome.result
-    if outcome.stage == "train" and not outcome.skipped:
-        line = goodput_line(facts)
+def _notes(outcome: StageOutcome) -> list[str]:
+    """Return what the user should know at once: goodput, omitted rows, the store of images."""
+    results = results_by_stage([outcome])
+    if "train" in results and not outcome.skipped:
+        line = goodput_line(results["train"])
         return [] if line is None else [f"goodput {line}"]
-    if outcome.stage != "ingest":
+    if "ingest" not in results:
         return []
-    left_out = {"bad rows": facts.get("bad_rows"), "copies": facts.get("copies_dropped")}
+    ingest = results["ingest"]
+    left_out = {"bad rows": ingest["bad_rows"], "copies": ingest.get("copies_dropped")}
     lines = [f"{count:,} {what} left out" for what, count in left_out.items() if count]
-    return lines + ([f"images: {facts['image_store']}"] if facts.get("image_store") else [])
+    store = ingest.get("image_store")
+    return lines + ([f"images: {store}"] if store else [])
+
+
+MINUTE_S = 60.0
+
+
+def goodput_line(train: Mapping[str, Any]) -> str | None:
+    """The share spent in steps, and the largest other part with advice on reducing it.
+
+    Args:
+        train: The facts of the stage `train`.
+
+    Returns:
+        E.g. `41 % of 25.3 s was steps; most of the rest: imports and start, 6.1 s (...)`; None if
+        nothing was measured (parameter servers, or a run of an earlier Stoker).
+    """
+    if train.get("goodput") is None or "wall_time" not in train:
+        return None
+    parts = seconds_of_run(train["wall_time"])
+    share = goodput(parts)
+    if share is None:
+        return None
+    other, total_s = largest_other(parts), sum(parts.values()) - parts["other_stages"]
+    return (
+        f"{share:.0%} of {_shown(total_s)} was steps; most of the rest: {other.label}, "
+        f"{_shown(parts[other.name])} ({other.advice})"
+    )
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < MINUTE_S else shown_time(seconds)

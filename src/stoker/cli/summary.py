@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The tables at the end of `stoker run` and of `stoker train --dry-run`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from stoker.app.chain import ChainResult, StageOutcome
+from stoker.app.chain import ChainResult, StageOutcome, results_by_stage
+from stoker.app.context import EvaluateResult, IngestResult, StageResults, TrainingResult
+from stoker.app.dry_run import DryRunResult, Steps
 from stoker.app.experiment import Experiment
-from stoker.app.smoke_test import Proof
-from stoker.cli.goodput import goodput_line
+from stoker.app.smoke_test import SmokeTest
+from stoker.cli.progress import goodput_line
 from stoker.evaluate.metrics import is_of_label
 from stoker.measure.device_findings import shown_mfu
 from stoker.measure.kernel_class import LABELS
@@ -28,70 +30,70 @@ def print_summary(
     experiment: Experiment,
     target: Path,
     result: ChainResult,
-    proof: Proof,
+    tested: SmokeTest,
     *,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Stages, utilisation, metrics, gates, answers, and what to try next.
+    """Print stages, utilization, metrics, gates, answers, and commands to try next.
 
     Args:
-        console: Where to.
-        experiment: What was run.
-        target: The experiment as the user named it, for the commands to try.
-        result: What the chain did.
-        proof: What the served model answered.
-        overrides: What was set on the command line, for the commands to try.
+        console: Prints the tables.
+        experiment: The experiment.
+        target: The experiment as the user named it, for the commands.
+        result: Result of the chain.
+        tested: Result of the smoke test.
+        overrides: `--set` options of the user, for the commands.
     """
-    console.print(_stages(experiment, result, proof))
+    console.print(_stages(experiment, result, tested))
     console.print()
-    console.print(_facts(experiment, result, proof))
+    console.print(_facts(experiment, result, tested))
     console.print()
-    console.print(_answers(proof))
+    console.print(_answers(tested))
     console.print("[bold]next, for example[/]")
     for command in _next_commands(experiment, target, result, overrides):
-        # Not broken into lines: it is there to be copied.
+        # Without line breaks, so that the user can copy it.
         console.print(Text(f"  {command}"), soft_wrap=True)
 
 
-def _stages(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
+def _stages(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> Table:
     table = Table(
+        Column("stage", style="bold"),
+        Column("time", justify="right"),
+        Column("what it wrote", overflow="fold"),
+        Column("where", overflow="fold"),
         title=f"[bold]{escape(experiment.name)}[/] run {escape(_shown(result.run))}",
         title_justify="left",
         title_style="",
     )
-    table.add_column("stage", style="bold")
-    table.add_column("time", justify="right")
-    table.add_column("what it wrote", overflow="fold")
-    table.add_column("where", overflow="fold")
-    for outcome in [*result.outcomes, proof.outcome]:
+    outcomes = [*result.outcomes, tested.outcome]
+    results = results_by_stage(outcomes)
+    for outcome in outcomes:
         took = "[dim]skipped[/]" if outcome.skipped else f"{outcome.took_s:.1f} s"
         where = _place(outcome, result.run)
-        table.add_row(outcome.stage, took, escape(_wrote(outcome)), escape(where))
+        table.add_row(outcome.stage, took, escape(_wrote(outcome.stage, results)), escape(where))
     return table
 
 
 _REPORTS = {"analyze": "report.html", "evaluate": "report.html"}
-"""Stage -> the file of its output that a person opens."""
+"""Stage -> file of its output for the user."""
 
 
 def _place(outcome: StageOutcome, run: Path) -> str:
     place = outcome.output / _REPORTS.get(outcome.stage, "")
     relative = os.path.relpath(place, run)
-    # Inside the runs' folder a place is told from the run, which the title names.
+    # Inside the folder of the runs, relative to the run, which the title names.
     return relative if relative.count("..") <= 1 else _shown(place)
 
 
-def _facts(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
-    train, evaluation = result.result("train"), result.result("evaluate")
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold")
-    facts.add_column(overflow="fold")
+def _facts(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> Table:
+    train, evaluation = result.results["train"], result.results["evaluate"]
+    facts = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
     facts.add_row("settings", escape(_settings(train["resolved"])))
     facts.add_row("utilisation", _utilisation(train))
     if (line := goodput_line(train)) is not None:
         facts.add_row("goodput", escape(line))
-    if train.get("device_time"):
-        facts.add_row("device time", escape(_device_time(train)))
+    if device := train["device_time"]:
+        facts.add_row("device time", escape(_device_time(device, train.get("device_finding"))))
     facts.add_row("metrics", _metrics(evaluation))
     for verdict in evaluation["verdicts"]:
         facts.add_row("gate", _verdict(verdict))
@@ -99,70 +101,77 @@ def _facts(experiment: Experiment, result: ChainResult, proof: Proof) -> Table:
         facts.add_row("warnings", escape(f"{warnings}, kept in {_shown(result.run / 'stages')}"))
     facts.add_row(
         "served",
-        f"{escape(experiment.model_name)} version {proof.version} on 127.0.0.1: "
+        f"{escape(experiment.model_name)} version {tested.version} on 127.0.0.1: "
         "REST and gRPC gave the same answers",
     )
     return facts
 
 
 def _settings(resolved: Mapping[str, Any]) -> str:
-    """What each `auto` became that has a reason: `strategy one_device (no GPU)`."""
+    """Return the value of each `auto` with its reason: `strategy one_device (no GPU)`."""
     return ", ".join(f"{name} {resolved[name]} ({why})" for name, why in resolved["why"].items())
 
 
-def _wrote(outcome: StageOutcome) -> str:
-    facts = outcome.result
-    match outcome.stage:
+def _wrote(stage: str, results: StageResults) -> str:
+    """Return what a stage wrote, in a few words."""
+    match stage:
         case "ingest":
-            if not facts["rows"]:
-                return f"{facts['columns']} tensors of your own dataset; nothing copied"
-            rows = ", ".join(f"{count:,} {split}" for split, count in facts["rows"].items())
-            bad = f", {facts['bad_rows']} bad rows left out" if facts["bad_rows"] else ""
-            dropped = facts.get("copies_dropped")
-            copies = f", {dropped:,} copies left out" if dropped else ""
-            return f"{rows} rows{bad}{copies}"
+            return _ingested(results["ingest"])
         case "analyze":
-            return f"statistics, schema, report; {len(facts['anomalies'])} anomalies"
+            found = len(results["analyze"]["anomalies"])
+            return f"statistics, schema, report; {found} anomalies"
         case "transform":
-            return (
-                f"{len(facts['serving_columns'])} raw columns -> {len(facts['features'])} features"
-            )
+            transform = results["transform"]
+            columns, features = transform["serving_columns"], transform["features"]
+            return f"{len(columns)} raw columns -> {len(features)} features"
         case "train":
+            train = results["train"]
             return (
-                f"{facts['steps']:,} steps, {facts['parameters']:,} parameters, best epoch "
-                + str(facts["best_epoch"])
+                f"{train['steps']:,} steps, {train['parameters']:,} parameters, best epoch "
+                f"{train['best_epoch']}"
             )
         case "export":
-            return f"SavedModel, {len(facts['signatures'])} signatures, {facts['vetted_rows']} rows asked"
+            export = results["export"]
+            signatures, rows = len(export["signatures"]), export["vetted_rows"]
+            return f"SavedModel, {signatures} signatures, {rows} rows asked"
         case "evaluate":
-            return f"evaluation of {facts['rows']:,} rows, report"
+            return f"evaluation of {results['evaluate']['rows']:,} rows, report"
         case "push":
-            return f"version {facts['version']}"
+            return f"version {results['push']['version']}"
         case _:
-            return f"{facts['rows']} rows answered by version {facts['version']}"
+            serve = results["serve"]
+            return f"{serve['rows']} rows answered by version {serve['version']}"
 
 
-def _utilisation(train: Mapping[str, Any]) -> str:
+def _ingested(ingest: IngestResult) -> str:
+    if not ingest["rows"]:
+        return f"{ingest['columns']} tensors of your own dataset; nothing copied"
+    rows = ", ".join(f"{count:,} {split}" for split, count in ingest["rows"].items())
+    bad = f", {ingest['bad_rows']} bad rows left out" if ingest["bad_rows"] else ""
+    dropped = ingest.get("copies_dropped")
+    copies = f", {dropped:,} copies left out" if dropped else ""
+    return f"{rows} rows{bad}{copies}"
+
+
+def _utilisation(train: TrainingResult) -> str:
     ceiling_s = train["ceiling_step_time_s"]
-    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms were the input free"
+    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms if the input were free"
     return (
         f"U {_busy(train['busy_fraction'])}{_mfu(train)}, W {train['input_wait']:.1%} waiting for input; "
         f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step{free}"
     )
 
 
-def _mfu(train: Mapping[str, Any]) -> str:
+def _mfu(train: TrainingResult) -> str:
     mfu = train.get("mfu")
     return "" if mfu is None else f", MFU {shown_mfu(mfu)} of the measured peak"
 
 
-def _device_time(train: Mapping[str, Any]) -> str:
-    """The kernel classes, the largest first, and the finding about them."""
-    found = train["device_time"]
+def _device_time(found: Mapping[str, Any], finding: Mapping[str, Any] | None) -> str:
+    """Return the kernel classes, the largest first, and the finding about them."""
     shares = sorted(found["shares"].items(), key=lambda each: -each[1])
     parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= LEAST_SHOWN]
     of_cpu = " (operations of the CPU)" if found["of_cpu"] else ""
-    finding = train.get("device_finding")
     return ", ".join(parts) + of_cpu + ("" if finding is None else f". {finding['text']}")
 
 
@@ -170,7 +179,7 @@ LEAST_SHOWN = 0.005
 """Classes with a smaller share of the device time are left out."""
 
 MEASURABLE = 1.05
-"""A busy fraction above this says that the machine's noise was larger than what was measured."""
+"""Largest busy fraction that is shown: above it the noise of the machine exceeds the measurement."""
 
 
 def _busy(fraction: float | None) -> str:
@@ -181,7 +190,7 @@ def _busy(fraction: float | None) -> str:
     return f"{min(1.0, fraction):.0%} busy"
 
 
-def _metrics(evaluation: Mapping[str, Any]) -> str:
+def _metrics(evaluation: EvaluateResult) -> str:
     shown = [
         f"{name} {value:.4f}"
         if isinstance(value, float | int)
@@ -200,18 +209,19 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
     return f"{word}  {escape(rule)}: {escape(verdict['reason'])}"
 
 
-def _answers(proof: Proof) -> Table:
-    table = Table(title="what the served model answered", title_justify="left", title_style="bold")
-    table.add_column("true label")
-    table.add_column("REST")
-    table.add_column("gRPC")
-    for answer in proof.answers:
+def _titled(title: str, *columns: Column | str) -> Table:
+    return Table(*columns, title=title, title_justify="left", title_style="bold")
+
+
+def _answers(tested: SmokeTest) -> Table:
+    table = _titled("what the served model answered", "true label", "REST", "gRPC")
+    for answer in tested.answers:
         table.add_row(escape(answer.truth), escape(answer.rest), escape(answer.grpc))
     return table
 
 
 _LONGER = "train.epochs"
-"""What the last command to try changes, and so is not set twice in it."""
+"""Setting that the last suggested command changes, so it is not repeated in it."""
 
 
 def _next_commands(
@@ -231,3 +241,85 @@ def _next_commands(
 def _shown(path: Path) -> str:
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def print_dry_run(console: Console, rehearsal: DryRunResult) -> None:
+    """Print settings, device placement, memory, and the check of serving."""
+    steps, served = rehearsal.steps, rehearsal.served
+    console.print(_dry_run_facts(steps))
+    console.print()
+    console.print(_placement(steps))
+    console.print()
+    console.print(_memory(steps))
+    console.print()
+    asked = " and ".join(served.signatures)
+    console.print(
+        f"served: untrained, {shown_bytes(served.size_bytes)} on the disk, one row answered by "
+        f"{escape(asked)}: {escape(', '.join(served.outputs))}",
+        soft_wrap=True,
+    )
+
+
+def _dry_run_facts(steps: Steps) -> Table:
+    resolved = steps.resolved
+    facts = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
+    replicas = f"{resolved.replicas} replica{'s' * (resolved.replicas > 1)}"
+    facts.add_row("strategy", f"{resolved.strategy}, {replicas}: {resolved.why['strategy']}")
+    facts.add_row(
+        "batch",
+        f"{resolved.batch_size} x {resolved.accumulate} passes x {replicas} = "
+        f"{resolved.global_batch} samples a step",
+    )
+    trial = ", tried while the run trains" if resolved.xla_trial else ""
+    facts.add_row(
+        "precision", f"{resolved.precision}, XLA {'on' if resolved.xla else 'off'}{trial}"
+    )
+    first, second = steps.losses
+    facts.add_row(
+        "two steps",
+        f"loss {first:.4g}, {second:.4g}; {steps.first_step_s:.1f} s to compile and run the first, "
+        f"{1e3 * steps.second_step_s:.3g} ms the second",
+    )
+    return facts
+
+
+def _placement(steps: Steps) -> Table:
+    numbers = [Column(name, justify="right") for name in ("variables", "bytes", "operations")]
+    kinds = Column("most frequent", overflow="fold")
+    table = _titled("device placement", "device", *numbers, kinds)
+    for placed in steps.placed:
+        table.add_row(
+            escape(placed.device),
+            f"{placed.variables:,}",
+            shown_bytes(placed.variables_bytes),
+            f"{placed.operations:,}",
+            escape(", ".join(placed.kinds)),
+        )
+    return table
+
+
+def _memory(steps: Steps) -> Table:
+    footprint = steps.footprint
+    size, details = Column("bytes", justify="right"), Column("of it", overflow="fold")
+    table = _titled("memory of a replica", "what", size, details)
+    fixed = footprint.parameters - footprint.trainable
+    numbers = f"{footprint.trainable:,} trainable parameters, {fixed:,} others"
+    table.add_row("weights", shown_bytes(footprint.weights_bytes), numbers)
+    table.add_row("gradients", shown_bytes(footprint.gradients_bytes), "")
+    table.add_row("optimizer", shown_bytes(footprint.optimizer_bytes), "")
+    largest = ", ".join(f"{name} {shown_bytes(size)}" for name, size in footprint.largest[:3])
+    estimate = shown_bytes(footprint.activations_bytes)
+    table.add_row("activations (estimate)", estimate, escape(largest))
+    table.add_row("together", shown_bytes(footprint.total_bytes), "")
+    for device, peak in steps.peak_bytes.items():
+        table.add_row(f"{device}: TensorFlow's peak", shown_bytes(peak), "")
+    return table
+
+
+def shown_bytes(size: float) -> str:
+    """Return a size as text: `512 B`, `1.5 KiB`, `20.3 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,1 +1,1 @@
-"""Where a step's time goes, what would make it shorter, and the proof that it did."""
+"""Tuning of a training: profile and diagnosis, levers, trials, search, ledger, lock file and reports."""

@@ -1,7 +1,7 @@
-"""Every sample that a tuning took, and every decision, in the order in which they came.
+"""The ledger of a tuning: every sample and every decision, in order.
 
-A line of JSON an event, on the disk before what it says is acted upon: a tuning that is killed leaves
-what it knew, and each decision can be made again from what it was made of.
+Each event is a line of JSON, on the disk before the search acts on it. So a killed tuning keeps what it
+measured, and every decision can be derived from its samples again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from typing import Any
 
 from stoker.core.errors import DataError
 from stoker.core.files import full_disk_is_named
-from stoker.tune.compare import gain_of, threshold_of
-from stoker.tune.parity import parity_of
+from stoker.tune.compare import gain_of, parity_of, threshold_of
 
 
 class Ledger:
-    """A file of events that only grows."""
+    """A file of events, append-only."""
 
     def __init__(self, path: Path) -> None:
-        """Begin it.
+        """Create the file.
 
         Raises:
-            FileExistsError: there is one already.
+            FileExistsError: the file exists.
         """
         self.path = path
         with full_disk_is_named(path):
@@ -34,10 +33,10 @@ class Ledger:
             self._file = path.open("x", encoding="utf-8")
 
     def write(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Add an event, and wait until it is on the disk.
+        """Append an event, and wait until it is on the disk.
 
         Raises:
-            FullDisk: there is no room for it.
+            FullDisk: the disk is full.
         """
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         with full_disk_is_named(self.path):
@@ -46,16 +45,16 @@ class Ledger:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """No event follows."""
+        """Close the file."""
         with full_disk_is_named(self.path):
             self._file.close()
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a ledger; a last line that was cut by a kill is left out.
+    """Yield the events of a ledger, without a last line that a kill has cut.
 
     Raises:
-        DataError: a line that is not the last is no JSON.
+        DataError: a line before the last is not JSON.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -69,10 +68,10 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def replay(path: Path) -> list[dict[str, Any]]:
-    """Decide again from the samples of a ledger: each decision that is not what was decided then.
+    """Derive each decision again from the samples of a ledger; return those that differ.
 
     Returns:
-        Lever, what was decided, and what follows from the samples; empty where all agree.
+        Lever, recorded decision, and the decision that follows from the samples.
     """
     threshold, differing = 1.0, []
     for event in events(path):
@@ -88,17 +87,17 @@ def replay(path: Path) -> list[dict[str, Any]]:
 
 
 def decide(event: Mapping[str, Any], *, threshold: float) -> str:
-    """What follows from the samples of one lever: `kept`, `reverted` or `proposed`.
+    """Return the decision that follows from the samples of a lever: `kept`, `reverted` or `proposed`.
 
     Args:
-        event: With `pairs` of speeds; `input_pairs`, where the input's CPU time decides; `curves`
-            of both settings, where it changes numbers; and `only_proposed`.
+        event: `pairs` of speeds; `input_pairs`, if the input's CPU time decides; `curves` of both
+            settings, if the lever changes numbers; and `only_proposed`.
         threshold: The least ratio that counts.
     """
     speed = gain_of([tuple(pair) for pair in event["pairs"]])
     if event.get("input_pairs"):
         cheaper = gain_of([tuple(pair) for pair in event["input_pairs"]])
-        # It must not be slower for it, e.g. by reading more from a slow disk.
+        # Training must not become slower, e.g. by reading more from a slow disk.
         helps = cheaper.low > threshold and speed.high > 1.0 / threshold
     else:
         helps = speed.low > threshold

@@ -1,21 +1,26 @@
-"""What can be changed about a training so that it is faster, in the order in which it is tried.
+"""The levers of a tuning: changes of settings that may make a training faster, in the order of trial.
 
-A lever stands before those that depend on it: what is done to the input decides whether the step is
-what is waited for, the number of steps in a call how much of a step is Python, and the precision
-whether XLA helps. It is applied by settings of `stoker.yaml`, so that it can be written down.
+A lever comes before those that depend on it: the input decides whether the step is the bottleneck, the
+number of steps in a call decides how much of a step is Python, and the precision decides whether XLA
+helps. Every lever is a set of settings of `stoker.yaml`, so the lock file can keep it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stoker.tune.diagnosis import Bottleneck
+from stoker.cluster.devices import Devices, Gpu
+from stoker.data.ingest import IngestConfig
+from stoker.data.user_dataset.config import OwnDatasetConfig
+from stoker.train.config import BFLOAT16_CAPABILITY, ResolvedTraining, TrainConfig
+from stoker.tune.profile import Bottleneck
 
 Part = Literal["input", "python", "step"]
-"""Where a step's time goes, and which levers shorten it."""
+"""The part of a step's time that a lever shortens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,119 +28,132 @@ class Lever:
     """A change of settings, and how it is judged."""
 
     name: str
-    """For a person: `ten steps a call`."""
+    """Name for the user: `10 steps a call`."""
 
     settings: Mapping[str, Any]
     """Dotted names of `stoker.yaml` -> values."""
 
     part: Part
-    """Of the step's time, what it shortens."""
+    """The part of the step's time that it shortens."""
 
     changes_numbers: bool = False
-    """The loss curve has to be looked at before it is kept."""
+    """It is kept only if the loss curve stays the same."""
 
     only_proposed: bool = False
-    """It is another training: whoever owns the model decides, with the gain before their eyes."""
+    """It changes the training itself, so it is measured but the user decides."""
 
     by_speed: bool = False
-    """Of the input, but its work stays what it is: samples a second decide, not its CPU time."""
+    """For the input: its work does not change, so samples per second decide, not CPU time."""
 
     does_more_at_once: bool = False
-    """Of the input; it helps only where batches are waited for and a core has nothing to do."""
+    """For the input: helps only if training waits for batches and a core is idle."""
 
     only_for: Bottleneck | None = None
-    """What has to be waited for, where it shortens nothing else."""
+    """The only bottleneck that it helps against; None: any."""
 
     after_memory_of: str | None = None
-    """Name of a lever that did not fit in memory; only then this one is tried."""
+    """Name of another lever; this one is tried only if that one ran out of memory."""
 
     why: str
-    """What it does."""
+    """Why it may help."""
+
+
+_feed_lever = functools.partial(Lever, part="input", by_speed=True)
+"""Changes how the same input is prepared."""
+
+_step_lever = functools.partial(Lever, part="step", changes_numbers=True)
+"""Changes the step, and perhaps its rounding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What only a process that has opened the data and built the model knows."""
+
+    passes_agree: bool
+    """Two passes over a user-defined dataset begin with the same bytes, so one may replace all."""
+
+    image_store: str | None
+    """How images are stored in the shards; None without images."""
+
+    made_here: bool
+    """This process makes batches when they are needed: none are kept, and there is no data service."""
+
+    byte_features: Mapping[str, str]
+    """Features of a user-defined dataset that could be sent as uint8, in the form of `train.feed.uint8`:
+    in every split all their values are bytes. Empty if some are sent as uint8 already."""
+
+    string_features: bool
+    """Some features are strings, which XLA does not have."""
+
+    gradient_bytes: int
+    """Size of one exchange between replicas, bytes as they are sent."""
+
+    per_epoch: int
+    """Steps of an epoch."""
+
+    blocks: tuple[str, ...]
+    """Layers of the model that hold layers; empty if some are rematerialized already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
     """What the levers depend on."""
 
-    own_dataset: bool
-    """The data is a `tf.data.Dataset` of the user's."""
+    train: TrainConfig
+    """The section `train`."""
 
-    passes_agree: bool
-    """Two passes over it begin with the same bytes, so that one may stand for all."""
+    data: IngestConfig | OwnDatasetConfig
+    """The section `data`."""
 
-    image_store: str | None
-    """How images lie in the shards; None without images."""
+    resolved: ResolvedTraining
+    """What each `auto` of `train` became."""
 
-    decoder: str
-    """`train.feed.decoder`."""
+    devices: Devices
+    """The machine."""
 
-    made_here: bool
-    """Batches are made as they are needed, by this process: none are kept, and there is no data
-    service."""
+    model: ModelFacts
 
-    byte_features: Mapping[str, str]
-    """Features of a dataset of the user's that could be sent as uint8, as `train.feed.uint8` has
-    them: all their numbers, in every split, were seen to be bytes. None where some are sent so."""
+    @property
+    def own_dataset(self) -> bool:
+        """Whether the data is a user-defined `tf.data.Dataset`, which sets the batch size itself."""
+        return isinstance(self.data, OwnDatasetConfig)
 
-    feed_threads: int | None
-    parallel_batches: int | None
-    prefetch: int | None
-    autotune: bool
-    slack: bool
-    """As `train.feed` has them."""
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that this process may use."""
+        return len(self.devices.gpus)
 
-    string_features: bool
-    """XLA has no strings."""
+    @property
+    def cores(self) -> int:
+        """Number of CPU cores that this process may use."""
+        return self.devices.cpu_cores
 
-    gpus: int
-    cores: int
-    """That this process may use."""
+    @property
+    def is_cached(self) -> bool:
+        """Whether `data.pipeline.cache` keeps the batches in memory."""
+        return isinstance(self.data, OwnDatasetConfig) and self.data.pipeline.cache == "memory"
 
-    intra_op_threads: int | None
-    inter_op_threads: int | None
-    replicas: int
-    strategy: str
-    reduction_dtype: str
-    reduction_bytes_per_pack: int
-    gradient_bytes: int
-    """Of one exchange, as they are sent."""
-    bfloat16: bool
-    """The GPUs multiply bfloat16."""
-
-    precision: str
-    xla: bool
-    steps_per_call: int
-    per_epoch: int
-    batch_size: int
-    batch_is_set: bool
-    """Whether a setting decides it: not with a dataset of the user's own."""
-
-    accumulate: int
-    cached: bool
-    """`data.pipeline.cache` is in use."""
-
-    service: bool
-    """`data.service` is in use: batches are made elsewhere."""
-
-    blocks: tuple[str, ...]
-    """Layers of the model that hold layers; none where some are computed again already."""
+    @property
+    def has_service(self) -> bool:
+        """Whether a data service makes the batches."""
+        return isinstance(self.data, IngestConfig) and self.data.service is not None
 
 
 LARGER = 4
-"""How many times the batch is tried."""
+"""Factor of a larger batch."""
 
 AT_ONCE = 4
-"""Batches of images that are made at once for trial."""
+"""Batches of images that are prepared at the same time."""
 
 AHEAD = 32
-"""Batches that are made ahead for trial."""
+"""Batches that are prefetched."""
 
 CALL_LENGTHS = (10, 50)
-"""Steps of a call that are tried; of a shorter epoch all of its steps."""
+"""Steps of a call; at most those of an epoch."""
 
 
 def levers(situation: Situation) -> list[Lever]:
-    """All that make sense, in their order."""
+    """Return the levers that apply, in the order of trial."""
     return [
         *_input(situation),
         *_python(situation),
@@ -150,14 +168,14 @@ def levers(situation: Situation) -> list[Lever]:
 
 
 def _input(situation: Situation) -> Iterator[Lever]:
-    if situation.own_dataset and situation.passes_agree and not situation.cached:
+    if situation.own_dataset and situation.model.passes_agree and not situation.is_cached:
         yield Lever(
             name="keep the dataset's first pass in memory",
             settings={"data.pipeline.cache": "memory"},
             part="input",
             why="later passes read what the first one made",
         )
-    if situation.image_store == "original":
+    if situation.model.image_store == "original":
         for store, what in (
             ("resized", "store images near the size that is trained on"),
             ("raw", "store images decoded"),
@@ -169,7 +187,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
                 changes_numbers=True,
                 why="less is decoded for each sample",
             )
-    if situation.image_store == "resized":
+    if situation.model.image_store == "resized":
         yield Lever(
             name="store images decoded",
             settings={"data.images.store": "raw"},
@@ -177,20 +195,20 @@ def _input(situation: Situation) -> Iterator[Lever]:
             changes_numbers=True,
             why="nothing is decoded for a sample",
         )
-    if situation.made_here:
+    if situation.model.made_here:
         yield from _decoding(situation)
         yield from _feeding(situation)
-    if situation.own_dataset and situation.made_here:
+    if situation.own_dataset and situation.model.made_here:
         yield from _tensorflow_options(situation)
-    if situation.own_dataset and (situation.made_here or situation.gpus):
+    if situation.own_dataset and (situation.model.made_here or situation.gpus):
         yield from _bytes(situation)
 
 
 def _decoding(situation: Situation) -> Iterator[Lever]:
-    """What decodes images; raw ones need no decoder."""
-    if situation.image_store not in {"original", "resized"}:
+    """Change the decoder of images; raw images need none."""
+    if situation.model.image_store not in {"original", "resized"}:
         return
-    other = "native" if situation.decoder == "opencv" else "opencv"
+    other = "native" if situation.train.feed.decoder == "opencv" else "opencv"
     yield Lever(
         name=f"images decoded by {other}",
         settings={"train.feed.decoder": other},
@@ -201,181 +219,161 @@ def _decoding(situation: Situation) -> Iterator[Lever]:
 
 
 def _feeding(situation: Situation) -> Iterator[Lever]:
-    """How much of the input is done at once, and how far ahead of the step."""
-    if situation.feed_threads is None:
-        # Half of them leave cores to the step; twice as many have something to do while others read.
+    """Change how much of the input runs at the same time, and how far ahead of the step."""
+    if situation.train.feed.threads is None:
+        # Half of the cores leave the others to the step; twice as many work while others wait for files.
         half, twice = situation.cores // 2, 2 * situation.cores
         for threads, idle in ((half, False), (twice, True)):
             if threads:
-                yield Lever(
+                yield _feed_lever(
                     name=f"input on {threads} thread{'s' * (threads > 1)}",
                     settings={"train.feed.threads": threads},
-                    part="input",
-                    by_speed=True,
                     does_more_at_once=idle,
                     why="threads that wait for a file leave their core idle"
                     if idle
                     else "the input leaves cores to the step",
                 )
-    if situation.image_store is not None and situation.parallel_batches is None:
-        yield Lever(
+    if situation.model.image_store is not None and situation.train.feed.parallel_batches is None:
+        yield _feed_lever(
             name=f"{AT_ONCE} batches of images at once",
             settings={"train.feed.parallel_batches": AT_ONCE},
-            part="input",
-            by_speed=True,
             does_more_at_once=True,
             why="small batches do not fill all threads",
         )
-    if situation.prefetch is None:
-        yield Lever(
+    if situation.train.feed.prefetch is None:
+        yield _feed_lever(
             name=f"{AHEAD} batches made ahead",
             settings={"train.feed.prefetch": AHEAD},
-            part="input",
-            by_speed=True,
             does_more_at_once=True,
             why="longer pauses of the input are bridged",
         )
 
 
 def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
-    """`tf.data.Options` of a pipeline that the user wrote."""
-    if situation.autotune:
-        yield Lever(
+    """Change `tf.data.Options` of a user-defined dataset."""
+    if situation.train.feed.autotune:
+        yield _feed_lever(
             name="the dataset as it is written, without TensorFlow's autotuner",
             settings={"train.feed.autotune": False},
-            part="input",
-            by_speed=True,
-            why="parallelism and buffers that are written stay, and nobody searches for others",
+            why="the parallelism and buffers in the code stay; no autotuner changes them",
         )
-    if situation.gpus and not situation.slack:
-        yield Lever(
+    if situation.gpus and not situation.train.feed.slack:
+        yield _feed_lever(
             name="the input held back while a step is launched",
             settings={"train.feed.slack": True},
-            part="input",
-            by_speed=True,
-            why="what launches the step's kernels has the CPU to itself",
+            why="the thread that launches the kernels of a step has the CPU to itself",
         )
 
 
 def _bytes(situation: Situation) -> Iterator[Lever]:
-    if situation.byte_features:
-        yield Lever(
-            name=f"{', '.join(situation.byte_features)} sent as uint8",
-            settings={"train.feed.uint8": dict(situation.byte_features)},
-            part="input",
-            by_speed=True,
+    if situation.model.byte_features:
+        yield _feed_lever(
+            name=f"{', '.join(situation.model.byte_features)} sent as uint8",
+            settings={"train.feed.uint8": dict(situation.model.byte_features)},
             why="a quarter of the bytes is kept, copied and sent to the device",
         )
 
 
 def _python(situation: Situation) -> Iterator[Lever]:
-    for length in sorted({min(length, situation.per_epoch) for length in CALL_LENGTHS}):
-        if situation.steps_per_call < length:
+    for length in sorted({min(length, situation.model.per_epoch) for length in CALL_LENGTHS}):
+        if situation.resolved.steps_per_call < length:
             yield Lever(
                 name=f"{length} steps a call",
                 settings={"train.steps_per_call": length},
                 part="python",
-                why="Python is run once a call",
+                why="Python runs once per call",
             )
 
 
 def _step(situation: Situation) -> Iterator[Lever]:
-    other = other_precision(situation)
-    yield Lever(
+    other = other_precision(situation.resolved.precision, situation.devices.gpus)
+    yield _step_lever(
         name=f"precision {other}",
         settings={"train.precision": other},
-        part="step",
-        changes_numbers=True,
-        why="products of matrices in fewer bits move half the bytes"
+        why="matrix products in 16 bits move half the bytes"
         if other != "float32"
-        else "this device computes float32 faster than what was asked for",
+        else "this device computes float32 faster than the set precision",
     )
-    if not situation.string_features:
-        yield Lever(
-            name="no XLA" if situation.xla else "XLA",
-            settings={"train.xla": not situation.xla},
-            part="step",
-            changes_numbers=True,
+    if not situation.model.string_features:
+        yield _step_lever(
+            name="no XLA" if situation.resolved.xla else "XLA",
+            settings={"train.xla": not situation.resolved.xla},
             why="operations are fused"
-            if not situation.xla
+            if not situation.resolved.xla
             else "TensorFlow's own kernels are tried",
         )
 
 
 def _strategy(situation: Situation) -> Iterator[Lever]:
-    """One device instead of several, or the other way round; samples of a step stay as many."""
-    if situation.strategy == "mirrored" and situation.replicas > 1:
-        whole = situation.batch_size * situation.replicas
-        yield Lever(
+    """Use one device instead of several or vice versa; the samples of a step stay the same."""
+    if situation.resolved.strategy == "mirrored" and situation.resolved.replicas > 1:
+        whole = situation.resolved.batch_size * situation.resolved.replicas
+        yield _step_lever(
             name="one device",
             settings={"train.strategy": "one_device", "train.replicas": "auto"}
-            | ({"train.batch_size": whole} if situation.batch_is_set else {}),
-            part="step",
-            changes_numbers=True,
+            | ({"train.batch_size": whole} if not situation.own_dataset else {}),
             why="no gradients are exchanged",
         )
-    shares = situation.batch_size % max(1, situation.gpus) == 0
-    if situation.strategy == "one_device" and situation.gpus > 1 and shares:
-        part = situation.batch_size // situation.gpus
-        yield Lever(
+    shares = situation.resolved.batch_size % max(1, situation.gpus) == 0
+    if situation.resolved.strategy == "one_device" and situation.gpus > 1 and shares:
+        part = situation.resolved.batch_size // situation.gpus
+        yield _step_lever(
             name=f"mirrored over {situation.gpus} GPUs",
             settings={"train.strategy": "mirrored"}
-            | ({"train.batch_size": part} if situation.batch_is_set else {}),
-            part="step",
-            changes_numbers=True,
+            | ({"train.batch_size": part} if not situation.own_dataset else {}),
             why="each GPU computes a part of a step",
         )
 
 
 def _exchange(situation: Situation) -> Iterator[Lever]:
-    if situation.replicas > 1 and situation.reduction_dtype == "float32":
-        yield Lever(
+    if situation.resolved.replicas > 1 and situation.train.reduction_dtype == "float32":
+        yield _step_lever(
             name="gradients sent as bfloat16",
             settings={"train.reduction_dtype": "bfloat16"},
-            part="step",
-            changes_numbers=True,
             why="half the bytes go between replicas",
         )
 
 
 PACKS = (2, 8)
-"""Into how many packs gradients are cut for trial."""
+"""Number of packs in which gradients are sent."""
 
 LEAST_PACK_BYTES = 2**20
-"""A smaller pack costs its own start more than it wins."""
+"""A smaller pack costs more than it saves."""
 
 
 def _packs(situation: Situation) -> Iterator[Lever]:
-    """Send what is there; XLA gives all gradients at once, and accumulation at the end."""
-    at_once = situation.xla or situation.accumulate > 1
-    if situation.replicas == 1 or situation.reduction_bytes_per_pack or at_once:
+    """Send gradients before all are computed; XLA and accumulation produce all of them at once."""
+    at_once = situation.resolved.xla or situation.resolved.accumulate > 1
+    if situation.resolved.replicas == 1 or situation.train.reduction_bytes_per_pack or at_once:
         return
     for count in PACKS:
-        size_bytes = math.ceil(situation.gradient_bytes / count)
+        size_bytes = math.ceil(situation.model.gradient_bytes / count)
         if size_bytes >= LEAST_PACK_BYTES:
             yield Lever(
                 name=f"gradients sent in {count} packs",
                 settings={"train.reduction_bytes_per_pack": size_bytes},
                 part="step",
-                # The sum of two numbers has one order.
-                changes_numbers=situation.replicas > 2,
+                # A sum of two numbers has only one order.
+                changes_numbers=situation.resolved.replicas > 2,
                 only_for="communication",
-                why="the first ones go between replicas while the others are still computed",
+                why="the first ones are exchanged while the others are still computed",
             )
 
 
 def _passes(situation: Situation) -> Iterator[Lever]:
-    """Exchange less often; a batch of the user's own is only cut by it, and is not exchanged less."""
-    if situation.replicas > 1 and situation.accumulate == 1 and situation.batch_is_set:
-        yield Lever(
+    """Exchange less often; for a user-defined dataset it would only split the batch."""
+    if (
+        situation.resolved.replicas > 1
+        and situation.resolved.accumulate == 1
+        and not situation.own_dataset
+    ):
+        yield _step_lever(
             name=f"{LARGER} passes an update",
             settings={"train.accumulate": LARGER},
-            part="step",
-            changes_numbers=True,
             only_proposed=True,
             only_for="communication",
-            why=f"gradients go between replicas once for {LARGER} times the samples; fewer updates an "
-            "epoch, so the learning rate and the epochs are to be chosen again",
+            why=f"gradients are exchanged once for {LARGER} times the samples; there are fewer updates "
+            "in an epoch, so choose the learning rate and the epochs again",
         )
 
 
@@ -383,42 +381,38 @@ def _threads(situation: Situation) -> Iterator[Lever]:
     if situation.gpus or situation.cores < 2:
         return
     threads = situation.cores // 2
-    if situation.intra_op_threads is None:
-        yield Lever(
+    if situation.train.intra_op_threads is None:
+        yield _step_lever(
             name=f"{threads} thread{'s' * (threads > 1)} for an operation",
             settings={"train.intra_op_threads": threads},
-            part="step",
-            changes_numbers=True,
-            why="small operations are not cut up, and cores are left to the input",
+            why="small operations are not split, and cores are left to the input",
         )
-    # Replicas wait for each other, each on a thread of its own.
-    if situation.inter_op_threads is None and situation.replicas == 1:
-        yield Lever(
+    # Replicas wait for each other, each on its own thread.
+    if situation.train.inter_op_threads is None and situation.resolved.replicas == 1:
+        yield _step_lever(
             name=f"{threads} operation{'s' * (threads > 1)} at once",
             settings={"train.inter_op_threads": threads},
-            part="step",
-            changes_numbers=True,
-            why="operations do not take each other's cores and caches",
+            why="operations do not compete for cores and caches",
         )
 
 
-def other_precision(situation: Situation) -> str:
-    """The precision that a step is compared in: float32, or what the device is made for beside it."""
-    if situation.precision != "float32":
+def other_precision(precision: str, gpus: Sequence[Gpu]) -> str:
+    """Return the precision that a step is compared in: float32, or the one that the device is made for."""
+    if precision != "float32":
         return "float32"
-    if situation.gpus and not situation.bfloat16:
-        return "mixed_float16"
-    return "mixed_bfloat16"
+    if all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in gpus):
+        return "mixed_bfloat16"
+    return "mixed_float16"
 
 
 def _batch(situation: Situation) -> Iterator[Lever]:
-    if situation.accumulate > 1:
-        whole = situation.batch_size * situation.accumulate
-        yield from _also_computed_again(
+    if situation.resolved.accumulate > 1:
+        whole = situation.resolved.batch_size * situation.resolved.accumulate
+        yield from _and_rematerialized(
             Lever(
                 name="no accumulation: the whole batch in one pass",
                 settings={"train.batch_size": whole, "train.accumulate": 1}
-                if situation.batch_is_set
+                if not situation.own_dataset
                 else {"train.accumulate": 1},
                 part="step",
                 changes_numbers=True,
@@ -426,53 +420,51 @@ def _batch(situation: Situation) -> Iterator[Lever]:
             ),
             situation,
         )
-    key = "train.batch_size" if situation.batch_is_set else "data.pipeline.batch_size"
-    yield from _also_computed_again(
-        Lever(
+    key = "train.batch_size" if not situation.own_dataset else "data.pipeline.batch_size"
+    yield from _and_rematerialized(
+        _step_lever(
             name=f"{LARGER} times the batch",
-            settings={key: LARGER * situation.batch_size},
-            part="step",
-            changes_numbers=True,
+            settings={key: LARGER * situation.resolved.batch_size},
             only_proposed=True,
-            why="more samples for each step's fixed cost; fewer updates an epoch, so the learning "
-            "rate and the epochs are to be chosen again",
+            why="the fixed cost of a step is shared by more samples; there are fewer updates in an "
+            "epoch, so choose the learning rate and the epochs again",
         ),
         situation,
     )
 
 
-def _also_computed_again(lever: Lever, situation: Situation) -> Iterator[Lever]:
-    """A lever that needs memory; where that is too little, with rematerialisation."""
+def _and_rematerialized(lever: Lever, situation: Situation) -> Iterator[Lever]:
+    """Yield a lever that needs memory, and the same with rematerialization if it runs out of memory."""
     yield lever
-    if situation.blocks:
+    if situation.model.blocks:
         yield replace(
             lever,
             name=f"{lever.name}, with rematerialisation",
-            settings=dict(lever.settings) | {"train.remat": list(situation.blocks)},
-            why=f"{lever.why}; what is inside of {', '.join(situation.blocks)} is computed again "
-            "for the gradient, for the memory that this takes",
+            settings=dict(lever.settings) | {"train.remat": list(situation.model.blocks)},
+            why=f"{lever.why}; {', '.join(situation.model.blocks)} are computed again for the gradient, "
+            "which saves memory",
             changes_numbers=True,
             after_memory_of=lever.name,
         )
 
 
 EXHAUSTED = 0.8
-"""Of the cores' time: where training uses so much of it, no thread more makes batches faster."""
+"""Share of the cores' time from which more threads do not prepare batches faster."""
 
 
 def data_service(situation: Situation, *, cores_used: float, busy_fraction: float) -> Lever | None:
-    """Make batches on other machines; None where that is no remedy for an input that is waited for.
+    """Return the lever that prepares batches on other machines; None if it would not help.
 
     Args:
-        situation: What is set.
-        cores_used: CPU seconds of training by second, mean.
+        situation: The current settings.
+        cores_used: Mean number of cores that training uses.
         busy_fraction: U.
 
     Returns:
-        A lever that cannot be tried here: it needs the other machines.
+        A lever that is only proposed: it needs other machines.
     """
     exhausted = cores_used >= EXHAUSTED * situation.cores
-    if situation.own_dataset or situation.service or not exhausted:
+    if situation.own_dataset or situation.has_service or not exhausted:
         return None
     return Lever(
         name="make batches on other machines",
@@ -480,7 +472,7 @@ def data_service(situation: Situation, *, cores_used: float, busy_fraction: floa
         part="input",
         only_proposed=True,
         why=f"not tried, it needs other machines: training uses {cores_used:.1f} of this machine's "
-        f"{situation.cores} cores, and waits for its input nevertheless. `stoker data-service start` "
-        "makes batches elsewhere, data.service.address reads them; at most "
-        f"{1 / busy_fraction:.2g} times as fast, where the step is all that is left",
+        f"{situation.cores} cores, but still waits for its input. `stoker data-service start` prepares "
+        "batches on another machine, and data.service.address reads them; training becomes at most "
+        f"{1 / busy_fraction:.2g} times as fast, if only the step is left",
     )

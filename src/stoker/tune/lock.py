@@ -1,7 +1,7 @@
-"""`stoker.lock.yaml`: what a tuning kept, for which machine, and what was measured.
+"""`stoker.lock.yaml`: the settings that a tuning kept, its machine, and its measurements.
 
-It lies beside `stoker.yaml` and is meant to be committed. It fills what `stoker.yaml` leaves open and
-never contradicts it: a setting that was changed there since is taken from there.
+The file lies next to `stoker.yaml` and is meant to be committed. A setting that was changed in
+`stoker.yaml` since then takes precedence.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_atomic
 
 FILE = "stoker.lock.yaml"
-"""Name of the file."""
+"""File name."""
 
 FORMAT = 1
-"""Version of its layout."""
+"""Version of the format."""
 
 _FIX = "Run `stoker tune` again, or delete it."
 
@@ -34,50 +34,48 @@ _HEAD = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lock:
-    """What a lock file holds."""
+    """Content of a lock file."""
 
     settings: dict[str, Any]
-    """Dotted names of `stoker.yaml` -> what was kept."""
+    """Dotted names of `stoker.yaml` -> kept values."""
 
     replaced: dict[str, Any]
-    """The same names -> what `stoker.yaml` said when it was tuned: the lock stands for that value
-    only."""
+    """The same names -> values of `stoker.yaml` when it was tuned; only for them is the setting valid."""
 
     hardware: dict[str, Any]
-    """What it was measured on."""
+    """The machine, see `hardware`."""
 
     code: dict[str, str]
-    """`module:function` -> fingerprint of what was measured."""
+    """`module:function` -> fingerprint of the measured code."""
 
     gains: list[dict[str, Any]] = field(default_factory=list)
-    """Lever by lever: ratio and interval."""
+    """Ratio and interval of each lever."""
 
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     """busy_fraction, input_wait, samples_per_s, step_s, epoch_s, usd_per_epoch."""
 
     tuned: dict[str, Any] = field(default_factory=dict)
-    """When, with which version, how long it took, and where the ledger lies."""
+    """Time, duration, versions, and the path of the ledger."""
 
     format: int = FORMAT
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock file, atomically."""
+    """Write a lock file atomically."""
     write_atomic(path, _HEAD + yaml.safe_dump(asdict(lock), sort_keys=False, width=100))
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Read a lock file; None where there is none.
+    """Read a lock file; return None if there is none.
 
     Raises:
-        ConfigError: it is no lock file, or one of a later Stoker's.
+        ConfigError: it is not a lock file of this format.
     """
     if not os.path.lexists(path):
         return None
     if not path.is_file():
-        # What is there and cannot be read must not pass for nothing.
-        raise ConfigError(f"{path} must be a lock file", got=Plain("no regular file"), fix=_FIX)
+        raise ConfigError(f"{path} must be a lock file", got=Plain("not a regular file"), fix=_FIX)
     raw = read_yaml(path)
     _check(path, raw)
     return Lock(**raw)
@@ -105,9 +103,9 @@ def _check(path: Path, raw: Mapping[str, Any]) -> None:
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions of hardware, for a person.
+    """Return the differences between two descriptions of hardware, as text.
 
-    More memory than there was is no difference, and neither is a little less.
+    More memory, or slightly less, does not count as a difference.
     """
     return [
         f"{name} {now.get(name, 'not there')}, not {was.get(name, 'known')}"

@@ -1,6 +1,6 @@
-"""A trial: a fresh process that measures one setting of an experiment, and is asked what to measure.
+"""The process of a trial: it measures one setting of an experiment, and answers questions about it.
 
-It may crash, hang, or run out of memory: that is a result. It never outlives the process that asks it.
+It may crash, hang or run out of memory: that is a result. It never outlives its parent process.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from stoker.cluster.processes import Child, ProcessOptions, how_it_ended, last_line
 from stoker.core.files import write_json
 
 FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
-"""refused: the settings, or the user's code under them. memory: it did not fit. crash: the process
-ended. hang: no answer in time. budget: the tuning's time is over."""
+"""refused: the settings are invalid, or the user's code fails with them. memory: out of memory. crash: the
+process ended. hang: no answer in time. budget: the time of the tuning is used up."""
 
 GRACE_S = 2.0
-"""How long a trial that is asked to end may take, before it is killed, and one that is stopped
-until it is taken to wait in the kernel; seconds."""
+"""Longest time to exit before a process is killed, and longest wait for all its threads to stop, seconds."""
 
-STOP_LOOK_S = 0.0005
-"""How often a trial that is being stopped is looked at, seconds: it takes about as long."""
+STOP_POLL_S = 0.0005
+"""Poll interval while a process stops, seconds; stopping takes about as long."""
 
 
 class TrialFailed(Exception):
-    """A trial gave no measurement, and why."""
+    """A trial gave no measurement; says why."""
 
     def __init__(self, kind: FailureKind, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -40,8 +38,8 @@ class TrialFailed(Exception):
         self.text = text
 
 
-class Trial:
-    """One process; `ask` it, and close it."""
+class TrialProcess:
+    """A child process that answers questions, one JSON line each."""
 
     def __init__(
         self,
@@ -49,59 +47,46 @@ class Trial:
         *,
         folder: Path,
         name: str,
-        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.trial.child"),
+        command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.tuning.child", "measure"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            spec: What it is told, JSON values.
-            folder: Takes the file with that, and what it prints.
-            name: Of those files.
-            command: What is run; the file and two descriptors are added as arguments.
-            environment: Added to that of this process.
+            spec: Its input, JSON values.
+            folder: Receives the file of the input, and the log of its output.
+            name: Name of these files.
+            command: The command; the input's path and two descriptors are added as arguments.
+            environment: Added to the environment of this process.
         """
         path = folder / f"{name}.json"
         write_json(path, dict(spec))
         self.log = folder / f"{name}.log"
-        asks_read, asks_write = os.pipe()
+        questions_read, questions_write = os.pipe()
         answers_read, answers_write = os.pipe()
         try:
             self._child = Child(
                 "a trial",
-                [*command, str(path), str(asks_read), str(answers_write)],
+                [*command, str(path), str(questions_read), str(answers_write)],
                 ProcessOptions(
                     environ=os.environ | dict(environment or {}),
                     output=self.log,
-                    pass_fds=(asks_read, answers_write),
+                    pass_fds=(questions_read, answers_write),
                 ),
             )
         except BaseException:
-            os.close(asks_write)
+            os.close(questions_write)
             os.close(answers_read)
             raise
         finally:
-            os.close(asks_read)
+            os.close(questions_read)
             os.close(answers_write)
-        self._asks, self._answers = asks_write, answers_read
+        self._questions, self._answers = questions_write, answers_read
         self._unread, self._paused = b"", False
-
-    def __enter__(self) -> Self:
-        """It runs already."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it, whatever happened."""
-        self.close()
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process ID."""
         return self._child.pid
 
     def ask(
@@ -109,58 +94,57 @@ class Trial:
         what: str,
         *,
         timeout_s: float,
-        told: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
         **arguments: Any,
     ) -> Any:
-        """Ask for something, and wait for the answer.
+        """Ask a question, and wait for the answer.
 
         Args:
-            what: Its name.
+            what: Name of the question.
             timeout_s: Longest wait, seconds.
-            told: Called with what it says meanwhile.
+            progress: Receives the progress lines until the answer.
             arguments: JSON values.
 
         Raises:
-            TrialFailed: it has no answer.
+            TrialFailed: the question failed, or there was no answer in time.
         """
-        self._go_on()
+        self._continue()
         line = json.dumps({"ask": what, **arguments}) + "\n"
         try:
-            os.write(self._asks, line.encode())
+            os.write(self._questions, line.encode())
         except OSError:
-            raise self._ended() from None
+            raise self._exit_failure() from None
         end_s = time.monotonic() + timeout_s
         while True:
             answer = self._read(end_s, what, timeout_s)
-            if "told" in answer:
-                told(answer["told"])
+            if "progress" in answer:
+                progress(answer["progress"])
                 continue
             if "failed" in answer:
                 raise TrialFailed(answer["failed"], answer["text"])
             return answer["answer"]
 
     def pause(self) -> None:
-        """Stop it where it is, with its input, until it is asked again.
+        """Stop all threads of the process, including its input pipeline, until the next question.
 
-        Whoever is measured meanwhile has the machine alone, and nothing is made in stock. What it
-        runs must end with its parent also while it is stopped.
+        Other trials then have the machine to themselves, and no batches are prepared in advance.
         """
         self._child.send(signal.SIGSTOP)
         self._paused = True
-        # A signal is on its way when it is sent: other threads go on until each has seen it.
+        # Threads continue until each of them has received the signal.
         end_s = time.monotonic() + GRACE_S
-        while not self._stands_still():
+        while not self._is_stopped():
             if time.monotonic() > end_s:
-                break  # one waits for a disk or a driver: it stops when that lets go
-            time.sleep(STOP_LOOK_S)  # no wait of the kernel for a stop takes a limit of time
+                break  # a thread waits for a disk or a driver, and stops when that returns
+            time.sleep(STOP_POLL_S)  # waitid for a stop has no timeout
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self._paused:
             self._child.send(signal.SIGCONT)
             self._paused = False
 
-    def _stands_still(self) -> bool:
-        """All its threads are stopped, or it has ended; what is reported stays to be read again."""
+    def _is_stopped(self) -> bool:
+        """Return whether all threads are stopped, or the process has ended."""
         which = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self._child.code is not None or bool(os.waitid(os.P_PID, self.pid, which))
 
@@ -173,27 +157,28 @@ class Trial:
                     raise TrialFailed("hang", f"no answer to `{what}` in {timeout_s:.0f} s")
                 more = os.read(self._answers, 1 << 16)
                 if not more:
-                    raise self._ended()
+                    raise self._exit_failure()
                 self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _ended(self) -> TrialFailed:
-        """It is gone, and answered nothing."""
+    def _exit_failure(self) -> TrialFailed:
+        """Return how the process ended without an answer."""
         code = self._child.wait(GRACE_S)
         if code is None:
-            return TrialFailed("crash", "it closed its answers and went on")
+            return TrialFailed("crash", "it closed the pipe of its answers and continues")
         if code == -signal.SIGKILL:
-            return TrialFailed("memory", "killed by SIGKILL, as Linux does where memory runs out")
-        said = last_line(self.log) or "it printed nothing"
-        return TrialFailed("crash", f"it {how_it_ended(code)}; {said}")
+            return TrialFailed("memory", "killed by SIGKILL, as Linux does when memory runs out")
+        output = last_line(self.log) or "it printed nothing"
+        return TrialFailed("crash", f"it {how_it_ended(code)}; {output}")
 
     def close(self) -> None:
-        """End the process, and what it has started."""
-        for descriptor in (self._asks, self._answers):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._asks = self._answers = -1
-        self._go_on()
+        """End the process and its children."""
+        if self._questions < 0:
+            return
+        os.close(self._questions)
+        os.close(self._answers)
+        self._questions = self._answers = -1
+        self._continue()
         self._child.end(GRACE_S)

@@ -1,13 +1,13 @@
-"""Where the time of a training's step goes, from windows that were measured side by side."""
+"""The profile of a training: where the time of a step goes, from windows, and its bottleneck."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from stoker.tune.compare import interval
+from stoker.tune.compare import Gain, interval
 
 PARTS = {
     "input_wait": "waiting for input",
@@ -16,9 +16,9 @@ PARTS = {
     "communication": "exchange of gradients",
     "python": "Python between calls",
     "checkpoint": "checkpoints",
-    "rest": "rest: the input's work beside the step",
+    "rest": "rest: the input's work on the step's cores",
 }
-"""Part of a step -> what it is called."""
+"""Part of a step -> name for the user."""
 
 Measured = Mapping[str, Any]
 """A `stoker.train.measurement.measured_run.Window`, JSON values."""
@@ -26,49 +26,49 @@ Measured = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """A step's wall time, seconds, in parts that add up to it."""
+    """Wall time of a step, seconds, in parts that add up to it."""
 
     input_wait_s: float
     """Blocked in `next(iterator)`."""
 
     transfer_s: float
-    """Copying batches to the device, where that is told apart: 0 on a CPU."""
+    """Copies of batches to the device, if measured separately; 0 on a CPU."""
 
     compute_s: float
-    """The compiled step on a batch in memory, exchange between replicas left out."""
+    """The compiled step on a batch in memory, without the exchange between replicas."""
 
     communication_s: float
-    """Exchange of gradients between replicas, where there are several."""
+    """Exchange of gradients between replicas."""
 
     python_s: float
-    """What a call on a batch in memory takes beside its steps."""
+    """Time of a call on a batch in memory outside of its steps."""
 
     checkpoint_s: float
-    """What checkpoints of the default rate take from a step."""
+    """Time that checkpoints at the default rate take from a step."""
 
     rest_s: float
-    """What is left: above all the input's work on the cores that the step computes on."""
+    """The rest: mainly the input's work on the cores that the step computes on."""
 
     @property
     def step_s(self) -> float:
-        """The whole."""
+        """Time of the whole step."""
         return sum(asdict(self).values())
 
     def shares(self) -> dict[str, float]:
-        """Part -> its share of the step."""
+        """Return the share of each part, by name."""
         return {name.removesuffix("_s"): part / self.step_s for name, part in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What was measured of a training, and what follows from it by arithmetic."""
+    """Measurements of a training, and what follows from them by arithmetic."""
 
     busy_fraction: float
-    """U: T_ceil / T_real by row, the middle of windows run in turn."""
+    """U: T_ceil / T_real per row, the median of windows measured in turn."""
 
     busy_low: float
     busy_high: float
-    """Interval of that middle, by what the windows differ; see `stoker.tune.compare.interval`."""
+    """Interval of that median; see `stoker.tune.compare.interval`."""
 
     input_wait: float
     """W: the share of wall time blocked in `next(iterator)`."""
@@ -76,40 +76,40 @@ class Profile:
     samples_per_s: float
     split: Split
     input_cpu_s_per_sample: float
-    """CPU time that making a sample costs, all threads."""
+    """CPU time to prepare a sample, over all threads."""
 
     process_cpu_s_per_sample: float
-    """CPU time of the whole training by sample."""
+    """CPU time of the whole training per sample."""
 
     rows_a_step: float
     per_epoch: int
     steps_per_call: int
     pace: float | None = None
-    """How quick the machine was meanwhile at what does not depend on the training, products of
-    matrices: floating-point operations a second; None where that was not measured."""
+    """Speed of the machine itself meanwhile, in products of matrices: floating-point operations per
+    second; None if not measured."""
 
     turns: list[list[Measured]] = field(default_factory=list)
-    """Pairs of windows, resident and real, in their order."""
+    """Pairs of windows, resident and real, in order."""
 
     called: list[Measured] = field(default_factory=list)
     taken: list[Measured] = field(default_factory=list)
     """Windows of calls on a batch in memory, and of input alone."""
 
     paces: list[float | None] = field(default_factory=list)
-    """What `pace` is the middle of."""
+    """The measurements of which `pace` is the median."""
 
     @property
     def epoch_s(self) -> float:
-        """Wall time of an epoch's steps; validation is not in it."""
+        """Wall time of the steps of an epoch, without validation."""
         return self.per_epoch * self.split.step_s
 
     @property
     def cores_used(self) -> float:
-        """CPU seconds of training by second."""
+        """Mean number of cores that training uses."""
         return self.process_cpu_s_per_sample * self.samples_per_s
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the profile as JSON values."""
         return asdict(self) | {
             "step_s": self.split.step_s,
             "shares": self.split.shares(),
@@ -117,77 +117,100 @@ class Profile:
         }
 
 
-def profile_of(
-    facts: Mapping[str, Any],
-    *,
-    turns: Sequence[Sequence[Measured]],
-    called: Sequence[Measured],
-    taken: Sequence[Measured],
-    paces: Sequence[float | None] = (),
-    checkpoint_s: float = 0.0,
-    transfer_s: float = 0.0,
-    communication_s: float = 0.0,
-) -> Profile:
-    """Put windows together.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialFacts:
+    """What a trial knows of its training before it measures windows."""
 
-    Args:
-        facts: What `begin` of a trial said.
-        turns: [turns][resident, real] windows.
-        called: Windows of calls on a batch in memory.
-        taken: Windows of input alone.
-        paces: Of the machine, behind each turn, floating-point operations a second.
-        checkpoint_s: Of a step.
-        transfer_s: Of a step.
-        communication_s: Of a step, a part of what the step in memory takes.
+    rows_a_step: float
+    per_epoch: int
+    steps_per_call: int
+    checkpoint_s: float = 0.0
+    """Share of a step's time that checkpoints take, seconds; so are the next two."""
 
-    Returns:
-        The profile. Its parts add up to the measured step: noise that would make one negative is
-        taken from the rest.
+    transfer_s: float = 0.0
+    communication_s: float = 0.0
+    """A part of the step in memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """Measured windows of a training."""
+
+    turns: Sequence[Sequence[Measured]]
+    """[turns][resident, real] windows."""
+
+    called: Sequence[Measured]
+    """Windows of calls on a batch in memory."""
+
+    taken: Sequence[Measured]
+    """Windows of the input alone."""
+
+    paces: Sequence[float | None] = ()
+    """Speed of the machine itself after each turn, floating-point operations per second."""
+
+
+def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
+    """Return the profile that windows show.
+
+    The parts of its step add up to the measured step: noise that would make one of them negative is
+    taken from the rest.
     """
-    fractions = busy_fractions(turns)
+    real = [window for _, window in windows.turns]
+    rows, wall_s = (sum(window[name] for window in real) for name in ("rows", "wall_s"))
+    wait = sum(window["wait_s"] for window in real) / wall_s
+    fractions = busy_fractions(windows.turns)
     low, high = interval(fractions)
-    ceiling_s = median(_step_s(ceiling) for ceiling, _ in turns)
-    real = [window for _, window in turns]
-    wait = sum(window["wait_s"] for window in real) / sum(window["wall_s"] for window in real)
-    # Of a full step, as the one in memory is: an epoch's last may be shorter.
-    full_s = ceiling_s / median(fractions)
-    call_s = median(_step_s(window) / _rows(window) for window in called) * facts["rows_a_step"]
-    # What is blocked in next(iterator) is seen; Python's part is a difference of windows.
-    wait_s = min(wait * full_s, max(0.0, full_s - ceiling_s))
-    python_s = min(max(0.0, call_s - ceiling_s), max(0.0, full_s - ceiling_s - wait_s))
-    communication_s = min(communication_s, ceiling_s)
-    known_s = ceiling_s + python_s + wait_s + transfer_s + checkpoint_s
+    paces = [pace for pace in windows.paces if pace is not None]
     return Profile(
         busy_fraction=median(fractions),
         busy_low=low,
         busy_high=high,
         input_wait=min(1.0, wait),
-        samples_per_s=sum(window["rows"] for window in real)
-        / sum(window["wall_s"] for window in real),
-        split=Split(
-            input_wait_s=wait_s,
-            transfer_s=transfer_s,
-            compute_s=min(ceiling_s, full_s) - communication_s,
-            communication_s=communication_s,
-            python_s=python_s,
-            checkpoint_s=checkpoint_s,
-            rest_s=max(0.0, full_s - known_s),
-        ),
-        input_cpu_s_per_sample=median(window["cpu_s"] / window["rows"] for window in taken),
-        process_cpu_s_per_sample=median(window["cpu_s"] / window["rows"] for window in real),
-        rows_a_step=facts["rows_a_step"],
-        per_epoch=facts["per_epoch"],
-        steps_per_call=facts["steps_per_call"],
-        pace=median(known) if (known := [pace for pace in paces if pace is not None]) else None,
-        turns=[list(turn) for turn in turns],
-        called=list(called),
-        taken=list(taken),
-        paces=list(paces),
+        samples_per_s=rows / wall_s,
+        split=_split(facts, windows, busy_fraction=median(fractions), wait=wait),
+        input_cpu_s_per_sample=_cpu_s_per_sample(windows.taken),
+        process_cpu_s_per_sample=_cpu_s_per_sample(real),
+        rows_a_step=facts.rows_a_step,
+        per_epoch=facts.per_epoch,
+        steps_per_call=facts.steps_per_call,
+        pace=median(paces) if paces else None,
+        turns=[list(turn) for turn in windows.turns],
+        called=list(windows.called),
+        taken=list(windows.taken),
+        paces=list(windows.paces),
     )
 
 
+def _split(facts: TrialFacts, windows: Windows, *, busy_fraction: float, wait: float) -> Split:
+    ceiling_s = median(_step_s(ceiling) for ceiling, _ in windows.turns)
+    # Of a full step, like the one in memory: the last step of an epoch may be shorter.
+    full_s = ceiling_s / busy_fraction
+    idle_s = max(0.0, full_s - ceiling_s)
+    call_s = median(_step_s(window) / _rows(window) for window in windows.called)
+    # Time blocked in next(iterator) is measured; Python's part is a difference of windows.
+    wait_s = min(wait * full_s, idle_s)
+    python_s = min(
+        max(0.0, call_s * facts.rows_a_step - ceiling_s), max(0.0, full_s - ceiling_s - wait_s)
+    )
+    communication_s = min(facts.communication_s, ceiling_s)
+    known_s = ceiling_s + python_s + wait_s + facts.transfer_s + facts.checkpoint_s
+    return Split(
+        input_wait_s=wait_s,
+        transfer_s=facts.transfer_s,
+        compute_s=min(ceiling_s, full_s) - communication_s,
+        communication_s=communication_s,
+        python_s=python_s,
+        checkpoint_s=facts.checkpoint_s,
+        rest_s=max(0.0, full_s - known_s),
+    )
+
+
+def _cpu_s_per_sample(windows: Sequence[Measured]) -> float:
+    return float(median(window["cpu_s"] / window["rows"] for window in windows))
+
+
 def busy_fractions(turns: Sequence[Sequence[Measured]]) -> list[float]:
-    """U of each pair of windows, resident and real."""
+    """Return U of each pair of windows, resident and real."""
     return [
         (_step_s(ceiling) / _rows(ceiling)) / (_step_s(real) / _rows(real))
         for ceiling, real in turns
@@ -200,3 +223,142 @@ def _step_s(window: Measured) -> float:
 
 def _rows(window: Measured) -> float:
     return float(window["rows"] / window["steps"])
+
+
+Bottleneck = Literal["input", "python", "precision", "communication", "none"]
+"""none: the device computes nearly all of the time, and in a suitable precision."""
+
+GOAL = 0.95
+"""Busy fraction that a tuning aims at."""
+
+HEALTHY = 0.90
+"""Busy fraction from which nothing counts as a bottleneck: the rest is within the noise of a shared
+machine."""
+
+UNSURE = 0.8
+"""Down to this busy fraction, an interval that reaches the goal counts as busy; below it the device is
+idle, whatever the noise."""
+
+PRECISION_GAIN = 1.3
+"""Factor by which the step must be faster in another precision to be reported; less may be noise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The bottleneck of a training, and the remedy."""
+
+    bottleneck: Bottleneck
+    text: str
+    """Two sentences: the measurement, and what helps."""
+
+
+def diagnose(
+    profile: Profile,
+    *,
+    own_dataset: bool,
+    other_precision: tuple[str, Gain] | None = None,
+) -> Diagnosis:
+    """Find the bottleneck.
+
+    Args:
+        profile: The measurements.
+        own_dataset: The dataset is user-defined, so a data service cannot prepare it.
+        other_precision: Another precision, and how much faster the step in memory is in it.
+    """
+    shares, split = profile.split.shares(), profile.split
+    idle, worst = _idle(profile), most_idle(profile)
+    if _is_busy(profile) and idle["communication"] < 1 - HEALTHY:
+        return _of_the_step(profile, other_precision)
+    if worst == "input":
+        cores = profile.input_cpu_s_per_sample * profile.rows_a_step / split.compute_s
+        return Diagnosis(
+            bottleneck="input",
+            text=f"The input is the bottleneck: the device computes {profile.busy_fraction:.0%} of "
+            f"the time; it waits for batches {shares['input_wait']:.0%} of the time, and the input's work "
+            f"on the step's cores takes {shares['rest']:.0%}. A batch costs "
+            f"{1e3 * profile.input_cpu_s_per_sample * profile.rows_a_step:.3g} ms of CPU, a step "
+            f"{1e3 * split.compute_s:.3g} ms: {cores:.2g} cores would have to work only on "
+            "the input. Make samples cheaper (cache, store them smaller, batch before mapping)"
+            + ("." if own_dataset else ", or prepare them on other machines (data.service)."),
+        )
+    if worst == "python":
+        return Diagnosis(
+            bottleneck="python",
+            text=f"Python is the bottleneck: between two steps of "
+            f"{1e3 * split.compute_s:.3g} ms it takes {1e3 * split.python_s:.3g} ms. "
+            + _fewer_calls(profile),
+        )
+    return Diagnosis(
+        bottleneck="communication",
+        text=f"The exchange of gradients is the bottleneck: {1e3 * split.communication_s:.3g} ms of "
+        f"a step of {1e3 * split.step_s:.3g} ms. Accumulate (train.accumulate), send less "
+        "(train.reduction_dtype: bfloat16), send the first gradients while the others are computed "
+        "(train.reduction_bytes_per_pack), or give each replica more samples.",
+    )
+
+
+def most_idle(profile: Profile) -> Bottleneck:
+    """Return what the device waits for most, however short."""
+    idle = _idle(profile)
+    return max(idle, key=lambda name: idle[name])
+
+
+def _idle(profile: Profile) -> dict[Bottleneck, float]:
+    """Return the shares of the time in which the device waits, by bottleneck."""
+    shares = profile.split.shares()
+    return {
+        # The input's work on the step's cores counts like waiting for the input.
+        "input": shares["input_wait"] + shares["rest"],
+        "python": shares["python"] + shares["checkpoint"],
+        "communication": shares["communication"],
+    }
+
+
+def _fewer_calls(profile: Profile) -> str:
+    if profile.steps_per_call >= profile.per_epoch:
+        return (
+            f"A call is already a whole epoch of {profile.per_epoch} steps: the rest occurs once per "
+            "epoch, and matters less if an epoch has more samples (.repeat() of your own dataset)."
+        )
+    return (
+        f"Run more steps in one call (train.steps_per_call, now {profile.steps_per_call}); a callback "
+        "that runs on each batch prevents that."
+    )
+
+
+def is_clear(turns: Sequence[Sequence[Measured]]) -> bool:
+    """Return whether pairs of windows show on which side of `HEALTHY` the busy fraction lies."""
+    low, high = interval(busy_fractions(turns))
+    return not low < HEALTHY <= high
+
+
+def _is_busy(profile: Profile) -> bool:
+    """Return whether all idle time may be noise."""
+    if profile.busy_fraction >= HEALTHY:
+        return True
+    # Time blocked in next(iterator) is measured directly. All other idle time is a difference of two
+    # windows, which means nothing within the interval.
+    unsure = profile.busy_fraction >= UNSURE and profile.busy_high >= GOAL
+    return unsure and profile.input_wait < 1 - HEALTHY
+
+
+def _of_the_step(profile: Profile, other: tuple[str, Gain] | None) -> Diagnosis:
+    busy = f"The device computes {min(1.0, profile.busy_fraction):.0%} of the time"
+    if profile.busy_fraction < HEALTHY:
+        low, high = profile.busy_low, min(1.0, profile.busy_high)
+        busy += (
+            f", between {low:.0%} and {high:.0%}: the noise of this machine allows no closer figure"
+        )
+    if other is not None and other[1].low > PRECISION_GAIN:
+        precision, gain = other
+        return Diagnosis(
+            bottleneck="precision",
+            text=f"The precision is the bottleneck: {busy[0].lower()}{busy[1:]}, but the same step "
+            f"in {precision} is {gain.shown()} as fast here. Set train.precision: {precision}, and "
+            "check the loss.",
+        )
+    return Diagnosis(
+        bottleneck="none",
+        text=f"Healthy: {busy[0].lower()}{busy[1:]}. What makes the step itself faster is more "
+        "computing power, or less to compute.",
+    )

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.app.stage_results import undeclared
 
-from stoker.app.runs.resume import NEWEST, Resume
-from stoker.app.runs.run_folder import open_run
+from stoker.app.run_folder import NEWEST, Resume, open_run
 from stoker.core.errors import BusyError, CheckFailed, ConfigError
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
@@ -26,7 +26,8 @@ def test_nothing_changed_and_nothing_runs_again(folder: Any) -> None:
     assert seen.worked == []
     assert [outcome.stage for outcome in result.outcomes] == ALL
     assert all("unchanged since run" in o.why for o in result.outcomes[:-1])
-    assert result.result("push")["version"] == 1
+    assert result.results["push"]["version"] == 1
+    assert undeclared(result.results) == {}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_change_of_one_column_runs_what_reads_it(
     assert folder.run()[1].worked == worked
 
 
-def test_a_damaged_output_is_made_again_and_said_so(folder: Any) -> None:
+def test_a_damaged_output_is_produced_again_with_a_note(folder: Any) -> None:
     state = next(folder.path.glob("runs/small/*/train/checkpoints/step-*/state.safetensors"))
     raw = bytearray(state.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -85,10 +86,10 @@ def test_a_damaged_output_is_made_again_and_said_so(folder: Any) -> None:
     assert "was changed or damaged: made again" in train.why
     # The same inputs give the same weights, so what follows still stands.
     assert seen.worked == ["train"]
-    assert result.result("push")["version"] == 1
+    assert result.results["push"]["version"] == 1
 
 
-def test_weights_that_came_out_otherwise_reach_the_repository(folder: Any) -> None:
+def test_different_weights_reach_the_repository(folder: Any) -> None:
     """What the fingerprints cannot see, here a number from the environment, `--again` brings."""
     folder.edit("model.py", "UNITS = 8", "import sys\nUNITS = 8 + 2 * hasattr(sys, 'more_units')")
     first, _ = folder.run()
@@ -101,14 +102,14 @@ def test_weights_that_came_out_otherwise_reach_the_repository(folder: Any) -> No
 
         assert folder.run()[1].worked == []
         recorder = type(folder.run()[1])()
-        run_chain(load_experiment(folder.path), recorder, until="train", again=True)
+        run_chain(load_experiment(folder.path), recorder, until="train", resume=Resume(again=True))
         result, seen = folder.run()
     finally:
         del sys.more_units  # type: ignore[attr-defined]
 
     assert seen.worked[-3:] == ["export", "evaluate", "push"]
-    assert result.result("push")["version"] == first.result("push")["version"] + 1
-    assert result.result("train")["parameters"] > first.result("train")["parameters"]
+    assert result.results["push"]["version"] == first.results["push"]["version"] + 1
+    assert result.results["train"]["parameters"] > first.results["train"]["parameters"]
 
 
 def test_an_earlier_run_that_was_deleted_is_made_again(folder: Any) -> None:
@@ -133,7 +134,7 @@ def test_one_stage_alone_runs_what_it_needs_and_the_run_goes_on_later(
     assert seen.worked == ["train", "export", "evaluate"]
 
 
-def test_runs_and_models_lie_where_they_are_told(folder: Any, tmp_path: Path) -> None:
+def test_runs_and_models_are_written_to_the_given_folders(folder: Any, tmp_path: Path) -> None:
     result, _ = folder.run(f"runs={tmp_path / 'R'}", f"models={tmp_path / 'M'}")
 
     assert result.run.parent == tmp_path / "R" / "small"
@@ -166,8 +167,8 @@ def test_a_second_process_on_the_same_run_is_refused_with_the_owner(tmp_path: Pa
 
 def test_the_lock_of_an_owner_that_was_killed_is_taken_over(tmp_path: Path) -> None:
     hold = (
-        "import os, sys; from pathlib import Path; from stoker.app.runs.resume import NEWEST\n"
-        "from stoker.app.runs.run_folder import open_run\n"
+        "import os, sys; from pathlib import Path; from stoker.app.run_folder import NEWEST\n"
+        "from stoker.app.run_folder import open_run\n"
         "with open_run(Path(sys.argv[1]), identity={}, settings={}, resume=NEWEST) as (run, _):\n"
         "    print(run.id, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -181,7 +182,7 @@ def test_the_lock_of_an_owner_that_was_killed_is_taken_over(tmp_path: Path) -> N
         assert run.id == owner.stdout.decode().strip()
 
 
-def test_a_run_that_is_not_there_is_not_made_instead(tmp_path: Path) -> None:
+def test_a_missing_run_is_not_created_instead(tmp_path: Path) -> None:
     with open_run(tmp_path, identity={}, settings={}, resume=NEWEST) as (run, _):
         pass
     with (
@@ -192,7 +193,7 @@ def test_a_run_that_is_not_there_is_not_made_instead(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("[!.]*")] == [run.id]
 
 
-def test_a_gate_that_says_no_ends_the_run_and_pushes_nothing(folder: Any) -> None:
+def test_a_failed_gate_ends_the_run_and_pushes_nothing(folder: Any) -> None:
     folder.edit("stoker.yaml", "min: 0.5", "min: 1.1")
     folder.edit("model.py", "UNITS = 8", "UNITS = 7")
 
@@ -208,7 +209,7 @@ def test_a_gate_that_says_no_ends_the_run_and_pushes_nothing(folder: Any) -> Non
 def test_a_worse_model_fails_max_drop_against_the_version_in_the_repository(folder: Any) -> None:
     folder.edit("stoker.yaml", "gates: {auc: {min: 0.5}}", "gates: {auc: {max_drop: 0.005}}")
     result, _ = folder.run()
-    assert result.result("push")["already"]
+    assert result.results["push"]["already"]
     folder.edit("model.py", "Adam(0.02)", "Adam(-0.02)")
 
     with pytest.raises(CheckFailed, match=r"evaluate\.gates\.auc\.max_drop.*version 1"):

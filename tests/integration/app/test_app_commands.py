@@ -189,7 +189,7 @@ def test_the_python_api_is_the_same_chain(make_folder: Callable[[], Any]) -> Non
 
     result = stoker.run(experiment)
 
-    assert result.result("push")["version"] == 1
+    assert result.results["push"]["version"] == 1
 
 
 SUBCLASSED = """
@@ -231,9 +231,9 @@ def test_a_subclassed_model_that_answers_logits_is_trained_evaluated_and_pushed(
 
     result, _ = folder.run()
 
-    metrics = result.result("evaluate")["metrics"]
+    metrics = result.results["evaluate"]["metrics"]
     assert all(isinstance(value, float) for value in metrics.values()), metrics
-    assert result.result("push")["version"] == 1
+    assert result.results["push"]["version"] == 1
 
 
 def test_a_new_column_reaches_a_function_that_takes_them_all(
@@ -254,8 +254,8 @@ def test_a_new_column_reaches_a_function_that_takes_them_all(
 
     after, seen = folder.run(until="transform")
 
-    assert "extra" not in before.result("transform")["features"]
-    assert "extra" in after.result("transform")["features"]
+    assert "extra" not in before.results["transform"]["features"]
+    assert "extra" in after.results["transform"]["features"]
     assert seen.worked == ["ingest", "analyze", "transform"]
 
 
@@ -270,4 +270,4 @@ def test_a_float_label_of_zeros_and_ones_is_still_a_regression(
 
     result, _ = folder.run()
 
-    assert result.result("evaluate")["metrics"]["rmse"] < 0.6
+    assert result.results["evaluate"]["metrics"]["rmse"] < 0.6

@@ -24,8 +24,8 @@ def test_a_run_says_what_its_device_does_and_no_weight_differs(
 ) -> None:
     folder = make_folder()
     plain, _ = folder.run(*LONGER, f"runs={tmp_path}/plain", until="train")
-    assert plain.result("train")["mfu"] is None
-    assert plain.result("train")["device_time"] is None
+    assert plain.results["train"]["mfu"] is None
+    assert plain.results["train"]["device_time"] is None
     capsys.readouterr()
 
     monkeypatch.setenv(STAND_IN, "1")

@@ -9,20 +9,20 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from stoker.app.dry_run import Rehearsal, dry_run
+from stoker.app.dry_run import DryRunResult, dry_run
 from stoker.app.experiment import load_experiment
-from stoker.cli.dry_run_output import print_rehearsal
 from stoker.cli.main import invoke
+from stoker.cli.summary import print_dry_run
 from stoker.core.errors import EXIT_DONE, EXIT_USER, ConfigError, UserError
 
 from .conftest import Folder, Recorder
 
 
-def rehearse(folder: Folder, *overrides: str) -> Rehearsal:
+def rehearse(folder: Folder, *overrides: str) -> DryRunResult:
     return dry_run(load_experiment(folder.path, overrides=overrides), Recorder())
 
 
-def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
+def test_a_dry_run_shows_placement_memory_and_the_served_model(
     make_folder: Callable[[], Folder],
 ) -> None:
     folder = make_folder()
@@ -44,7 +44,7 @@ def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
     behind = ["serving_transformed", "transform_features"]
     assert found.served.signatures == ["serving_default", "serving_examples", *behind]
     shown = io.StringIO()
-    print_rehearsal(Console(file=shown, width=100), found)
+    print_dry_run(Console(file=shown, width=100), found)
     for part in ("device placement", "CPU:0", "73 trainable", "activations", "serving_examples"):
         assert part in shown.getvalue()
     reason = steps.resolved.why["strategy"]
@@ -52,7 +52,7 @@ def test_a_rehearsal_tells_placement_memory_and_that_the_model_is_served(
     assert f"one_device, 1 replica: {reason}" in shown.getvalue()
 
 
-def test_a_rehearsal_leaves_the_run_where_it_stood(
+def test_a_dry_run_does_not_change_the_run(
     make_folder: Callable[[], Folder], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a strategy of several processes, which is rehearsed in one."""
@@ -97,12 +97,12 @@ def test_a_model_that_cannot_be_served_is_the_users_error(
         'keras.Model(features, Odd()(layers.Dense(1, activation="sigmoid")(x)))',
     )
 
-    with pytest.raises(ConfigError, match=f"the untrained model must be served.*{said}") as caught:
+    with pytest.raises(ConfigError, match=f"the untrained model must answer.*{said}") as caught:
         rehearse(folder)
     assert caught.value.exit_code == EXIT_USER
 
 
-def test_a_loss_that_is_no_number_is_seen_in_the_first_steps(
+def test_a_loss_of_nan_is_found_in_the_first_steps(
     make_folder: Callable[[], Folder],
 ) -> None:
     folder = make_folder()

@@ -107,7 +107,7 @@ def test_a_model_learns_from_every_store_and_is_judged_on_originals(
 ) -> None:
     result = run(folder, tmp_path, *overrides)
 
-    assert result.result("evaluate")["metrics"]["accuracy"] >= 0.9
+    assert result.results["evaluate"]["metrics"]["accuracy"] >= 0.9
     dataset = load_dataset(result.output("ingest"))
     held_out = dataset.table("eval", columns=["image", "path"]).to_pylist()
     for record in held_out:

@@ -62,7 +62,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_and_answers(
     assert not list(result.run.glob(".*.tmp"))
     killed = best(result.output("train") / "checkpoints").manifest.hashes[STATE]
     assert killed == best(undisturbed.output("train") / "checkpoints").manifest.hashes[STATE]
-    assert result.result("evaluate")["metrics"] == undisturbed.result("evaluate")["metrics"]
+    assert result.results["evaluate"]["metrics"] == undisturbed.results["evaluate"]["metrics"]
     versions = [p for p in (folder.path / "models" / "small").iterdir() if p.name.isdigit()]
     assert [p.name for p in versions] == ["1"]
 
@@ -115,7 +115,7 @@ for fatal in range(1, 1000):
         break
     assert code == 9, (fatal, code)
     result = run_chain(load_experiment(path), Recorder(), until="ingest")
-    assert result.result("ingest")["rows"], fatal
+    assert result.results["ingest"]["rows"], fatal
     runs = list((path / "runs" / "small").glob("[!.]*"))
     assert len(runs) == 1, (fatal, runs)
     left = [p for p in path.rglob(".*.tmp") if p.is_file() or list(p.iterdir())]
@@ -124,7 +124,7 @@ print("calls", fatal - 1)
 """
 
 
-def test_a_kill_at_every_system_call_that_publishes_leaves_one_run_that_goes_on(
+def test_a_kill_at_any_publishing_system_call_leaves_one_run_that_continues(
     make_folder: Callable[[], Any],
 ) -> None:
     """Through prepare, the run's folder, the shards and the record of ingest."""
@@ -145,7 +145,7 @@ def test_a_kill_at_every_system_call_that_publishes_leaves_one_run_that_goes_on(
     assert int(done.stdout.split()[-1]) > 30
 
 
-def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
+def test_a_full_disk_is_reported_and_the_run_continues_once_there_is_room(
     make_folder: Callable[[], Any], tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:

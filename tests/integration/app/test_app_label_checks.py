@@ -103,12 +103,12 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
         transform,
         what=experiment.model,
     )
-    labels = labels_from_facts(chain.result("transform")["labels"])
+    labels = labels_from_facts(chain.results["transform"]["labels"])
     assert set(labels) == {"train", "eval"}
     assert list(findings(built, labels, monitor=experiment.train.monitor)) == []
     told = input_findings(
-        anomalies=chain.result("analyze")["of_columns"] + chain.result("transform")["of_columns"],
-        losses=chain.result("transform")["vocabulary_losses"],
+        anomalies=chain.results["analyze"]["of_columns"] + chain.results["transform"]["of_columns"],
+        losses=chain.results["transform"]["vocabulary_losses"],
         served={column.name: column.shape for column in transform.serving_columns},
         labels=transform.labels,
         label_columns=[column.name for column in transform.label_columns],
@@ -140,8 +140,8 @@ def test_columns_that_decide_a_label_of_preprocessing_fn_are_found(tmp_path: Pat
 
     chain = run_chain(load_experiment(tmp_path), Silent(), until="transform")
 
-    assert chain.result("analyze")["of_columns"] == []
-    found = chain.result("transform")["of_columns"]
+    assert chain.results["analyze"]["of_columns"] == []
+    found = chain.results["transform"]["of_columns"]
     assert [each["column"] for each in found] == ["grade", "paid"]
     assert sorted(path.name for path in chain.output("transform").iterdir() if path.is_dir()) == [
         "assets",

@@ -19,7 +19,7 @@ import pytest
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
-from stoker.app.runs.run_folder import read_changes, runs_newest_first
+from stoker.app.run_folder import read_changes, runs_newest_first
 from stoker.core.observed_reads import Reads
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -348,7 +348,7 @@ def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
         (folder / "images" / "new.png").unlink(missing_ok=True)
     edits["file h5py.bin has changed"]()
     lines = Lines()
-    assert train(folder, lines).result("train")["epochs"] == 4
+    assert train(folder, lines).results["train"]["epochs"] == 4
     assert "file h5py.bin has changed" in "\n".join(lines.lines)
     assert "(continued)" not in "\n".join(lines.lines)
 
@@ -356,7 +356,7 @@ def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
     lines = Lines()
     result = train(folder, lines)
 
-    assert result.result("train")["epochs"] == 4
+    assert result.results["train"]["epochs"] == 4
     assert "(continued)" in "\n".join(lines.lines)
     assert "has changed" not in "\n".join(lines.lines)
 

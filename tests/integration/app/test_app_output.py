@@ -76,7 +76,7 @@ def test_a_read_only_folder_is_an_error_in_the_first_second(
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0
 
 
-def test_a_run_whose_folder_has_become_read_only_is_not_gone_on_with(
+def test_a_run_in_a_read_only_folder_is_not_continued(
     make_folder: Callable[[], Folder],
 ) -> None:
     folder = make_folder()

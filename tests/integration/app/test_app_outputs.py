@@ -14,9 +14,9 @@ from rich.console import Console
 
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.dry_run import dry_run
-from stoker.app.evaluation import ask_model
+from stoker.app.evaluation import predict_eval_split
 from stoker.app.experiment import load_experiment
-from stoker.app.smoke_test import prove_run
+from stoker.app.smoke_test import smoke_test
 from stoker.app.stage_outputs import open_dataset, open_transform
 from stoker.cli.summary import print_summary
 from stoker.core.errors import CheckFailed, ConfigError, DataError
@@ -106,21 +106,21 @@ def test_both_outputs_are_trained_gated_and_served_over_rest_and_grpc(
 ) -> None:
     path, chain = finished_two
 
-    proof = prove_run(load_experiment(path), chain)
+    proof = smoke_test(load_experiment(path), chain)
 
-    assert chain.result("train")["metrics"].keys() >= {
+    assert chain.results["train"]["metrics"].keys() >= {
         "val_loss",
         "val_species_loss",
         "val_species_accuracy",
         "val_width_loss",
     }
-    [warning] = chain.result("train")["warnings"]
+    [warning] = chain.results["train"]["warnings"]
     assert warning.startswith("column 'a' of train: it alone decides the label 'kind' in every row")
     assert "data.columns: {exclude: ['a']}" in warning
     summary = io.StringIO()
     print_summary(Console(file=summary, width=200), load_experiment(path), path, chain, proof)
     assert re.search(r"^warnings +1, kept in .*/stages *$", summary.getvalue(), re.MULTILINE)
-    passed = {v["key"]: v["passed"] for v in chain.result("evaluate")["verdicts"]}
+    passed = {v["key"]: v["passed"] for v in chain.results["evaluate"]["verdicts"]}
     assert passed.keys() >= {"evaluate.gates.species_accuracy.min", "evaluate.gates.width_rmse.max"}
     assert all(passed.values())
     assert proof.rest_row.keys() == {"a", "b"}
@@ -137,22 +137,22 @@ def test_what_is_evaluated_are_the_named_answers_of_the_exported_model(
     path, chain = finished_two
     experiment = load_experiment(path)
     transform = open_transform(experiment, chain.output("transform"))
-    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
 
-    asked = ask_model(
+    asked = predict_eval_split(
         chain.output("export"), dataset, transform, inputs=transform.serving_columns, slices=()
     )
 
     right = float((asked.predictions["species"].argmax(1) == asked.labels["species"]).mean())
     away = float(np.square(asked.predictions["width"][:, 0] - asked.labels["width"]).mean() ** 0.5)
-    metrics = chain.result("evaluate")["metrics"]
+    metrics = chain.results["evaluate"]["metrics"]
     assert metrics["species_accuracy"] == pytest.approx(right)
     assert metrics["width_rmse"] == pytest.approx(away, rel=1e-5)
     # What training measured of the best weights is what the exported model answers.
-    trained = chain.result("train")["metrics"]
+    trained = chain.results["train"]["metrics"]
     assert trained["val_species_accuracy"] == pytest.approx(right, abs=1e-6)
     assert trained["val_width_loss"] == pytest.approx(away**2, rel=1e-3)
-    assert chain.result("evaluate")["main_metric"] == "width_rmse"
+    assert chain.results["evaluate"]["main_metric"] == "width_rmse"
     lineage = read_json(chain.output("export") / "lineage.json")
     assert lineage["classes"] == {"species": ["iris", "lily", "rose"], "width": None}
     assert lineage["from_logits"] == {"species": True, "width": False}
@@ -263,8 +263,8 @@ def test_a_dict_of_labels_in_a_dataset_of_ones_own_is_trained_evaluated_and_push
 
     chain = run(path)
 
-    assert chain.result("push")["version"] == 1
-    evaluated = chain.result("evaluate")
+    assert chain.results["push"]["version"] == 1
+    evaluated = chain.results["evaluate"]
     assert evaluated["main_metric"] == "signs_macro_auc"
     # The training split has rows of no label and of two, so those of eval are not classes.
     assert evaluated["metrics"].keys() >= {"signs_subset_accuracy", "signs_label_1_recall"}

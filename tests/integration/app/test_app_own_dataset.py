@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.app.stage_results import undeclared
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.runs.run_folder import Run
-from stoker.app.smoke_test import prove_run
+from stoker.app.run_folder import Resume, Run
+from stoker.app.smoke_test import smoke_test
 from stoker.cli.main import invoke
 from stoker.core.errors import CheckFailed, ConfigError
 from stoker.data.features.analysis.statistics import load_statistics
@@ -92,7 +93,7 @@ class Own:
 
     def run(self, *, until: str = "push", again: bool = False) -> ChainResult:
         self.worked.clear()
-        return run_chain(load_experiment(self.path), self, until=until, again=again)
+        return run_chain(load_experiment(self.path), self, until=until, resume=Resume(again=again))
 
 
 def write(path: Path, *, model: str = MODEL_PY, settings: str = STOKER_YAML) -> Path:
@@ -119,7 +120,7 @@ def stage_facts(folder: Path, stage: str) -> dict[str, Any]:
     (run,) = folder.glob("runs/*/*/stages")
     record = Run(run.parent).record(stage)
     assert record is not None
-    return record.result
+    return dict(record.result)
 
 
 def test_nothing_is_ingested_and_what_the_dataset_is_is_recorded(finished_own: Path) -> None:
@@ -142,6 +143,10 @@ def test_the_analysis_counts_and_measures_every_record(finished_own: Path) -> No
     assert city.count == 150
     assert sorted(top.value for top in city.top) == ["0", "1", "2"]
     assert sum(top.count for top in city.top) == 150
+
+
+def test_each_result_has_the_keys_that_its_type_declares(finished_own: Path) -> None:
+    assert undeclared({stage: stage_facts(finished_own, stage) for stage in ALL}) == {}
 
 
 def test_training_reads_the_batches_as_they_are(finished_own: Path) -> None:
@@ -170,7 +175,7 @@ def test_evaluation_slices_by_a_feature(finished_own: Path) -> None:
 
 def test_a_served_model_answers_over_both_protocols(own: Own) -> None:
     result = own.run()
-    proof = prove_run(load_experiment(own.path), result)
+    proof = smoke_test(load_experiment(own.path), result)
     assert proof.version == 1
     assert len(proof.answers) == 5
     assert set(proof.rest_row) == {"numbers", "city"}
@@ -285,17 +290,17 @@ def test_weighted_images_of_a_generator_with_batches_of_any_size_are_served(tmp_
     result = own.run()
 
     # Learned from the half that weighs something: the gate holds it.
-    assert result.result("evaluate")["rows"] == 80
-    assert result.result("analyze")["counts"]["train"]["batches"] == 30
-    assert result.result("train")["steps"] == 8 * 30
-    assert result.result("train")["metrics"]["accuracy"] > 0.9
+    assert result.results["evaluate"]["rows"] == 80
+    assert result.results["analyze"]["counts"]["train"]["batches"] == 30
+    assert result.results["train"]["steps"] == 8 * 30
+    assert result.results["train"]["metrics"]["accuracy"] > 0.9
     # An Example has no uint8.
-    assert result.result("export")["signatures"] == ["serving_default"]
+    assert result.results["export"]["signatures"] == ["serving_default"]
     pixels = load_statistics(result.output("analyze") / "statistics.json").column("train", "inputs")
     assert pixels.dtype == "uint8 tensor [6, 5, 1]"
     assert pixels.numbers is not None
     assert (pixels.count, pixels.numbers.max) == (320 * 30, 189.0)
-    proof = prove_run(load_experiment(own.path), result)
+    proof = smoke_test(load_experiment(own.path), result)
     assert len(proof.answers) == 5
     assert all(answer.rest.split()[0] == answer.truth for answer in proof.answers)
 
@@ -371,8 +376,8 @@ def test_tensors_of_every_type_and_of_open_sizes_are_measured_and_served(tmp_pat
     }
     wide = statistics.column("train", "wide")
     assert (wide.count, wide.missing) == (96 * 80 - 1, 1)
-    assert result.result("evaluate")["rows"] == 100
-    assert len(prove_run(load_experiment(own.path), result).answers) == 5
+    assert result.results["evaluate"]["rows"] == 100
+    assert len(smoke_test(load_experiment(own.path), result).answers) == 5
 
 
 def refused(path: Path, capfd: pytest.CaptureFixture[str], verb: str = "transform") -> str:
@@ -642,4 +647,4 @@ def test_a_gan_of_keras_guide_trains_after_the_edits_that_the_messages_give(tmp_
             assert "train.monitor: val_d_loss" in refused.value.line()
             own.edit("stoker.yaml", "epochs: 1", "epochs: 1, monitor: val_d_loss")
 
-    assert own.run(until="train").result("train")["epochs"] == 1
+    assert own.run(until="train").results["train"]["epochs"] == 1

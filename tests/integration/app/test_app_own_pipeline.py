@@ -131,7 +131,7 @@ def test_other_batches_train_as_if_the_dataset_gave_them(
 
     # The analysis has counted rows, so that it need not look again.
     assert worked == ["train"]
-    facts = result.result("train")
+    facts = result.results["train"]
     assert (facts["resolved"]["batch_size"], facts["steps"]) == (50, 3 * 7)
     assert weights(result) == weights(expected) != in_batches_of_32
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.smoke_test import prove_run
+from stoker.app.smoke_test import smoke_test
 from stoker.app.stage_outputs import open_dataset
 from stoker.data.feed.stages import bottleneck, dataset_stages
 from stoker.data.user_dataset.feed import passes_agree
@@ -51,9 +51,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Chai
 def test_it_reaches_its_gate_and_is_served(finished: tuple[Experiment, ChainResult]) -> None:
     experiment, chain = finished
 
-    assert chain.result("evaluate")["metrics"]["accuracy"] >= 0.9
-    assert chain.result("evaluate")["rows"] == 359
-    proof = prove_run(experiment, chain)
+    assert chain.results["evaluate"]["metrics"]["accuracy"] >= 0.9
+    assert chain.results["evaluate"]["rows"] == 359
+    proof = smoke_test(experiment, chain)
     assert len(proof.answers) == 5
     assert all(answer.rest == answer.grpc for answer in proof.answers)
 
@@ -79,7 +79,7 @@ def test_it_is_what_it_is_for_a_generator_in_one_thread_holds_it_up(
     finished: tuple[Experiment, ChainResult],
 ) -> None:
     experiment, chain = finished
-    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.result("analyze"))
+    dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
     assert isinstance(dataset, OwnDataset)
     train = dataset.datasets["train"]
 

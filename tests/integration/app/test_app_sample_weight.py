@@ -81,9 +81,9 @@ def test_rows_of_weight_0_change_neither_weights_nor_validation(tmp_path: Path) 
 
     assert same(one, other)
     assert not same(other, counted)
-    metrics, others = one.result("train")["metrics"], other.result("train")["metrics"]
+    metrics, others = one.results["train"]["metrics"], other.results["train"]["metrics"]
     assert metrics == others
-    assert metrics["val_loss"] < counted.result("train")["metrics"]["val_loss"] / 100
+    assert metrics["val_loss"] < counted.results["train"]["metrics"]["val_loss"] / 100
     transform = open_transform(load_experiment(tmp_path / "one"), one.output("transform"))
     assert [column.name for column in transform.serving_columns] == ["a", "b"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.app.tuned_settings import load_tuned
-from stoker.app.tuning import tune_check
+from stoker.app.tuning import tuning
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.measure.device_trace import STAND_IN
@@ -60,7 +60,7 @@ def decisions(found: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)
-def test_an_input_that_is_waited_for_is_named_mended_and_locked(
+def test_an_input_bottleneck_is_found_fixed_and_locked(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of small batches a window has many, and takes less time before it begins.
@@ -124,14 +124,14 @@ def test_an_input_that_is_waited_for_is_named_mended_and_locked(
     assert "data.pipeline.cache=memory" in said
 
     # A minute is one measurement where the machine is slow, which says nothing if others took its cores.
-    monkeypatch.setattr(tune_check, "CHECK_S", 300.0)
+    monkeypatch.setattr(tuning, "CHECK_S", 300.0)
     assert invoke(["tune", "--check", str(planted)], debug=False) == 0
     assert "The lock file still holds." in capsys.readouterr().out
     # One that is broken, `test_tune_check` has.
 
 
 @pytest.mark.timeout(1800)
-def test_python_between_steps_is_named_and_mended(
+def test_python_between_steps_is_found_and_fixed(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = ["--set", "model=model:build_small", "--set", "train.steps_per_call=1"]
@@ -145,7 +145,7 @@ def test_python_between_steps_is_named_and_mended(
 
 
 @pytest.mark.timeout(1800)
-def test_a_precision_that_this_machine_has_not_is_named_and_mended(
+def test_a_slow_precision_is_found_and_fixed(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = ["--set", "train.precision=mixed_float16"]

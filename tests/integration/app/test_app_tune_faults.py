@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.experiment import load_experiment
-from stoker.app.trial.client import TrialBench
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.tuning.trials import Trials
 from stoker.cli.main import invoke
+from stoker.core.files import read_json
+from stoker.tune.client import TrialLimits
 from stoker.tune.ledger import events
 from stoker.tune.levers import Situation, levers
 from stoker.tune.lock import FILE
@@ -31,17 +33,14 @@ def planted(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PLANTED, tmp_path / "planted"))
 
 
+def trials(planted: Path, experiment: Experiment) -> Trials:
+    return Trials(experiment, planted / "trials", progress=print)
+
+
 def fail(planted: Path, settings: dict[str, object], *overrides: str) -> TrialFailed:
     experiment = load_experiment(planted, overrides=overrides)
     with pytest.raises(TrialFailed) as failed:
-        TrialBench(
-            experiment,
-            settings,
-            folder=planted / "trials",
-            name="one",
-            left_s=lambda: LONG_S,
-            most_s=LONG_S,
-        )
+        trials(planted, experiment).open(settings, name="one", limits=TrialLimits.within(LONG_S))
     return failed.value
 
 
@@ -83,31 +82,45 @@ def test_levers_of_devices_and_memory_are_settings_that_train(planted: Path) -> 
         overrides=["model=model:build_blocks", "train.strategy=mirrored", "train.replicas=2"],
     )
 
+    of_experiment = trials(planted, experiment)
+
     def opened(settings: dict[str, object], name: str) -> Situation:
-        bench = TrialBench(
-            experiment,
-            settings,
-            folder=planted / "trials",
-            name=name,
-            left_s=lambda: LONG_S,
-            most_s=LONG_S,
-        )
+        trial = of_experiment.open(settings, name=name, limits=TrialLimits.within(LONG_S))
         try:
-            assert bench.speed() > 0
-            return bench.situation
+            assert trial.speed() > 0
+            return trial.situation
         finally:
-            bench.close()
+            trial.close()
 
     several = opened({}, "several")
-    assert (several.strategy, several.replicas, several.blocks) == ("mirrored", 2, ("encoder",))
-    assert not several.service
+    resolved = several.resolved
+    assert (resolved.strategy, resolved.replicas, several.model.blocks) == (
+        "mirrored",
+        2,
+        ("encoder",),
+    )
+    assert not several.has_service
     found = {name: value for each in levers(several) for name, value in each.settings.items()}
     one = {name: found[name] for name in ("train.strategy", "train.replicas", "train.remat")}
 
     alone = opened(one, "alone")
 
-    assert (alone.strategy, alone.replicas) == ("one_device", 1)
-    assert alone.blocks == (), "they are computed again already"
+    assert (alone.resolved.strategy, alone.resolved.replicas) == ("one_device", 1)
+    assert alone.model.blocks == (), "they are computed again already"
+
+
+def test_trials_of_the_same_data_read_stages_that_were_run_once(planted: Path) -> None:
+    of_experiment = trials(planted, load_experiment(planted))
+    for name, settings in (("one", {}), ("two", {"train.steps_per_call": 2})):
+        limits = TrialLimits.within(LONG_S)
+        of_experiment.open(settings, name=name, limits=limits).close()
+
+    folder = planted / "trials"
+    assert [path.name for path in folder.glob("*-prepare.json")] == ["one-prepare.json"]
+    one, two = (read_json(folder / f"{name}.json") for name in ("one", "two"))
+    assert one["outputs"] == two["outputs"]
+    assert set(one["outputs"]) == {"ingest", "analyze", "transform"}
+    assert all(Path(output).is_dir() for output in one["outputs"].values())
 
 
 def wait_for(condition: object, what: str) -> None:

@@ -167,4 +167,4 @@ def test_a_failure_of_the_users_code_exits_with_2_and_shows_the_users_line(
     assert code == 2, said
     assert f"failed (model.py, line {line}, in " in said
     assert SENTENCES[case] in said
-    assert "bug of Stoker" not in said
+    assert "bug in Stoker" not in said

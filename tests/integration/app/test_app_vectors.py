@@ -19,7 +19,7 @@ import tensorflow as tf
 import stoker
 from stoker.app.chain import ChainResult
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.smoke_test import prove_run
+from stoker.app.smoke_test import smoke_test
 from stoker.cli.main import invoke
 from stoker.client.grpc_client import GrpcClient
 from stoker.client.rest_client import RestClient
@@ -462,7 +462,7 @@ def test_a_vector_that_does_not_fit_is_refused_by_name(
 
 
 def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:
-    proof = prove_run(trained.experiment, trained.chain)
+    proof = smoke_test(trained.experiment, trained.chain)
 
     assert len(proof.answers) == 5
     assert all(answer.rest == answer.grpc for answer in proof.answers)
@@ -528,7 +528,7 @@ def test_what_init_writes_for_vectors_runs_as_it_is(tmp_path: Path) -> None:
     chain = stoker.run(experiment)
 
     assert written.label == "liked"
-    assert chain.result("push")["version"] == 1
+    assert chain.results["push"]["version"] == 1
     columns = load_dataset(chain.output("ingest")).columns
     assert Column(name="tags", dtype="string", length=3) in columns
     assert Column(name="words", dtype="string", length=VARYING) in columns

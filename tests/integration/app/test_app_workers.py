@@ -198,7 +198,7 @@ def tf_config(addresses: list[str], index: int) -> str:
 
 @pytest.mark.multiworker
 @pytest.mark.slow
-def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
+def test_tasks_of_another_launcher_connect_end_together_and_continue(
     folder: Path,
     calm: tuple[dict[str, Any], str],
     tmp_path: Path,
@@ -233,7 +233,7 @@ def test_tasks_of_another_launcher_find_each_other_end_together_and_go_on(
 
 
 @pytest.mark.multiworker
-def test_who_waits_is_told_what_the_chief_has_found_wrong_before_training(
+def test_waiting_tasks_report_the_chiefs_error_before_training(
     folder: Path, tmp_path: Path
 ) -> None:
     own = tmp_path / "pair"
@@ -292,7 +292,7 @@ def changed(file: Path, old: str, new: str) -> Iterator[None]:
 
 
 @pytest.mark.multiworker
-def test_tasks_that_are_asked_for_other_settings_all_end_naming_them(pair: Pair) -> None:
+def test_tasks_with_different_settings_all_end_and_name_them(pair: Pair) -> None:
     with changed(pair.second / "stoker.yaml", "epochs: 4", "epochs: 5"):
         first, second = pair.refused(second_options=["--set", "train.seed=5"])
 
@@ -303,7 +303,9 @@ def test_tasks_that_are_asked_for_other_settings_all_end_naming_them(pair: Pair)
 
 
 @pytest.mark.multiworker
-def test_tasks_with_other_code_or_libraries_all_end_naming_them(pair: Pair, tmp_path: Path) -> None:
+def test_tasks_with_different_code_or_libraries_all_end_and_name_them(
+    pair: Pair, tmp_path: Path
+) -> None:
     metadata = tmp_path / "duckdb-0.0.1.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: duckdb\nVersion: 0.0.1\n")
@@ -404,7 +406,7 @@ def test_workers_that_are_still_building_end_at_once_when_asked(
 
 
 @pytest.mark.multiworker
-def test_what_is_the_users_to_mend_is_one_line_however_many_workers_say_it(folder: Path) -> None:
+def test_a_user_error_is_one_line_however_many_workers_report_it(folder: Path) -> None:
     broken = MODEL_PY.replace("    return model\n", "    return None\n")
     (folder / "model.py").write_text(broken)
     command = [sys.executable, "-m", "stoker", "train", str(folder), "--workers", "2"]
@@ -426,7 +428,7 @@ def test_what_is_the_users_to_mend_is_one_line_however_many_workers_say_it(folde
         (["--workers", "2", "--set", "train.strategy=mirrored"], "must be auto or multi_worker"),
     ],
 )
-def test_senseless_options_are_refused_before_anything_is_read(
+def test_invalid_options_are_refused_before_anything_is_read(
     folder: Path, options: list[str], rule: str
 ) -> None:
     command = [sys.executable, "-m", "stoker", "train", str(folder), *options]
@@ -438,7 +440,7 @@ def test_senseless_options_are_refused_before_anything_is_read(
     assert "ingest" not in done.stderr
 
 
-def test_workers_are_told_every_setting_of_the_experiment(folder: Path) -> None:
+def test_workers_receive_every_setting_of_the_experiment(folder: Path) -> None:
     experiment = load_experiment(
         folder, overrides=["train.class_weight={0: 1.0e-6, 1: 2}", "runs=here"]
     )

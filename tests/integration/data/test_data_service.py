@@ -477,10 +477,10 @@ def test_a_run_trains_on_what_the_workers_make(
     result = run_chain(experiment, Heard())
 
     assert "promises no order and no resume" in caplog.text
-    rows = result.result("ingest")["rows"]["train"]
-    batch_size = result.result("train")["resolved"]["batch_size"]
-    assert result.result("train")["steps"] == 4 * -(-rows // batch_size)
-    assert result.result("evaluate")["metrics"]["auc"] > 0.97
+    rows = result.results["ingest"]["rows"]["train"]
+    batch_size = result.results["train"]["resolved"]["batch_size"]
+    assert result.results["train"]["steps"] == 4 * -(-rows // batch_size)
+    assert result.results["evaluate"]["metrics"]["auc"] > 0.97
 
 
 @pytest.mark.parametrize(

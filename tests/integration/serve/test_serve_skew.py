@@ -13,10 +13,10 @@ import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 from tests.integration.serve.conftest import export
 
-from stoker.app.skew import compare
 from stoker.cli.main import invoke
 from stoker.core.errors import DataError
 from stoker.data.features.analysis.analyze import analyze
+from stoker.data.features.analysis.request_skew import compare
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig

@@ -14,7 +14,8 @@ import pytest
 from tests.integration.train.killed import Trainer, newest, runs_of, write_table
 
 from stoker.app.experiment import load_experiment
-from stoker.app.trial.client import TrialBench
+from stoker.app.tuning.trials import Trials
+from stoker.tune.client import TrialLimits
 
 XLA = ("--set", "train.xla=true")
 
@@ -88,15 +89,10 @@ def test_a_tuning_trial_of_the_same_step_compiles_nothing_again(
     experiment = load_experiment(folder, overrides=["train.xla=true", f"runs={tmp_path / 'runs'}"])
 
     held = [programs(cold)]
+    trials = Trials(experiment, tmp_path / "trials", progress=print)
     for prefetch in (2, 3):
-        TrialBench(
-            experiment,
-            {"train.feed.prefetch": prefetch},
-            folder=tmp_path / "trials",
-            name=str(prefetch),
-            left_s=lambda: 600.0,
-            most_s=600.0,
-        ).close()
+        settings = {"train.feed.prefetch": prefetch}
+        trials.open(settings, name=str(prefetch), limits=TrialLimits.within(600.0)).close()
         held.append(programs(cold))
 
     # A trial also has its own step, for a resident batch with a known number of rows; the next

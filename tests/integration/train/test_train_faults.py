@@ -166,7 +166,7 @@ ROWS = {
     ),
     "50: a gate that says no ends the run and pushes nothing": (
         "integration/app/test_app_caching.py",
-        "test_a_gate_that_says_no_ends_the_run_and_pushes_nothing",
+        "test_a_failed_gate_ends_the_run_and_pushes_nothing",
     ),
 }
 

@@ -150,8 +150,8 @@ def test_what_has_changed_is_named_and_goes_on_only_where_it_is_accepted(
     # Without --resume a changed experiment is another run, which says what was left behind.
     settings.write_text(settings.read_text().replace("ema: 0.9", "ema: 0.8"))
     assert trainer.run(folder, runs, verb="transform") == 0
-    assert f"run {run.name} stands at step {step} of other inputs" in trainer.said()
-    assert f"--resume {run.name} --accept-change goes on from there" in trainer.said()
+    assert f"run {run.name} stopped training at step {step} with other inputs" in trainer.said()
+    assert f"--resume {run.name} --accept-change continues it" in trainer.said()
 
     assert trainer.run(folder, runs, *named, "--accept-change") == 0, trainer.said()
     about = json.loads((run / "run.json").read_text())

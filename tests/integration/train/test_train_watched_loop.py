@@ -76,7 +76,7 @@ def test_a_run_shows_its_model_in_tensorboard_and_watching_changes_no_weight(
 
     board = watched.output("train") / "tensorboard"
     train, validation, run = (read(board / name) for name in ("train", "validation", "."))
-    steps = watched.result("train")["steps"]
+    steps = watched.results["train"]["steps"]
     for tag in ("weights/dense/kernel", "gradients/dense/kernel", "gradients/embedding/embeddings"):
         shown = [event.step for event in train.Tensors(tag)]
         assert shown[0] == 0
@@ -86,7 +86,7 @@ def test_a_run_shows_its_model_in_tensorboard_and_watching_changes_no_weight(
     assert len(train.Scalars("epoch_loss")) == len(validation.Scalars("epoch_loss")) == 2
     assert "_hparams_/session_end_info" in run.Tags()["tensors"]
     assert run.Scalars("best/val_loss")[0].value == pytest.approx(
-        watched.result("train")["metrics"]["val_loss"]
+        watched.results["train"]["metrics"]["val_loss"]
     )
     labels = (board / "embeddings" / "embedding.labels.tsv").read_text().split("\n")
     assert sorted(labels[:3]) == ["Lima", "Oslo", "Rome"]
@@ -107,7 +107,7 @@ def newest_weights(train: Path) -> dict[str, bytes]:
 
 def test_what_tensorboard_shows_is_no_reason_to_train_again(folder: Folder) -> None:
     first, _ = folder.run(until="train")
-    assert first.result("train")["agreement"] is None
+    assert first.results["train"]["agreement"] is None
 
     _, told = folder.run("train.tensorboard.histograms_every_steps=1", until="train")
 
@@ -215,8 +215,8 @@ def test_an_image_run_records_that_validation_answers_as_the_graph_and_ends_with
     (tmp_path / "images" / "model.py").write_text(code + LAST.format(path=path))
     run, _ = Folder(tmp_path / "images").run(until="train")
 
-    facts, train = run.result("train"), run.output("train")
-    rows = run.result("ingest")["rows"]["eval"]
+    facts, train = run.results["train"], run.output("train")
+    rows = run.results["ingest"]["rows"]["eval"]
     assert facts["agreement"] == {"rows": rows, "differ": 0, "tolerance": 1e-5, "path": "quick"}
     assert facts["best_epoch"] < facts["epochs"]
     ended, kept = newest_weights(train), best(train / "checkpoints").arrays()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.integration.tune.test_tune_windows import MODEL, YAML
 
-from stoker.app.tuning import tune_check
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
+from stoker.tune import check
 from stoker.tune.lock import FILE, Lock, write_lock
 
 SPIN = "while True: pass"
@@ -32,7 +32,7 @@ def loaded() -> Iterator[None]:
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("loaded")
-def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_said(
+def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model.py").write_text(MODEL)
@@ -43,7 +43,7 @@ def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_sai
     lock = Lock(settings={}, replaced={}, hardware=here, code={}, after=after)
     write_lock(tmp_path / FILE, lock)
     # That it measures again is a test of its own; here one process is enough.
-    monkeypatch.setattr(tune_check, "MOST_CHECKS", 1)
+    monkeypatch.setattr(check, "MOST_CHECKS", 1)
 
     assert invoke(["tune", "--check", str(tmp_path)], debug=False) == 3
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from stoker.cli.commands.profile_script import profile_script_command
+from stoker.cli.commands.profile import profile_script_command
 from stoker.core.errors import UserError
 from stoker.scriptprofile import ScriptProfile, profile_script
 
@@ -82,7 +82,7 @@ def test_a_script_that_raises_is_profiled_and_fails_as_it_would(tmp_path: Path) 
     # In a process of its own, so that both of its streams are real.
     code = (
         "import sys; from pathlib import Path; import typer\n"
-        "from stoker.cli.commands.profile_script import profile_script_command as run\n"
+        "from stoker.cli.commands.profile import profile_script_command as run\n"
         "try: run(sys.argv[2:], as_json=True, out=Path(sys.argv[1]))\n"
         "except typer.Exit as ended: sys.exit(ended.exit_code)\n"
     )
@@ -200,7 +200,7 @@ def test_what_lies_in_the_folder_already_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["watched"]
 
 
-def test_a_folder_that_cannot_be_one_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file\n")
 
     for folder in (tmp_path / "taken" / "p", Path("/proc/nowhere"), tmp_path / ("x" * 300)):

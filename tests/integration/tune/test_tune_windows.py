@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from stoker.app.experiment import load_experiment
-from stoker.app.trial.client import TrialBench
+from stoker.app.tuning.trials import Trials
+from stoker.tune.client import TrialClient, TrialLimits
 from stoker.tune.profile import Profile
 
 INPUT_S, STEP_S = 0.010, 0.004
@@ -68,29 +69,23 @@ train: {epochs: 1, steps_per_call: 5}
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialClient]:
     folder = tmp_path_factory.mktemp("windows")
     (folder / "model.py").write_text(MODEL)
     (folder / "stoker.yaml").write_text(YAML)
-    opened = TrialBench(
-        load_experiment(folder),
-        {},
-        folder=folder / "trials",
-        name="one",
-        left_s=lambda: 200.0,
-        most_s=200.0,
-        window_s=0.3,
-    )
+    trials = Trials(load_experiment(folder), folder / "trials", progress=print)
+    limits = TrialLimits(left_s=lambda: 200.0, most_s=200.0, window_s=0.3)
+    opened = trials.open({}, name="one", limits=limits)
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def profile(bench: TrialBench) -> Profile:
-    return bench.profile()
+def profile(trial: TrialClient) -> Profile:
+    return trial.profile()
 
 
-def test_what_lay_ready_is_no_speed_of_the_input(profile: Profile) -> None:
+def test_prefetched_batches_do_not_count_as_speed_of_the_input(profile: Profile) -> None:
     # Before each window of training lies one of the step in memory, during which batches are made.
     seconds = [real["wall_s"] / real["steps"] for _, real in profile.turns]
 
@@ -98,27 +93,27 @@ def test_what_lay_ready_is_no_speed_of_the_input(profile: Profile) -> None:
     assert profile.input_wait > 0.1
 
 
-def test_how_quick_the_machine_itself_is_does_not_depend_on_the_step(profile: Profile) -> None:
+def test_the_speed_of_the_machine_does_not_depend_on_the_step(profile: Profile) -> None:
     # The step sleeps; products of matrices do not. Any CPU that TensorFlow runs on reaches a
     # hundredth of a core's 32 operations at each of 10^9 beats, and none of today 10^14.
     assert profile.pace is not None
     assert 3e8 < profile.pace < 1e14
 
 
-def test_a_bench_that_is_not_asked_makes_nothing_in_stock(bench: TrialBench) -> None:
-    bench.speed()
-    before = _cpu_ticks(bench.pid)
+def test_a_paused_trial_prepares_no_batches(trial: TrialClient) -> None:
+    trial.speed()
+    before = _cpu_ticks(trial.pid)
     time.sleep(READY * INPUT_S)  # as long as its input would need to fill all buffers
-    assert _cpu_ticks(bench.pid) == before
+    assert _cpu_ticks(trial.pid) == before
 
-    assert 4 / bench.speed() > 0.95 * INPUT_S
+    assert 4 / trial.speed() > 0.95 * INPUT_S
 
 
 def _cpu_ticks(pid: int) -> list[Any]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
-def test_the_gradients_that_replicas_would_exchange_are_counted(bench: TrialBench) -> None:
+def test_the_gradients_that_replicas_would_exchange_are_counted(trial: TrialClient) -> None:
     # Two by two weights and two biases, in float32.
-    assert bench.situation.gradient_bytes == 24
-    assert bench.situation.reduction_bytes_per_pack == 0
+    assert trial.situation.model.gradient_bytes == 24
+    assert trial.situation.train.reduction_bytes_per_pack == 0

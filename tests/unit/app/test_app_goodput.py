@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli.goodput import goodput_line
+from stoker.cli.progress import goodput_line
 
 
 def facts(goodput: float | None = 0.5, **parts: float) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def test_the_line_names_the_share_the_largest_other_part_and_what_to_do() -> Non
     )
 
 
-def test_nothing_is_said_where_nothing_was_measured() -> None:
+def test_there_is_no_line_without_a_measurement() -> None:
     assert goodput_line(facts(None, steps=1.0)) is None
     assert goodput_line({"steps": 3}) is None
     assert goodput_line(facts()) is None

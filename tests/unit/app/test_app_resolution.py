@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker.app.context import CHECKPOINTS
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.identity import asked_settings, run_identity
-from stoker.app.training.folder import CHECKPOINTS
-from stoker.app.training.resolution import resolve_once
+from stoker.app.training.setup import resolve_once
 from stoker.core.errors import UserError
 from stoker.train.checkpoints.identity import changes
 from stoker.train.config import ResolvedTraining, TrainConfig
@@ -37,13 +37,13 @@ def begun(folder: Path) -> Path:
     return folder
 
 
-def test_a_run_that_goes_on_keeps_what_auto_became(tmp_path: Path) -> None:
+def test_a_continued_run_keeps_the_values_of_auto(tmp_path: Path) -> None:
     now = replace(BEFORE, batch_size=32, precision="float32", xla=False, steps_per_call=9)
 
     assert resolve_once(begun(tmp_path), TrainConfig(), now) == BEFORE
 
 
-def test_what_is_set_by_name_counts_though_the_run_began_otherwise(tmp_path: Path) -> None:
+def test_an_explicit_setting_takes_precedence_in_a_continued_run(tmp_path: Path) -> None:
     now = replace(BEFORE, precision="float32", xla=False)
 
     resolved = resolve_once(begun(tmp_path), TrainConfig(precision="float32"), now)
@@ -52,7 +52,7 @@ def test_what_is_set_by_name_counts_though_the_run_began_otherwise(tmp_path: Pat
     assert resolved.xla
 
 
-def test_a_run_without_a_checkpoint_begins_with_what_this_machine_has(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_uses_this_machine(tmp_path: Path) -> None:
     now = replace(BEFORE, replicas=1, strategy="one_device")
     resolve_once(tmp_path, TrainConfig(), BEFORE)
 
@@ -62,7 +62,7 @@ def test_a_run_without_a_checkpoint_begins_with_what_this_machine_has(tmp_path: 
 def test_fewer_devices_than_a_run_began_with_are_named(tmp_path: Path) -> None:
     now = replace(BEFORE, replicas=2, why={"strategy": "2 GPUs on this machine"})
 
-    with pytest.raises(UserError, match=r"2 here \(2 GPUs .* it began with 4 \(4 GPUs"):
+    with pytest.raises(UserError, match=r"2 here \(2 GPUs .* it started with 4 \(4 GPUs"):
         resolve_once(begun(tmp_path), TrainConfig(), now)
 
 
@@ -113,7 +113,7 @@ def test_a_setting_is_part_of_a_run_where_it_changes_what_comes_out(
         ("models=elsewhere", set()),
     ],
 )
-def test_tasks_are_asked_for_the_same_where_only_places_differ(
+def test_settings_of_tasks_agree_if_only_paths_differ(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, setting: str, named: set[str]
 ) -> None:
     copy = tmp_path_factory.mktemp("copy")

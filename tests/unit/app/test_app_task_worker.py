@@ -31,7 +31,7 @@ def environ(cluster: dict[str, Any], job: str = "worker", index: int = 0) -> dic
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
 
 
-def test_a_process_is_one_of_several_where_others_are_named() -> None:
+def test_a_process_is_a_task_if_tf_config_names_others() -> None:
     second = task_of(environ(PAIR, index=1))
     chief = task_of(environ({"chief": ["10.0.0.1:1"], "worker": ["10.0.0.1:2"]}, "chief"))
     beside = task_of(environ({"chief": ["10.0.0.1:1"], "worker": ["10.0.0.1:2"]}))
@@ -49,7 +49,7 @@ def test_a_process_is_one_of_several_where_others_are_named() -> None:
 @pytest.mark.parametrize(
     ("job", "got"), [("evaluator", "an evaluator"), ("ps", "TF_CONFIG with 1 of them")]
 )
-def test_what_does_not_train_is_refused(job: str, got: str) -> None:
+def test_a_task_that_does_not_train_is_refused(job: str, got: str) -> None:
     cluster = PAIR | {job: ["10.0.0.3:2222"]}
 
     with pytest.raises(ConfigError) as caught:
@@ -58,9 +58,7 @@ def test_what_does_not_train_is_refused(job: str, got: str) -> None:
     assert got in caught.value.line()
 
 
-def test_a_task_waits_for_a_chief_that_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_waits_for_a_living_chief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there is of a dead one, then half a file, then a stranger's; at last one beats."""
     monkeypatch.setattr(worker, "BEAT_S", 0.01)
     monkeypatch.setattr(worker, "POLL_S", 0.01)

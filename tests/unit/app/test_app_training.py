@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from stoker.app.context import CHECKPOINTS
 from stoker.app.experiment import load_experiment
-from stoker.app.training.folder import CHECKPOINTS
-from stoker.app.training.resolution import resolve_once
-from stoker.app.training.stage import service_of
+from stoker.app.training.setup import resolve_once, service_of
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.core.errors import ConfigError, UserError
 from stoker.train.config import ResolvedTraining, TrainConfig
@@ -44,7 +43,7 @@ def fail(kind: type[tf.errors.OpError], message: str, *, workers: int) -> None:
         (tf.errors.InternalError, "Collective ops is aborted by: worker 1 is gone"),
     ],
 )
-def test_that_a_peer_is_gone_is_no_fault_of_the_user_and_gets_through(
+def test_a_lost_peer_is_not_a_user_error_and_is_raised(
     kind: type[tf.errors.OpError], message: str
 ) -> None:
     with pytest.raises(kind):
@@ -89,13 +88,11 @@ def test_a_data_service_is_refused_to_several_workers_that_reduce(tmp_path: Path
 
 
 @pytest.mark.parametrize("began", ["one_device", "parameter_server"])
-def test_parameter_servers_neither_come_nor_go_in_the_middle_of_a_run(
-    tmp_path: Path, began: str
-) -> None:
+def test_a_continued_run_keeps_its_parameter_servers(tmp_path: Path, began: str) -> None:
     before = replace(RESOLVED, strategy=began)  # type: ignore[arg-type]
     other = {"one_device": "parameter_server", "parameter_server": "one_device"}[began]
     resolve_once(tmp_path, TrainConfig(), before)
     (tmp_path / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
 
-    with pytest.raises(UserError, match="goes on with parameter servers where it began"):
+    with pytest.raises(UserError, match="must continue with parameter servers if it started"):
         resolve_once(tmp_path, TrainConfig(), replace(RESOLVED, strategy=other))  # type: ignore[arg-type]

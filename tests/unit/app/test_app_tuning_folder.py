@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import pytest
 
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.trial.client import SCRATCH
 from stoker.app.tuning.profiling import _in_time
-from stoker.app.tuning.tune_check import check
-from stoker.app.tuning.tuning import TRIALS, _stays, alone
+from stoker.app.tuning.trials import TRIALS, locked_folder
+from stoker.app.tuning.tuning import _keeps_lock, check
 from stoker.cli.commands.tune import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, UserError
+from stoker.tune.client import SCRATCH
 from stoker.tune.lock import FILE, Lock, write_lock
 from stoker.tune.process import TrialFailed
 
@@ -30,26 +30,31 @@ def experiment(tmp_path: Path) -> Experiment:
     return load_experiment(tmp_path)
 
 
-def test_what_a_killed_tuning_has_left_is_removed_by_the_next(experiment: Experiment) -> None:
-    with alone(experiment) as first:
+def test_the_next_tuning_removes_the_scratch_folders_of_a_killed_one(
+    experiment: Experiment,
+) -> None:
+    with locked_folder(experiment) as first:
         left = first / TRIALS / f"01{SCRATCH}"
         (left / "checkpoints").mkdir(parents=True)
         (first / TRIALS / "01.log").write_text("what it said\n")
 
-        with pytest.raises(BusyError, match="by one process at a time"), alone(experiment):
+        with pytest.raises(BusyError, match="by one process at a time"), locked_folder(experiment):
             pass
         assert left.exists(), "it was in use"
 
-    with alone(experiment) as second:
+    with locked_folder(experiment) as second:
         assert second != first
         assert not left.exists()
         assert (first / TRIALS / "01.log").exists()
 
 
-def test_a_folder_that_cannot_be_one_is_the_users_to_mend(experiment: Experiment) -> None:
+def test_a_folder_that_cannot_be_created_is_a_user_error(experiment: Experiment) -> None:
     (experiment.folder / experiment.runs).write_text("a file\n")
 
-    with pytest.raises(UserError, match="must be a folder that can be written"), alone(experiment):
+    with (
+        pytest.raises(UserError, match="must be a folder that can be written"),
+        locked_folder(experiment),
+    ):
         pass
 
 
@@ -79,7 +84,7 @@ def test_a_promise_of_another_model_is_not_held_against_this_one(experiment: Exp
 
 
 @pytest.mark.parametrize("kind", ["budget", "crash"])
-def test_what_was_measured_stands_where_only_the_last_figure_came_too_late(kind: str) -> None:
+def test_a_profile_is_valid_if_only_its_last_figure_ran_out_of_time(kind: str) -> None:
     def late() -> NoReturn:
         raise TrialFailed(kind, "no answer")  # type: ignore[arg-type]  # one of its words
 
@@ -122,7 +127,7 @@ def test_a_tuning_that_ended_early_and_kept_nothing_leaves_an_earlier_lock(
         lock.write_text("what was kept")
     tuned: Any = SimpleNamespace(finished=finished, settings=settings)
 
-    assert _stays(tuned, lock) is stays
+    assert _keeps_lock(tuned, lock) is stays
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_the_interval_holds_the_median(pairs: list[tuple[float, float]]) -> None
 
 
 @given(st.lists(st.tuples(speeds, speeds), min_size=PAIRS_LEAST, max_size=PAIRS_MOST))
-def test_who_is_faster_does_not_depend_on_who_is_named_first(
+def test_the_gain_does_not_depend_on_the_order_of_the_two(
     pairs: list[tuple[float, float]],
 ) -> None:
     gain, other = gain_of(pairs), gain_of([(two, one) for one, two in pairs])
@@ -61,7 +61,7 @@ def test_six_pairs_give_the_widest_interval() -> None:
     assert gain == Gain(ratio=3.5, low=1.0, high=6.0, pairs=6)
 
 
-def test_of_many_pairs_it_is_that_of_a_normal_distribution() -> None:
+def test_many_pairs_give_the_interval_of_a_normal_distribution() -> None:
     low, high = interval([float(number) for number in range(3000)])
 
     half = 1.96 * math.sqrt(3000) / 2

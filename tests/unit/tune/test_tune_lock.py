@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from stoker.app.tuned_settings import load_tuned, measured_code
-from stoker.app.tuning.tune_check import CHECKS, MOST_CHECKS, Measured, broken, check, settled
+from stoker.app.tuning.tuning import check
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
-from stoker.tune.load import Load
+from stoker.tune.check import CHECKS, MOST_CHECKS, Measured, broken, settled
+from stoker.tune.compare import Load
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 
 HERE = hardware(find_devices())
@@ -42,7 +43,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (tmp_path / FILE).read_text().startswith("# Written by `stoker tune`")
 
 
-def test_no_file_is_no_lock(experiment: Path) -> None:
+def test_without_a_file_there_is_no_lock(experiment: Path) -> None:
     assert read_lock(experiment / FILE) is None
     assert load_tuned(experiment).lock_note == ""
 
@@ -64,7 +65,7 @@ def test_no_file_is_no_lock(experiment: Path) -> None:
         "{",
     ],
 )
-def test_what_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_lock_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
 
     with pytest.raises(ConfigError, match="lock"):
@@ -72,7 +73,7 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "dangling", "pipe"])
-def test_what_is_there_and_cannot_be_read_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+def test_an_unreadable_lock_is_not_ignored(tmp_path: Path, kind: str) -> None:
     path = tmp_path / FILE
     if kind == "folder":
         path.mkdir()
@@ -85,7 +86,7 @@ def test_what_is_there_and_cannot_be_read_is_not_passed_over(tmp_path: Path, kin
         read_lock(path)
 
 
-def test_a_setting_that_cannot_be_is_said_to_be_the_locks(experiment: Path) -> None:
+def test_an_invalid_setting_of_the_lock_names_the_lock_file(experiment: Path) -> None:
     write_lock(
         experiment / FILE, replace(LOCK, settings={"train.xla": 3}, replaced={"train.xla": "auto"})
     )
@@ -107,7 +108,7 @@ def test_a_setting_that_cannot_be_is_said_to_be_the_locks(experiment: Path) -> N
         {"busy_fraction": 0.9, "samples_per_s": 1.0, "pace": float("inf")},
     ],
 )
-def test_a_promise_that_could_not_be_broken_is_none(
+def test_a_promise_that_cannot_be_broken_is_refused(
     experiment: Path, after: dict[str, Any]
 ) -> None:
     write_lock(experiment / FILE, replace(LOCK, after=after))
@@ -128,7 +129,7 @@ def test_it_is_used_where_the_hardware_matches_and_that_is_said(experiment: Path
     assert said == f"{FILE}: train.xla=True, train.steps_per_call=10"
 
 
-def test_it_is_not_used_elsewhere(experiment: Path) -> None:
+def test_it_is_not_used_on_another_machine(experiment: Path) -> None:
     write_lock(experiment / FILE, replace(LOCK, hardware=HERE | {"cores": 128}))
 
     read = load_tuned(experiment)
@@ -140,7 +141,7 @@ def test_it_is_not_used_elsewhere(experiment: Path) -> None:
     assert "not 128" in said
 
 
-def test_a_setting_that_was_changed_since_counts_more(experiment: Path) -> None:
+def test_a_setting_changed_since_then_takes_precedence(experiment: Path) -> None:
     write_lock(experiment / FILE, LOCK)
     with (experiment / "stoker.yaml").open("a") as file:
         file.write("train: {xla: false}\n")
@@ -150,10 +151,10 @@ def test_a_setting_that_was_changed_since_counts_more(experiment: Path) -> None:
     loaded, said = read.used, read.lock_note
 
     assert (loaded.train.xla, loaded.train.steps_per_call) == (False, 10)
-    assert "train.xla as stoker.yaml has it" in said
+    assert "train.xla as in stoker.yaml" in said
 
 
-def test_what_the_command_line_says_counts_more(experiment: Path) -> None:
+def test_the_command_line_takes_precedence(experiment: Path) -> None:
     write_lock(experiment / FILE, LOCK)
 
     read = load_tuned(experiment, overrides=["train.xla=auto"])
@@ -164,7 +165,7 @@ def test_what_the_command_line_says_counts_more(experiment: Path) -> None:
     assert said == f"{FILE}: train.steps_per_call=10"
 
 
-def test_other_code_than_was_measured_is_said(experiment: Path) -> None:
+def test_changed_code_is_reported(experiment: Path) -> None:
     write_lock(experiment / FILE, replace(LOCK, code={"model:build": "0" * 64}))
 
     read = load_tuned(experiment)
@@ -188,9 +189,7 @@ def test_a_lock_of_another_model_or_dataset_is_not_used(experiment: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["", "code", "options"])
-def test_what_was_kept_of_one_dataset_is_not_used_with_another(
-    experiment: Path, change: str
-) -> None:
+def test_a_setting_of_one_dataset_is_not_used_with_another(experiment: Path, change: str) -> None:
     """A cache of what has become random would be another training."""
     cached = {"data.pipeline.cache": "memory", "train.xla": True}
     was = {"data.pipeline.cache": "none", "train.xla": "auto"}
@@ -211,11 +210,13 @@ def test_what_was_kept_of_one_dataset_is_not_used_with_another(
     assert loaded.train.xla is True
     assert loaded.own_dataset is not None
     assert loaded.own_dataset.pipeline.cache == ("none" if change else "memory")
-    assert ("data.pipeline.cache left out, the dataset was another one" in said) == bool(change)
+    assert ("data.pipeline.cache left out, the dataset has changed" in said) == bool(change)
     assert ("model:dataset changed since" in said) == bool(change)
 
 
-def test_a_lock_file_is_no_change_of_code_that_reads_its_folder(experiment: Path) -> None:
+def test_a_lock_file_does_not_change_the_fingerprint_of_code_that_reads_its_folder(
+    experiment: Path,
+) -> None:
     (experiment / "model.py").write_text(
         "import os\ndef build(features): ...\ndef dataset(split): return os.environ['DATA']\n"
     )
@@ -229,7 +230,7 @@ def test_a_lock_file_is_no_change_of_code_that_reads_its_folder(experiment: Path
 def test_a_lock_without_settings_says_whether_all_was_tried(experiment: Path) -> None:
     for finished, end in (
         (True, "helps here"),
-        (False, "helps here by the time that the tuning ended"),
+        (False, "helps here before the tuning ended"),
     ):
         empty = replace(LOCK, settings={}, replaced={}, tuned={"finished": finished})
         write_lock(experiment / FILE, empty)
@@ -251,7 +252,7 @@ def test_the_short_form_of_data_becomes_a_section(experiment: Path) -> None:
     assert loaded.own_dataset.pipeline.cache == "memory"
 
 
-def test_a_setting_that_cannot_be_is_an_error(experiment: Path) -> None:
+def test_an_invalid_setting_is_an_error(experiment: Path) -> None:
     lock = replace(LOCK, settings={"train.xla": 7}, replaced={"train.xla": "auto"})
     write_lock(experiment / FILE, lock)
 
@@ -268,7 +269,7 @@ def test_a_setting_that_cannot_be_is_an_error(experiment: Path) -> None:
         (3, "a setting must have a name"),
     ],
 )
-def test_a_setting_that_is_not_known_is_an_error(experiment: Path, name: Any, said: str) -> None:
+def test_an_unknown_setting_is_an_error(experiment: Path, name: Any, said: str) -> None:
     write_lock(experiment / FILE, replace(LOCK, settings={name: 9}))
 
     with pytest.raises(ConfigError, match=said):
@@ -344,7 +345,7 @@ def test_what_breaks_a_promise_of_busy_lies_below_it_with_all_of_its_interval() 
         (None, 79.0, True),
     ],
 )
-def test_a_machine_that_is_slower_itself_breaks_no_promise_of_speed(
+def test_a_slower_machine_does_not_break_a_promise_of_speed(
     pace: float | None, speed: float, breaks: bool
 ) -> None:
     promised = {"busy_fraction": 0.98, "samples_per_s": 100.0, "pace": 1e11}
@@ -384,7 +385,7 @@ def measured(busy: float, *, others: float = 0.0) -> Measured:
     return Measured(figures=figures, load=Load(cores=4, others=others))
 
 
-def test_what_was_measured_beside_others_does_not_outvote_what_was_measured_alone() -> None:
+def test_measurements_under_load_do_not_outvote_measurements_on_a_quiet_machine() -> None:
     left = [measured(0.5, others=2.0), measured(0.6, others=3.0), measured(0.91)]
     left += [measured(0.92), measured(0.9)]
 
@@ -396,7 +397,7 @@ def test_what_was_measured_beside_others_does_not_outvote_what_was_measured_alon
     assert "the others decide" in found.not_quiet()
 
 
-def test_a_machine_that_stays_loaded_is_said_and_the_promise_is_judged_all_the_same() -> None:
+def test_a_machine_that_stays_loaded_is_reported_and_the_promise_is_still_judged() -> None:
     given = []
 
     def measure(within_s: float) -> Measured:

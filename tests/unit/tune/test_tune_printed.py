@@ -13,9 +13,7 @@ from tests.unit.measure.traces import resnet_step
 from tests.unit.tune.test_tune_profile import profiled
 from tests.unit.tune.test_tune_search import World, tuned
 
-from stoker.app.tuning.profiling import Profiled, mfu, page_of
-from stoker.app.tuning.tune_check import Check
-from stoker.app.tuning.tuning import Tuning
+from stoker.app.tuning.tuning import Check, Tuning
 from stoker.cli.commands.profile import _print as print_profile
 from stoker.cli.commands.tune import _print as print_tuning
 from stoker.cli.commands.tune import _print_check, _time
@@ -23,7 +21,8 @@ from stoker.measure.device_events import read_events
 from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import device_time
 from stoker.tune.compare import Gain
-from stoker.tune.diagnosis import diagnose
+from stoker.tune.profile import diagnose
+from stoker.tune.report import ProfileReport, mfu, profile_page
 
 GPU = {"index": 1, "utilization": 0.42, "used_bytes": 3 << 30, "power_w": 250.0, "clock_mhz": 1980}
 
@@ -37,9 +36,9 @@ MACHINE: dict[str, Any] = {
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Profiled:
+def found(tmp_path: Path) -> ProfileReport:
     measured = profiled(2.0, 10.0, called_ms=3.0, wait=0.5)
-    return Profiled(
+    return ProfileReport(
         profile=measured,
         diagnosis=diagnose(measured, own_dataset=False),
         precision=("float32", Gain(ratio=1.0, low=0.9, high=1.1, pairs=6)),
@@ -51,7 +50,7 @@ def found(tmp_path: Path) -> Profiled:
     )
 
 
-def test_a_profile_is_printed(found: Profiled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_printed(found: ProfileReport, capsys: pytest.CaptureFixture[str]) -> None:
     print_profile(found)
 
     lines = [
@@ -75,8 +74,8 @@ def test_a_profile_is_printed(found: Profiled, capsys: pytest.CaptureFixture[str
     assert any(line.startswith("The input is the bottleneck: ") for line in lines)
 
 
-def test_its_page_shows_a_waterfall_of_the_step_and_a_timeline(found: Profiled) -> None:
-    text = page_of(found, "mine")
+def test_its_page_shows_a_waterfall_of_the_step_and_a_timeline(found: ProfileReport) -> None:
+    text = profile_page(found, "mine")
 
     assert text.count("<svg") == 2
     for title in ("parts of a step, a waterfall", "calls of training"):
@@ -86,7 +85,7 @@ def test_its_page_shows_a_waterfall_of_the_step_and_a_timeline(found: Profiled) 
 
 
 @pytest.fixture
-def traced(found: Profiled) -> Profiled:
+def traced(found: ProfileReport) -> ProfileReport:
     """With the trace of a GPU: transposes around a normalization."""
     device = device_time(read_events(resnet_step().bytes()), layers={"conv1": "", "norm1": ""})
     facts = StepFacts(of_script=False, mfu=0.042)
@@ -94,7 +93,7 @@ def traced(found: Profiled) -> Profiled:
 
 
 def test_the_devices_time_is_printed_before_the_diagnosis(
-    traced: Profiled, capsys: pytest.CaptureFixture[str]
+    traced: ProfileReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_profile(traced)
 
@@ -105,8 +104,8 @@ def test_the_devices_time_is_printed_before_the_diagnosis(
     assert text.index(finding) < text.index("The input is the bottleneck: ")
 
 
-def test_the_devices_time_is_a_bar_and_tables_on_the_page(traced: Profiled) -> None:
-    text = page_of(traced, "mine")
+def test_the_devices_time_is_a_bar_and_tables_on_the_page(traced: ProfileReport) -> None:
+    text = profile_page(traced, "mine")
 
     assert text.count("<svg") == 3
     assert 'aria-label="the device&#x27;s time by class of kernel"' in text
@@ -117,7 +116,7 @@ def test_the_devices_time_is_a_bar_and_tables_on_the_page(traced: Profiled) -> N
     assert "<Eigen::half" not in text
 
 
-def test_the_devices_time_is_in_the_json(traced: Profiled) -> None:
+def test_the_devices_time_is_in_the_json(traced: ProfileReport) -> None:
     told = json.loads(json.dumps(traced.to_json(), allow_nan=False))
 
     assert sum(told["device_time"]["shares"].values()) == pytest.approx(1.0)
@@ -125,15 +124,15 @@ def test_the_devices_time_is_in_the_json(traced: Profiled) -> None:
     assert told["device_finding"]["text"].startswith("38% of the step")
 
 
-def test_why_there_is_no_trace_is_said_in_both(
-    found: Profiled, capsys: pytest.CaptureFixture[str]
+def test_page_and_console_say_why_there_is_no_trace(
+    found: ProfileReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without = replace(found, no_device="another profiler is running")
     print_profile(without)
 
     assert "not measured: another profiler is running." in capsys.readouterr().out
-    assert "Not measured: another profiler is running." in page_of(without, "mine")
-    assert "device" not in page_of(found, "mine").partition("Where the device")[2]
+    assert "Not measured: another profiler is running." in profile_page(without, "mine")
+    assert "device" not in profile_page(found, "mine").partition("Where the device")[2]
 
 
 def test_a_tuning_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from stoker.tune.process import GRACE_S, Trial, TrialFailed
+from stoker.tune.process import GRACE_S, TrialFailed, TrialProcess
 
 ANSWERS = """\
 import json, os, sys, time
@@ -43,21 +44,21 @@ for line in os.fdopen(int(asks)):
     if asked["ask"] == "refuse":
         told.write(json.dumps({"failed": "refused", "text": "no such setting"}) + "\\n")
         continue
-    told.write(json.dumps({"told": "on it"}) + "\\n")
+    told.write(json.dumps({"progress": "on it"}) + "\\n")
     told.write(json.dumps({"answer": [json.load(open(spec)), asked]}) + "\\n")
 """
 
-Start = Callable[[], Trial]
+Start = Callable[[], TrialProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     script = tmp_path / "answers.py"
     script.write_text(ANSWERS)
-    begun: list[Trial] = []
+    begun: list[TrialProcess] = []
 
-    def start() -> Trial:
-        trial = Trial(
+    def start() -> TrialProcess:
+        trial = TrialProcess(
             {"x": 1},
             folder=tmp_path / "trials",
             name=f"{len(begun)}",
@@ -78,10 +79,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_it_is_told_its_spec_and_answers(start: Start) -> None:
+def test_it_reads_its_input_and_answers(start: Start) -> None:
     said: list[str] = []
-    with start() as trial:
-        answer = trial.ask("window", timeout_s=20, told=said.append, kind="real", seconds=0.5)
+    with closing(start()) as trial:
+        answer = trial.ask("window", timeout_s=20, progress=said.append, kind="real", seconds=0.5)
 
     assert answer == [{"x": 1}, {"ask": "window", "kind": "real", "seconds": 0.5}]
     assert said == ["on it"]
@@ -89,13 +90,16 @@ def test_it_is_told_its_spec_and_answers(start: Start) -> None:
 
 
 def test_one_that_exits_is_a_crash_with_its_last_line(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="exit code 3; last words") as failed:
+    with (
+        closing(start()) as trial,
+        pytest.raises(TrialFailed, match="exit code 3; last words") as failed,
+    ):
         trial.ask("exit", timeout_s=20)
 
     assert failed.value.kind == "crash"
 
 
-def test_one_whose_log_is_gone_is_a_crash_all_the_same(start: Start) -> None:
+def test_a_process_without_its_log_is_a_crash_too(start: Start) -> None:
     trial = start()
     trial.log.unlink()
 
@@ -104,14 +108,17 @@ def test_one_whose_log_is_gone_is_a_crash_all_the_same(start: Start) -> None:
 
 
 def test_one_that_is_killed_may_have_run_out_of_memory(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="SIGKILL") as failed:
+    with closing(start()) as trial, pytest.raises(TrialFailed, match="SIGKILL") as failed:
         trial.ask("kill", timeout_s=20)
 
     assert failed.value.kind == "memory"
 
 
 def test_one_that_gives_no_answer_hangs_and_is_ended(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="no answer to `hang`") as failed:
+    with (
+        closing(start()) as trial,
+        pytest.raises(TrialFailed, match="no answer to `hang`") as failed,
+    ):
         trial.ask("hang", timeout_s=0.5)
 
     assert failed.value.kind == "hang"
@@ -119,14 +126,14 @@ def test_one_that_gives_no_answer_hangs_and_is_ended(start: Start) -> None:
 
 
 def test_one_that_refuses_says_why(start: Start) -> None:
-    with start() as trial, pytest.raises(TrialFailed, match="no such setting") as failed:
+    with closing(start()) as trial, pytest.raises(TrialFailed, match="no such setting") as failed:
         trial.ask("refuse", timeout_s=20)
 
     assert failed.value.kind == "refused"
 
 
-def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
-    with start() as trial:
+def test_its_children_end_with_it(start: Start) -> None:
+    with closing(start()) as trial:
         child = trial.ask("child", timeout_s=20)
         assert is_running(child)
 
@@ -136,20 +143,20 @@ def test_what_it_has_started_is_ended_with_it(start: Start) -> None:
     assert not is_running(child)
 
 
-def test_asked_after_its_end_it_is_said_to_be_gone(start: Start) -> None:
-    with start() as trial:
+def test_a_question_after_its_end_is_a_crash(start: Start) -> None:
+    with closing(start()) as trial:
         os.kill(trial.pid, signal.SIGTERM)
         with pytest.raises(TrialFailed, match="SIGTERM"):
             trial.ask("window", timeout_s=20)
 
 
 @pytest.mark.parametrize("then", ["", "trial.pause()"])
-def test_a_trial_ends_when_whoever_started_it_is_killed(tmp_path: Path, then: str) -> None:
+def test_a_trial_ends_when_its_parent_is_killed(tmp_path: Path, then: str) -> None:
     script = f"""\
 import sys, time
 from pathlib import Path
-from stoker.tune.process import Trial
-trial = Trial({{}}, folder=Path({str(tmp_path)!r}), name="t",
+from stoker.tune.process import TrialProcess
+trial = TrialProcess({{}}, folder=Path({str(tmp_path)!r}), name="t",
               command=(sys.executable, "-c", {WATCHED!r}))
 trial.ask("anything", timeout_s=60)
 {then}
@@ -182,7 +189,7 @@ def states_of(pid: int) -> set[str]:
     return {path.read_text().rpartition(")")[2].split()[0] for path in paths}
 
 
-def test_it_stands_still_while_it_is_paused_and_answers_again(start: Start) -> None:
+def test_it_is_stopped_while_paused_and_answers_again(start: Start) -> None:
     trial = start()
     trial.ask("window", timeout_s=20)
 
@@ -197,7 +204,7 @@ def test_it_stands_still_while_it_is_paused_and_answers_again(start: Start) -> N
     assert not is_running(trial.pid)
 
 
-def test_all_its_threads_stand_still_when_a_pause_has_begun(start: Start) -> None:
+def test_all_its_threads_are_stopped_after_pause_returns(start: Start) -> None:
     # Threads that compute are stopped later than one that waits, and by chance: hence many times.
     trial = start()
     trial.ask("busy", timeout_s=20)

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.app.trial.client import Turns, enough_turns
 from stoker.pages.bars import Bar, Span, timeline, waterfall
 from stoker.pages.document import page
 from stoker.pages.html import paragraph
 from stoker.pages.table import table
+from stoker.tune.client import Turns, enough_turns
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
-from stoker.tune.diagnosis import diagnose
-from stoker.tune.profile import Profile, profile_of
+from stoker.tune.profile import Profile, TrialFacts, Windows, diagnose, profile_of
 from stoker.tune.report import parts_of_a_step
 
 ms = st.floats(0.01, 1e3)
@@ -40,11 +39,12 @@ def profiled(
     ceiling_ms: float, real_ms: float, *, called_ms: float, wait: float, **more: Any
 ) -> Profile:
     return profile_of(
-        {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
-        turns=[[window(ceiling_ms), window(real_ms, wait=wait)]] * 3,
-        called=[window(called_ms)] * 3,
-        taken=[window(1.0)] * 3,
-        **more,
+        TrialFacts(rows_a_step=32.0, per_epoch=100, steps_per_call=5, **more),
+        Windows(
+            turns=[[window(ceiling_ms), window(real_ms, wait=wait)]] * 3,
+            called=[window(called_ms)] * 3,
+            taken=[window(1.0)] * 3,
+        ),
     )
 
 
@@ -81,20 +81,18 @@ def test_each_part_is_what_was_measured() -> None:
     assert found.epoch_s == pytest.approx(1.0)
 
 
-def test_what_is_exchanged_is_no_compute() -> None:
+def test_communication_does_not_count_as_compute() -> None:
     found = profiled(4.0, 4.0, called_ms=4.0, wait=0.0, communication_s=0.003)
 
     assert found.split.compute_s == pytest.approx(0.001)
     assert diagnose(found, own_dataset=False).bottleneck == "communication"
 
 
-def test_a_short_last_step_of_an_epoch_is_no_gain() -> None:
+def test_a_short_last_step_of_an_epoch_does_not_count_as_gain() -> None:
     short = window(1.0, rows=16.0)
     found = profile_of(
-        {"rows_a_step": 32.0, "per_epoch": 100, "steps_per_call": 5},
-        turns=[[window(2.0), short]] * 3,
-        called=[window(2.0)],
-        taken=[window(1.0)],
+        TrialFacts(rows_a_step=32.0, per_epoch=100, steps_per_call=5),
+        Windows(turns=[[window(2.0), short]] * 3, called=[window(2.0)], taken=[window(1.0)]),
     )
 
     assert found.busy_fraction == pytest.approx(1.0)
@@ -129,7 +127,7 @@ def test_the_bottleneck_is_named(
         (0.7, 0.96, 0.0, "input"),
     ],
 )
-def test_idleness_within_the_noise_is_no_bottleneck(
+def test_idle_time_within_the_noise_is_not_a_bottleneck(
     busy: float, high: float, wait: float, bottleneck: str
 ) -> None:
     measured = profiled(10 * busy, 10.0, called_ms=10 * busy, wait=wait)
@@ -138,7 +136,7 @@ def test_idleness_within_the_noise_is_no_bottleneck(
     said = diagnose(found, own_dataset=False)
 
     assert said.bottleneck == bottleneck
-    assert ("somewhere between 60% and 96%" in said.text) is (bottleneck == "none")
+    assert (", between 60% and 96%: " in said.text) is (bottleneck == "none")
 
 
 @pytest.mark.parametrize(
@@ -151,9 +149,7 @@ def test_idleness_within_the_noise_is_no_bottleneck(
         ([0.7, 1.4], PAIRS_MOST),
     ],
 )
-def test_pairs_are_measured_until_they_tell_on_which_side_they_are(
-    fractions: list[float], count: int
-) -> None:
+def test_pairs_are_measured_until_they_decide(fractions: list[float], count: int) -> None:
     left = itertools.cycle(fractions)
 
     def take(number: int) -> Turns:
@@ -184,7 +180,7 @@ def test_a_precision_is_named_only_where_it_is_clear() -> None:
     )
 
 
-def test_a_busy_fraction_above_one_is_said_as_all() -> None:
+def test_a_busy_fraction_above_one_is_shown_as_100_percent() -> None:
     found = diagnose(profiled(11.0, 10.0, called_ms=11.0, wait=0.0), own_dataset=False)
 
     assert "computes 100% of the time" in found.text

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tune.situations import PLAIN
+from tests.unit.tune.situations import CACHED, OWN_DATASET, PLAIN, changed
 
+from stoker.tune.compare import Load
 from stoker.tune.ledger import Ledger, decide, events, replay
 from stoker.tune.levers import Situation
-from stoker.tune.load import Load
 from stoker.tune.process import TrialFailed
-from stoker.tune.profile import Profile, profile_of
+from stoker.tune.profile import Profile, TrialFacts, Windows, profile_of
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Tuned, search
 
-BASE = replace(PLAIN, own_dataset=True, passes_agree=True, batch_is_set=False)
+BASE = changed(PLAIN, data=OWN_DATASET, passes_agree=True)
 
 CACHE = "keep the dataset's first pass in memory"
 
@@ -93,14 +93,15 @@ class Bench:
         self.world, self.settings = world, settings
         self.is_usable, self.pid = True, world.opened
         self.is_slower = world.opened % 2 == 0
-        self.situation = replace(
+        is_cached = settings.get("data.pipeline.cache") == "memory"
+        self.situation = changed(
             world.situation,
-            cached=settings.get("data.pipeline.cache") == "memory",
+            data=CACHED if is_cached else None,
             precision=settings.get("train.precision", "float32"),
             xla=settings.get("train.xla", False),
             steps_per_call=settings.get("train.steps_per_call", 1),
             batch_size=settings.get("data.pipeline.batch_size", 32),
-            accumulate=settings.get("train.accumulate", world.situation.accumulate),
+            accumulate=settings.get("train.accumulate", world.situation.resolved.accumulate),
             reduction_bytes_per_pack=settings.get("train.reduction_bytes_per_pack", 0),
         )
 
@@ -123,11 +124,11 @@ class Bench:
     @property
     def input_ms(self) -> float:
         at_once = 2 if self.settings.get("train.feed.threads", 0) > self.situation.cores else 1
-        return 0.01 if self.situation.cached else self.world.input_ms / at_once
+        return 0.01 if self.situation.is_cached else self.world.input_ms / at_once
 
     @property
     def python_ms(self) -> float:
-        return self.world.python_ms / self.situation.steps_per_call
+        return self.world.python_ms / self.situation.resolved.steps_per_call
 
     @property
     def real_ms(self) -> float:
@@ -157,12 +158,14 @@ class Bench:
         wait = 0.0 if self.world.beside else late
         as_always = [window(self.step_ms), window(self.real_ms, wait_ms=wait)]
         third = [window(self.step_ms)] * 2 if self.world.lucky else as_always
+        sending_s = self.sending_ms / 1e3
         return profile_of(
-            {"rows_a_step": 1.0, "per_epoch": 100, "steps_per_call": 1},
-            turns=[as_always, as_always, third],
-            called=[window(self.step_ms + self.python_ms)],
-            taken=[window(self.input_ms)],
-            communication_s=self.sending_ms / 1e3,
+            TrialFacts(rows_a_step=1.0, per_epoch=100, steps_per_call=1, communication_s=sending_s),
+            Windows(
+                turns=[as_always, as_always, third],
+                called=[window(self.step_ms + self.python_ms)],
+                taken=[window(self.input_ms)],
+            ),
         )
 
     def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
@@ -191,7 +194,7 @@ def tuned(world: World, folder: Path, **limits: Any) -> Tuned:
             world.open,
             ledger=ledger,
             limits=Limits(**limits),
-            tell=lambda line, left_s: None,
+            log=lambda line, left_s: None,
             watch=world.watch,
         )
     finally:
@@ -202,13 +205,13 @@ def decisions(found: Tuned) -> dict[str, str]:
     return {outcome.lever: outcome.decision for outcome in found.outcomes}
 
 
-def test_a_gain_that_was_seen_beside_other_work_has_to_be_seen_once_more(tmp_path: Path) -> None:
+def test_a_gain_under_load_has_to_be_confirmed(tmp_path: Path) -> None:
     world = World(
         input_ms=0.1,
         python_ms=0.0,
         xla=1.0,
         bfloat16=1.0,
-        situation=replace(BASE, passes_agree=False),
+        situation=changed(BASE, passes_agree=False),
         others=(1.5,),
         held_up=2.0,
     )
@@ -222,7 +225,7 @@ def test_a_gain_that_was_seen_beside_other_work_has_to_be_seen_once_more(tmp_pat
     assert told["beside"] == ""
 
 
-def test_what_others_took_all_the_time_is_said(tmp_path: Path) -> None:
+def test_permanent_load_is_reported(tmp_path: Path) -> None:
     found = tuned(World(input_ms=0.1, others=(1.5,) * 100), tmp_path)
 
     kept = [outcome.why for outcome in found.outcomes if outcome.decision == "kept"]
@@ -230,14 +233,14 @@ def test_what_others_took_all_the_time_is_said(tmp_path: Path) -> None:
     assert all("other processes took 1.5 of its 2 cores meanwhile" in why for why in kept)
 
 
-def test_a_lever_that_makes_it_slower_is_called_that(tmp_path: Path) -> None:
+def test_a_lever_that_slows_training_is_called_slower(tmp_path: Path) -> None:
     found = tuned(World(input_ms=0.1, bfloat16=0.2), tmp_path)
 
     whys = {outcome.lever: outcome.why for outcome in found.outcomes}
     assert whys["precision mixed_bfloat16"].endswith(": slower")
 
 
-def test_the_input_is_mended_first_and_then_the_step(tmp_path: Path) -> None:
+def test_levers_of_the_input_come_before_those_of_the_step(tmp_path: Path) -> None:
     world = World()
 
     found = tuned(world, tmp_path)
@@ -269,7 +272,7 @@ def test_the_noise_of_an_input_that_was_waited_for_hides_no_gain_of_the_step(
     assert replay(tmp_path / "ledger.jsonl") == []
 
 
-def test_where_what_was_kept_dies_another_process_takes_its_place(tmp_path: Path) -> None:
+def test_a_dead_process_of_the_kept_settings_is_replaced(tmp_path: Path) -> None:
     plain = World()
     expected = tuned(plain, tmp_path / "plain")
     # The noise takes two windows a pair, and the lever's first is asked of what was kept.
@@ -286,7 +289,7 @@ def test_where_what_was_kept_dies_another_process_takes_its_place(tmp_path: Path
     assert dying.opened == dying.closed
 
 
-def test_a_lever_beside_which_it_dies_again_has_failed(tmp_path: Path) -> None:
+def test_a_lever_during_which_it_dies_again_has_failed(tmp_path: Path) -> None:
     plain = World()
     tuned(plain, tmp_path / "plain")
     noise = next(e for e in events(tmp_path / "plain" / "ledger.jsonl") if e["event"] == "noise")
@@ -317,7 +320,7 @@ def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_p
         open_once,
         ledger=ledger,
         limits=Limits(),
-        tell=lambda line, left_s: None,
+        log=lambda line, left_s: None,
         watch=World().watch,
     )
     ledger.close()
@@ -327,7 +330,7 @@ def test_a_noise_that_cannot_be_measured_again_costs_nothing_that_was_kept(tmp_p
     assert world.opened == world.closed
 
 
-def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path: Path) -> None:
+def test_levers_of_the_step_are_skipped_while_the_input_is_the_bottleneck(tmp_path: Path) -> None:
     world = World(broken={"data.pipeline.cache": TrialFailed("memory", "it did not fit")})
 
     found = tuned(world, tmp_path)
@@ -343,17 +346,17 @@ def test_what_cannot_help_while_the_input_is_waited_for_is_not_measured(tmp_path
     }
 
 
-def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: Path) -> None:
-    waits = replace(PLAIN, made_here=True, prefetch=8, cores=8)
+def test_more_parallel_input_is_tried_only_if_a_core_is_idle(tmp_path: Path) -> None:
+    waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
     idle = tuned(World(situation=waits), tmp_path / "idle")
-    used_up = tuned(World(situation=replace(waits, cores=1)), tmp_path / "used-up")
+    used_up = tuned(World(situation=changed(waits, cpu_cores=1)), tmp_path / "used-up")
 
     assert idle.settings["train.feed.threads"] == 16
     assert decisions(idle)["input on 4 threads"] == "reverted"
     assert decisions(used_up)["input on 2 threads"] == "skipped"
     (why,) = {each.why for each in used_up.outcomes if each.lever == "input on 2 threads"}
-    assert why == "training uses 1.0 of 1 cores: nothing more can be done at once"
+    assert why == "training uses 1.0 of 1 cores: no core is left"
     # Its work stays what it is, so CPU time does not decide.
     (event,) = [
         each
@@ -364,18 +367,18 @@ def test_more_of_the_input_is_done_at_once_only_where_a_core_is_idle(tmp_path: P
     assert replay(tmp_path / "idle" / "ledger.jsonl") == []
 
 
-def test_more_at_once_is_not_tried_where_no_batch_is_waited_for(tmp_path: Path) -> None:
-    waits = replace(PLAIN, made_here=True, prefetch=8, cores=8)
+def test_more_parallel_input_is_not_tried_if_training_does_not_wait(tmp_path: Path) -> None:
+    waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
     found = tuned(World(situation=waits, beside=True), tmp_path)
 
     assert found.diagnosis_before.bottleneck == "input"
     assert decisions(found)["input on 4 threads"] == "reverted"
     (why,) = {each.why for each in found.outcomes if each.lever == "input on 16 threads"}
-    assert why == "batches are waited for 0.0% of the time: more would lie there"
+    assert why == "training waits for batches only 0.0% of the time"
 
 
-def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> None:
+def test_one_lucky_window_does_not_hide_an_input_bottleneck(tmp_path: Path) -> None:
     found = tuned(World(lucky=True), tmp_path)
 
     assert found.before.busy_high >= 0.95
@@ -386,7 +389,7 @@ def test_one_lucky_window_hides_no_input_that_is_waited_for(tmp_path: Path) -> N
 def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_decides(
     tmp_path: Path,
 ) -> None:
-    beside = replace(BASE, made_here=True, cores=8)
+    beside = changed(BASE, made_here=True, cpu_cores=8)
     unsure = World(input_ms=1.18, python_ms=0.0, beside=True, lucky=True, situation=beside)
 
     found = tuned(unsure, tmp_path)
@@ -398,10 +401,10 @@ def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_de
     assert decisions(found)["input on 4 threads"] == "skipped"
 
 
-def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_for(
+def test_packs_are_tried_only_if_communication_is_the_bottleneck(
     tmp_path: Path,
 ) -> None:
-    pair = replace(BASE, replicas=2, reduction_dtype="bfloat16")
+    pair = changed(BASE, replicas=2, reduction_dtype="bfloat16")
     quick = World(input_ms=0.01, python_ms=0.01, xla=1.0, bfloat16=1.0, situation=pair)
 
     sends = tuned(replace(quick, sending_ms=1.0), tmp_path / "sends")
@@ -413,7 +416,7 @@ def test_gradients_are_sent_in_packs_only_where_sending_them_is_what_is_waited_f
     assert decisions(sends)["gradients sent in 2 packs"] == "kept"
     assert decisions(computes)["gradients sent in 2 packs"] == "skipped"
     (why,) = {each.why for each in computes.outcomes if "packs" in each.lever}
-    assert why == "communication is not what is waited for"
+    assert why == "communication is not the bottleneck"
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "memory", "refused"])
@@ -430,7 +433,7 @@ def test_a_lever_that_fails_is_a_result(tmp_path: Path, kind: Any) -> None:
 
 def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: Path) -> None:
     whole = "no accumulation: the whole batch in one pass"
-    deep = replace(BASE, accumulate=2, blocks=("encoder",))
+    deep = changed(BASE, accumulate=2, blocks=("encoder",))
     world = World(
         input_ms=0.1,
         situation=deep,
@@ -451,7 +454,7 @@ def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: P
     assert "train.remat" not in fits.settings
 
 
-def test_an_input_that_takes_all_cores_is_proposed_to_be_made_elsewhere(tmp_path: Path) -> None:
+def test_a_data_service_is_proposed_for_an_input_that_uses_all_cores(tmp_path: Path) -> None:
     found = tuned(World(situation=PLAIN), tmp_path)
 
     (service,) = (o for o in found.outcomes if o.lever == "make batches on other machines")
@@ -460,11 +463,11 @@ def test_an_input_that_takes_all_cores_is_proposed_to_be_made_elsewhere(tmp_path
     assert found.settings == {}
     assert "make batches on other machines" in report(found, name="x", usd_per_hour=None)
     assert "make batches on other machines" not in decisions(
-        tuned(World(situation=replace(PLAIN, cores=8)), tmp_path / "cores")
+        tuned(World(situation=changed(PLAIN, cpu_cores=8)), tmp_path / "cores")
     )
 
 
-def test_a_lever_whose_loss_goes_elsewhere_is_only_proposed(tmp_path: Path) -> None:
+def test_a_lever_with_another_loss_curve_is_only_proposed(tmp_path: Path) -> None:
     found = tuned(World(bfloat16_shift=0.5), tmp_path)
 
     (precision,) = (o for o in found.outcomes if o.lever.startswith("precision"))
@@ -483,7 +486,7 @@ def test_an_experiment_that_is_healthy_is_left_alone(tmp_path: Path) -> None:
     assert found.before is found.after
 
 
-def test_what_was_kept_stays_when_the_budget_ends(tmp_path: Path) -> None:
+def test_kept_settings_stay_when_the_budget_ends(tmp_path: Path) -> None:
     world = World(broken={"train.steps_per_call": TrialFailed("budget", "time is up")})
 
     found = tuned(world, tmp_path)
@@ -502,7 +505,7 @@ def test_a_lever_whose_result_was_not_measured_is_not_in_the_lock(tmp_path: Path
     assert found.settings == {"data.pipeline.cache": "memory"}
     assert found.after.samples_per_s == pytest.approx(1e3 / 1.1)
     assert decisions(found)[CACHE] == "kept"
-    (taken_back,) = [o for o in found.outcomes if "what it led to was not measured" in o.why]
+    (taken_back,) = [o for o in found.outcomes if "its result was not measured" in o.why]
     assert taken_back.decision == "proposed"
     kinds = [event["event"] for event in events(tmp_path / "ledger.jsonl")]
     assert kinds.count("taken back") == 1
@@ -565,7 +568,7 @@ def test_an_experiment_that_cannot_be_measured_is_an_error(tmp_path: Path) -> No
             refuse,
             ledger=ledger,
             limits=Limits(),
-            tell=lambda line, left_s: None,
+            log=lambda line, left_s: None,
             watch=World().watch,
         )
     ledger.close()

@@ -26,8 +26,7 @@ import yaml
 from stoker.app.context import Context, Done, Work
 from stoker.app.experiment import Experiment
 from stoker.app.identity import asked_settings
-from stoker.app.task.barrier import line_of, peer_failed
-from stoker.app.task.worker_process import WorkerSpec
+from stoker.app.task.worker_process import WorkerSpec, ignore_progress, line_of, peer_failed
 from stoker.app.task.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
 from stoker.cluster.resolver import ClusterSpec, read_tf_config
@@ -141,7 +140,7 @@ def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str]
             Path(scratch),
             settings=_settings(asked, cluster),
             log=log,
-            progress=_ignore_progress,
+            progress=ignore_progress,
         )
 
 
@@ -159,10 +158,6 @@ def _release(place: Path, cluster: ClusterSpec, failed: str) -> None:
         until_s = time.monotonic() + RELEASE_S
         while len(list(barrier.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
             time.sleep(POLL_S)  # no notification of remote writes
-
-
-def _ignore_progress(line: str, share: float | None) -> None:
-    """Do nothing: the chief reports progress."""
 
 
 def _settings(experiment: Experiment, cluster: ClusterSpec) -> LaunchSettings:

@@ -6,8 +6,10 @@ work of the stage `train` as a single process does, and writes its answer to fil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -16,14 +18,13 @@ from typing import Any
 
 import yaml
 
-from stoker.app.context import Context, Done
+from stoker.app.context import Context, Done, StageResults
 from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
 from stoker.app.own_stages import stages_of
-from stoker.app.task.barrier import finish, report_failure, wait_for_all
-from stoker.cluster.resolver import read_tf_config, require_own_port
+from stoker.cluster.resolver import ClusterSpec, read_tf_config, require_own_port
 from stoker.core.config import build
-from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, UserError
+from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, DataError, Plain, UserError
 from stoker.core.files import read_json, write_json
 from stoker.core.signals import ASKING, ends_when_asked, heard
 from stoker.telemetry.wall_time import WallTime
@@ -52,7 +53,7 @@ class WorkerSpec:
     identities: dict[str, str]
     """Identity of each stage's record."""
 
-    results: dict[str, dict[str, Any]]
+    results: StageResults
     """Recorded result of each stage."""
 
     accept_change: bool
@@ -66,6 +67,31 @@ class WorkerSpec:
 
     asked: dict[str, Any] = field(default_factory=dict)
     """Settings that this task was started with, if another launcher started it."""
+
+    def context(
+        self,
+        progress: Callable[[str, float | None], None],
+        *,
+        wait_for_all: Callable[[], None] = lambda: None,
+        wall: WallTime | None = None,
+    ) -> Context:
+        """Return the input of the stage `train`; the arguments are those of `Context`."""
+        return Context(
+            experiment=build(Experiment, yaml.safe_load(self.experiment)),
+            run_id=self.run_id,
+            outputs={stage: Path(output) for stage, output in self.outputs.items()},
+            identities=self.identities,
+            results=self.results,
+            progress=progress,
+            accept_change=self.accept_change,
+            asked=self.asked,
+            wait_for_all=wait_for_all,
+            wall=wall or WallTime(),
+        )
+
+
+def ignore_progress(line: str, share: float | None) -> None:
+    """Do nothing, where another process reports progress or nobody shows it."""
 
 
 def main(spec_path: Path) -> int:
@@ -105,7 +131,9 @@ def _train_in_cluster(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
 def _train(
     spec: WorkerSpec, heartbeat: Heartbeat, *, wait_for_all: Callable[[], None] = lambda: None
 ) -> Done:
-    experiment = build(Experiment, yaml.safe_load(spec.experiment))
+    context = spec.context(
+        heartbeat.progress, wait_for_all=wait_for_all, wall=WallTime.of_process()
+    )
     if cluster := read_tf_config(os.environ):
         require_own_port(cluster)
     import_tensorflow(compiles=True)
@@ -116,20 +144,79 @@ def _train(
         # A parameter server that the launcher ends loses nothing, so it exits silently.
         with heard(ASKING, lambda _: os._exit(EXIT_PREEMPTED)):
             serve_parameter_role(cluster)
-    context = Context(
-        experiment=experiment,
-        run_id=spec.run_id,
-        outputs={stage: Path(output) for stage, output in spec.outputs.items()},
-        identities=spec.identities,
-        results=spec.results,
-        progress=heartbeat.progress,
-        accept_change=spec.accept_change,
-        asked=spec.asked,
-        wait_for_all=wait_for_all,
-        wall=WallTime.of_process(),
-    )
-    (stage,) = (stage for stage in stages_of(experiment) if stage.name == "train")
+    (stage,) = (stage for stage in stages_of(context.experiment) if stage.name == "train")
     return stage.work(context, Path(spec.folder))
+
+
+FINISH_S = 60.0
+"""Longest time that the first task waits for the others to exit, in seconds."""
+
+POLL_S = 0.2
+"""Poll interval in seconds: a shared file system sends no notification of a remote change."""
+
+READY = "ready-{rank}"
+"""File of a task that is ready to connect through TensorFlow."""
+
+FAILED = "failed-{rank}.json"
+"""File with the error of a task that cannot train."""
+
+
+def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
+    """Mark this task as ready, and wait until all tasks are.
+
+    Raises:
+        UserError: another task cannot train; names the task and its error.
+    """
+    while True:
+        try:
+            # In every iteration: a restarted first task clears the folder.
+            (barrier / READY.format(rank=cluster.rank)).touch()
+        except FileNotFoundError:
+            raise peer_failed(cluster.leader, "it has exited") from None
+        if len(list(barrier.glob(READY.format(rank="*")))) >= cluster.trainers:
+            return
+        for path in barrier.glob(FAILED.format(rank="*")):
+            with contextlib.suppress(DataError):  # the first task has exited and removed the folder
+                failure = read_json(path)
+                raise peer_failed(failure["name"], failure["line"])
+        time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> None:
+    """Report to the waiting tasks that this task cannot train, and why."""
+    failure = {"name": cluster.name, "line": line_of(error)}
+    if barrier.is_dir():  # else no task waits any more
+        write_json(barrier / FAILED.format(rank=cluster.rank), failure)
+
+
+def finish(barrier: Path, cluster: ClusterSpec) -> None:
+    """Mark this task as finished; the first task waits for the others, which TensorFlow ends with it."""
+    with contextlib.suppress(OSError):  # the first task timed out and removed the folder
+        (barrier / str(cluster.rank)).touch()
+    until_s = time.monotonic() + FINISH_S
+    while cluster.leads and time.monotonic() < until_s:
+        if len(list(barrier.glob("[0-9]*"))) >= cluster.trainers:
+            return
+        time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def line_of(error: Exception) -> str:
+    """Return the error as one line."""
+    return error.line() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def peer_failed(name: str, line: str) -> UserError:
+    """Return the error that the other tasks raise when one task cannot train.
+
+    Args:
+        name: The failed task.
+        line: Its error.
+    """
+    return UserError(
+        f"{name} failed before training started",
+        got=Plain(line),
+        fix="Fix it, and start all tasks again.",
+    )
 
 
 if __name__ == "__main__":

@@ -1,201 +1,279 @@
-"""The stage `train`: the parts that the loop is given, on this process's place in the cluster."""
+"""The stage `train`: sets up the training, runs its loop, and records the result."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
-from stoker.app.context import Context
+from stoker.app.context import (
+    CHECKPOINTS,
+    METRICS,
+    TENSORBOARD,
+    WALL_TIME,
+    Context,
+    Done,
+    LoopFacts,
+    TrainingResult,
+)
 from stoker.app.identity import training_identity
-from stoker.app.training.folder import CHECKPOINTS
-from stoker.app.training.reports import progress_reporter, run_time, watched, writing
-from stoker.app.training.resolution import resolve_here, resolve_once
+from stoker.app.training.setup import (
+    begin_process,
+    begin_with_servers,
+    build_on,
+    callbacks_of,
+    load_build,
+    open_dataset_of,
+    resolve_here,
+    resolve_once,
+    service_of,
+)
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
-from stoker.core.errors import ConfigError, Finding, Plain
-from stoker.core.user_code import load_function
+from stoker.core.errors import Finding
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.features.preprocessing.transform import Transform
-from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
-from stoker.train.callbacks.callbacks import load_callbacks
-from stoker.train.callbacks.hooks import apply_user_hooks, require_label_of_each_output
+from stoker.telemetry.run_time import RunTime
+from stoker.telemetry.writers import Everywhere
+from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.tensorboard import TensorBoard
+from stoker.train.callbacks.hooks import apply_user_hooks
+from stoker.train.checkpoints.identity import Identity
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
 from stoker.train.context.run_context import (
     BackgroundCall,
+    Preemption,
+    Progress,
     RunContext,
     TrainResult,
     listen_for_preemption,
 )
-from stoker.train.health.precision import apply_tf32
 from stoker.train.loop.loop import fit
-from stoker.train.model.remat import rematerialize
-from stoker.train.parameter_server.cluster import ClusterConnection, connect
+from stoker.train.parameter_server.cluster import ClusterConnection
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.run import ParameterServerResult
-from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
-from stoker.train.setup.device_settings import apply_memory, apply_threads
-from stoker.train.setup.feeds import Feeds, open_feeds
+from stoker.train.setup.build_model import BuiltModel
+from stoker.train.setup.feeds import open_feeds
 from stoker.train.setup.handshake import handshake
 from stoker.train.setup.id_checks import require_embedded_vocabularies
 from stoker.train.setup.label_checks import require_labels_that_fit
-from stoker.train.setup.strategy import Distribution, make_distribution
+from stoker.train.setup.strategy import Distribution
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
+from stoker.train.watch.progress_line import ProgressLine
+from stoker.train.watch.summaries import vocabulary_terms
+from stoker.train.watch.watch import NoWatch, RunWatch
 
 if TYPE_CHECKING:
-    from stoker.app.experiment import Experiment
     from stoker.data.user_dataset.features import AnyTransform
     from stoker.data.user_dataset.load_dataset import AnyDataset
 
 _LOG = logging.getLogger(__name__)
 
 LOCAL_WORKERS = "STOKER_LOCAL_WORKERS"
-"""Environment variable: how many processes compute steps on this machine, and share its memory."""
-
-Place = TypeVar("Place", Distribution, ClusterConnection)
-"""A process's place among those that train together."""
+"""Environment variable: number of processes that compute steps on this machine and share its memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """What the stage reports."""
+class _Job:
+    """What a training works with: its data, its model and the settings that apply to them."""
 
-    facts: dict[str, Any]
-    """For later stages and the summary."""
+    dataset: AnyDataset
+    transform: AnyTransform
+    built: BuiltModel
+    callbacks: list[keras.callbacks.Callback]
+    findings: tuple[Finding, ...]
+    """Warnings about the data."""
 
-    content: str
-    """Fingerprint of the trained weights."""
+    resolved: ResolvedTraining
+    identity: Identity
+    is_chief: bool
+    """Whether this process, of several workers, writes and logs."""
+
+    inputs: dict[str, Any]
+    """Fields of `RunContext` with which the feeds are opened, and the feeds."""
 
 
-def train(context: Context, folder: Path) -> Trained:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reports:
+    """Where a training reports to while it runs."""
+
+    run_time: RunTime
+    writer: Everywhere
+    board: TensorBoard | None
+    device: DeviceWatch
+
+
+def train(context: Context, folder: Path) -> Done:
     """Train the experiment's model.
 
     Args:
-        context: The experiment, and the stages before.
-        folder: Takes checkpoints, metrics and TensorBoard's events.
+        context: The experiment, and the earlier stages.
+        folder: Receives checkpoints, metrics and TensorBoard's events.
 
     Raises:
-        UserError: the settings, the user's code or the data; or numbers that are not finite.
+        UserError: the settings, the user's code or the data are invalid; or numbers are not finite.
         tf.errors.OpError: another of several workers is gone; worth another attempt.
     """
-    experiment, transform = context.experiment, context.transform()
-    settings = experiment.train
-    cluster = read_tf_config(os.environ)
-    devices = find_devices()
+    settings, transform = context.experiment.train, context.transform()
+    cluster, devices = read_tf_config(os.environ), find_devices()
     resolved = resolve_once(folder, settings, resolve_here(context, transform, devices, cluster))
-    service = service_of(experiment, resolved)
+    inputs: dict[str, Any] = {
+        "memory_bytes": devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
+        "service": service_of(context.experiment, resolved),
+        "work_dir": folder.parent / "cache",
+    }
     identity = training_identity(context, resolved)
     context.wait_for_all()
     place: Distribution | ClusterConnection
     if resolved.strategy == "parameter_server" and cluster is not None:
-        place = _begin(settings, resolved, functools.partial(connect, cluster))
+        place = begin_with_servers(settings, resolved, cluster)
     else:
         place = begin_process(settings, resolved)
-    is_chief = isinstance(place, ClusterConnection) or place.is_chief
-    given: dict[str, Any] = {
-        "memory_bytes": devices.memory_bytes // int(os.environ.get(LOCAL_WORKERS, "1")),
-        "service": service,
-        "work_dir": folder.parent / "cache",
-    }
-    # Workers that find each other swallow SIGTERM in TensorFlow, until it is taken from it again.
+    # Workers that connect swallow SIGTERM in TensorFlow, until its handler is replaced.
     with listen_for_preemption() as preemption, ExitStack() as held:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
-        dataset = open_dataset_of(context)
-        # No other thread may import anything while the user's code is imported.
-        context.wall.enter("build")
-        build = _model_code(experiment)
-        given["feeds"] = feeds = _open_ahead(dataset, transform, settings, given, held)
-        built = _build(build, experiment, transform, place)
-        if feeds is not None:
-            feeds.wait()
-        checked = _check_data(context, (dataset, transform), built, place)
-        # Each of several workers finds the same.
-        for finding in checked if is_chief else ():
-            _LOG.warning("%s", finding.line())
-        listed = callbacks_of(experiment)
-        resolved = apply_user_hooks(resolved, settings, model=built.model, callbacks=listed)
-        timed = held.enter_context(run_time(context, folder, is_chief=is_chief))
-        writer, board = held.enter_context(writing(folder, is_chief=is_chief))
-        forbidden = forbids_trace(listed, profile=settings.tensorboard.profile)
-        device = DeviceWatch(
-            folder, replicas=resolved.replicas, forbidden=forbidden, wall=context.wall
-        )
-        run_context = RunContext(
-            checkpoints=folder / CHECKPOINTS,
-            writer=writer,
-            watch=watched(board, context, folder, alone=resolved.workers == 1, device=device),
-            on_progress=progress_reporter(context),
-            on_wait=lambda line: context.progress(line, None),
-            preemption=preemption,
-            heartbeat=process_heartbeat(),
-            run_time=timed,
-            identity=identity,
-            accept_change=context.accept_change,
-            callbacks=listed,
-            **given,
-        )
+        job = _open_job(context, place, resolved, identity, inputs, held)
+        reports = _open_reports(context, folder, job, held)
+        run_context = _run_context(context, folder, job, reports, preemption)
         with steps_are_the_users(workers=resolved.workers):
-            result = _fit(built, (dataset, transform), place, settings, resolved, run_context)
-        if isinstance(result, TrainResult):
-            resolved = result.resolved
+            result = _fit(job, place, settings, run_context)
         context.wall.enter("ending")
-        if board is not None:
-            board.results(result.steps, result.metrics, succeeded=True)
-    return Trained(
-        facts={
-            "steps": result.steps,
-            "epochs": result.epochs,
-            "best_epoch": result.best_epoch,
-            "metrics": result.metrics,
-            "samples_per_s": result.samples_per_s,
-            "parameters": built.model.count_params(),
-            "resolved": asdict(resolved),
-            "warnings": [finding.line() for finding in checked],
-            **_own_facts(result),
-            "goodput": timed.goodput if isinstance(result, TrainResult) else None,
-            "wall_time": timed.report(),
-            **device.facts(result.samples_per_s, _step_facts(result, resolved)),
-        },
+        if reports.board is not None:
+            reports.board.results(result.steps, result.metrics, succeeded=True)
+    return Done(
+        result=_result(result, job, reports),
+        columns=context.hashed(transform.columns),
         content=best(folder / CHECKPOINTS).manifest.hashes[STATE],
     )
 
 
-def _open_ahead(
-    dataset: AnyDataset,
-    transform: AnyTransform,
-    settings: TrainConfig,
-    given: Mapping[str, Any],
+def _open_job(
+    context: Context,
+    place: Distribution | ClusterConnection,
+    resolved: ResolvedTraining,
+    identity: Identity,
+    inputs: dict[str, Any],
     held: ExitStack,
-) -> BackgroundCall[Feeds] | None:
-    """Open the data in a thread while the model is built: shards draw no random numbers.
+) -> _Job:
+    """Open the data and build the model, and check that they fit each other."""
+    experiment, transform = context.experiment, context.transform()
+    settings = experiment.train
+    dataset = open_dataset_of(context)
+    # No other thread may import anything while the user's code is imported.
+    context.wall.enter("build")
+    build = load_build(experiment)
+    feeds = None
+    if isinstance(dataset, Dataset):
+        # In a thread while the model is built: shards draw no random numbers, a user-defined dataset may.
+        opening = functools.partial(open_feeds, dataset, transform, config=settings, **inputs)
+        feeds = BackgroundCall(opening, name="open-data")
+        held.callback(feeds.wait)
+    built = build_on(place, build, experiment, transform)
+    if feeds is not None:
+        feeds.wait()
+    is_chief = isinstance(place, ClusterConnection) or place.is_chief
+    findings = _check_data(context, (dataset, transform), built, place)
+    for finding in findings if is_chief else ():
+        _LOG.warning("%s", finding.line())
+    callbacks = callbacks_of(experiment)
+    return _Job(
+        dataset=dataset,
+        transform=transform,
+        built=built,
+        callbacks=callbacks,
+        findings=findings,
+        resolved=apply_user_hooks(resolved, settings, model=built.model, callbacks=callbacks),
+        identity=identity,
+        is_chief=is_chief,
+        inputs=inputs | {"feeds": feeds},
+    )
 
-    Args:
-        dataset: A user-defined one is opened later, when training needs it: it may draw some.
-        transform: What turns raw columns into features and label.
-        settings: The section `train`.
-        given: As in `RunContext`.
-        held: Waits for the thread, even if building the model fails.
-    """
-    if not isinstance(dataset, Dataset):
-        return None
-    opening = functools.partial(open_feeds, dataset, transform, config=settings, **given)
-    ahead = BackgroundCall(opening, name="open-data")
-    held.callback(ahead.wait)
-    return ahead
+
+def _open_reports(context: Context, folder: Path, job: _Job, held: ExitStack) -> _Reports:
+    """Open the writers of metrics and the account of wall time; of several workers, the chief's only."""
+    wall_time = folder / WALL_TIME if job.is_chief else None
+    run_time = held.enter_context(RunTime(context.wall, wall_time))
+    board = TensorBoard(folder / TENSORBOARD) if job.is_chief else None
+    writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
+    held.callback(writer.close)
+    profile = context.experiment.train.tensorboard.profile
+    device = DeviceWatch(
+        folder,
+        replicas=job.resolved.replicas,
+        forbidden=forbids_trace(job.callbacks, profile=profile),
+        wall=context.wall,
+    )
+    return _Reports(run_time=run_time, writer=writer, board=board, device=device)
+
+
+def _run_context(
+    context: Context, folder: Path, job: _Job, reports: _Reports, preemption: Preemption
+) -> RunContext:
+    return RunContext(
+        checkpoints=folder / CHECKPOINTS,
+        writer=reports.writer,
+        watch=_watch(context, folder, job, reports),
+        on_progress=_progress_reporter(context),
+        on_wait=lambda line: context.progress(line, None),
+        preemption=preemption,
+        heartbeat=process_heartbeat(),
+        run_time=reports.run_time,
+        identity=job.identity,
+        accept_change=context.accept_change,
+        callbacks=job.callbacks,
+        **job.inputs,
+    )
+
+
+def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> RunWatch | NoWatch:
+    """Return TensorBoard with the run's settings in it, if this process writes it."""
+    if reports.board is None:
+        return NoWatch()
+    reports.board.settings(context.experiment.to_json(), run=context.run_id)
+    config = context.experiment.train.tensorboard
+    terms = {
+        layer: vocabulary_terms(job.transform, vocabulary) if vocabulary is not None else None
+        for layer, vocabulary in config.embeddings.items()
+    }
+    return RunWatch(
+        reports.board,
+        config=config,
+        terms=terms,
+        folder=folder,
+        alone=job.resolved.workers == 1,
+        device=reports.device,
+    )
+
+
+def _progress_reporter(context: Context) -> Callable[[Progress], None]:
+    """Return what reports the step, the epoch and the metrics to the user."""
+    settings = context.experiment.train
+
+    @functools.cache
+    def line(steps: int) -> ProgressLine:
+        return ProgressLine(steps=steps, epochs=settings.epochs, monitor=settings.monitor)
+
+    def report_progress(progress: Progress) -> None:
+        text = line(progress.steps)(
+            step=progress.step, epoch=progress.epoch, scalars=progress.scalars
+        )
+        context.progress(text, progress.step / progress.steps)
+
+    return report_progress
 
 
 def _check_data(
@@ -207,7 +285,7 @@ def _check_data(
     """Check labels, columns and metrics against the model; return the warnings.
 
     Raises:
-        ConfigError: the loss cannot learn these labels, a metric is of no output or label, or a
+        ConfigError: the loss does not fit the labels, a metric names an unknown output or label, or a
             value out of vocabulary has no row in an Embedding.
     """
     experiment, (dataset, transform) = context.experiment, data
@@ -234,7 +312,7 @@ def _check_data(
 
 
 def _input_findings(context: Context, transform: AnyTransform) -> Iterator[Finding]:
-    # Records of an earlier version have none of these.
+    # Records of earlier versions do not have these keys.
     analyzed, transformed = context.results["analyze"], context.results["transform"]
     return input_findings(
         anomalies=[*analyzed.get("of_columns", ()), *transformed.get("of_columns", ())],
@@ -246,103 +324,59 @@ def _input_findings(context: Context, transform: AnyTransform) -> Iterator[Findi
     )
 
 
-def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:
-    """What holds for the whole process, in the order that TensorFlow demands.
-
-    Args:
-        settings: The section `train`.
-        resolved: What its `auto`s became.
-
-    Returns:
-        Over which devices and workers a step is spread.
-    """
-
-    def spread() -> Distribution:
-        return make_distribution(
-            resolved.strategy,
-            replicas=resolved.replicas // resolved.workers,
-            reduction_bytes_per_pack=settings.reduction_bytes_per_pack,
-        )
-
-    return _begin(settings, resolved, spread)
-
-
-def _begin(settings: TrainConfig, resolved: ResolvedTraining, reach: Callable[[], Place]) -> Place:
-    apply_memory(settings.memory)
-    apply_threads(settings)
-    apply_tf32(on=settings.tf32)
-    place = reach()
-    prepare_process(
-        precision=resolved.precision, seed=settings.seed, deterministic=settings.deterministic
-    )
-    return place
-
-
-def open_and_build(
-    context: Context, transform: AnyTransform, place: Distribution | ClusterConnection
-) -> tuple[AnyDataset, BuiltModel]:
-    """The data and the model, in a process that has begun.
-
-    Raises:
-        UserError: the user's code fails, or makes what cannot be trained.
-    """
-    dataset = open_dataset_of(context)
-    experiment = context.experiment
-    return dataset, _build(_model_code(experiment), experiment, transform, place)
-
-
-def open_dataset_of(context: Context) -> AnyDataset:
-    """The data, after the seeds are set: a user-defined dataset may draw from them."""
-    with context.wall.within("data"):
-        return context.dataset()
-
-
-def _model_code(experiment: Experiment) -> Callable[..., Any]:
-    return load_function(experiment.folder, experiment.model, where="model")
-
-
-def _build(
-    build: Callable[..., Any],
-    experiment: Experiment,
-    transform: AnyTransform,
-    place: Distribution | ClusterConnection,
-) -> BuiltModel:
-    """The model, after a user-defined dataset has drawn its random numbers."""
-    with place.strategy.scope():
-        built = build_model(build, transform, what=experiment.model)
-        require_label_of_each_output(built.model, transform.labels)
-        rematerialize(built.model, experiment.train.remat)
-    return built
-
-
 def _fit(
-    built: BuiltModel,
-    data: tuple[AnyDataset, AnyTransform],
+    job: _Job,
     place: Distribution | ClusterConnection,
     settings: TrainConfig,
-    resolved: ResolvedTraining,
     run_context: RunContext,
 ) -> TrainResult | ParameterServerResult:
-    """The loop that the place has."""
+    """Run the loop for one process or several, or the one for parameter servers."""
+    data = (job.dataset, job.transform)
     if isinstance(place, Distribution):
         return fit(
-            built,
+            job.built,
             data,
             config=settings,
-            resolved=resolved,
+            resolved=job.resolved,
             distribution=place,
             context=run_context,
         )
     return fit_parameter_server(
-        built, data, config=settings, resolved=resolved, connection=place, context=run_context
+        job.built,
+        data,
+        config=settings,
+        resolved=job.resolved,
+        connection=place,
+        context=run_context,
     )
 
 
-def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
-    """What only one of the loops knows; None where the other has measured nothing."""
+def _result(
+    result: TrainResult | ParameterServerResult, job: _Job, reports: _Reports
+) -> TrainingResult:
+    resolved = result.resolved if isinstance(result, TrainResult) else job.resolved
+    step = _step_facts(result, resolved)
+    facts = {
+        "steps": result.steps,
+        "epochs": result.epochs,
+        "best_epoch": result.best_epoch,
+        "metrics": result.metrics,
+        "samples_per_s": result.samples_per_s,
+        "parameters": job.built.model.count_params(),
+        "resolved": asdict(resolved),
+        "warnings": [finding.line() for finding in job.findings],
+        **_loop_facts(result),
+        "goodput": reports.run_time.goodput if isinstance(result, TrainResult) else None,
+        "wall_time": reports.run_time.report(),
+    }
+    facts |= reports.device.facts(result.samples_per_s, step)
+    return cast(TrainingResult, facts)
+
+
+def _loop_facts(result: TrainResult | ParameterServerResult) -> LoopFacts:
+    """Return what the loop measured of itself."""
     if isinstance(result, ParameterServerResult):
         return {
-            # Workers wait for the server too, so a step on resident data is no ceiling here.
             "busy_fraction": None,
             "input_wait": result.input_wait,
             "step_time_s": result.step_time_s,
@@ -363,20 +397,10 @@ def _own_facts(result: TrainResult | ParameterServerResult) -> dict[str, Any]:
     }
 
 
-def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
-    """The user's callbacks.
-
-    Raises:
-        ConfigError: what is wrong with the function that gives them.
-    """
-    named = experiment.train.callbacks
-    return load_callbacks(experiment.folder, named)() if named else []
-
-
 def _step_facts(
     result: TrainResult | ParameterServerResult, resolved: ResolvedTraining
 ) -> StepFacts:
-    """What is known about the steps of a run, in addition to the trace of its devices."""
+    """Return what is known about the steps, in addition to the trace of the devices."""
     wait = result.busy.input_wait if isinstance(result, TrainResult) else result.input_wait
     return StepFacts(
         of_script=False,
@@ -386,27 +410,3 @@ def _step_facts(
         input_wait=wait,
         nhwc_allowed=nhwc_is_allowed(),
     )
-
-
-def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:
-    """Who makes the training batches, None where this process does.
-
-    Raises:
-        ConfigError: a data service cannot do what is asked.
-    """
-    if not isinstance(experiment.data, IngestConfig) or experiment.data.service is None:
-        return None
-    if experiment.train.deterministic:
-        raise ConfigError(
-            "train.deterministic needs the local feed: a tf.data service promises no order",
-            got=Plain("both train.deterministic and data.service"),
-            fix="Leave one of them out.",
-        )
-    if resolved.strategy == "multi_worker":
-        raise ConfigError(
-            "train.strategy: multi_worker needs the local feed: a tf.data service would give each "
-            "worker other records of a step",
-            got=Plain("both multi_worker and data.service"),
-            fix="Leave data.service out: with several workers each reads its own share.",
-        )
-    return experiment.data.service

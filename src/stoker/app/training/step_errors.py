@@ -23,7 +23,7 @@ _PEER_IS_GONE = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-"""What an exchange between workers fails with; the user's fault on another worker keeps its kind."""
+"""Errors of an exchange between workers; a user error on another worker keeps its type."""
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
             ) from error
         raise ConfigError(
             f"a training step failed{user_place(error)}",
-            got=Plain(_said(error)),
+            got=Plain(_message(error)),
             fix=f"{_advice(error)}Run it again with --debug for the whole traceback.",
         ) from error
     except UserError:
@@ -65,18 +65,18 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
 
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*?)\](?:\s|$)", re.DOTALL)
-"""What an assertion says, ours or the user's; around it stands where in the graph it is."""
+"""Message of an assertion; the text around it is its place in the graph."""
 
 
-def _said(error: tf.errors.OpError) -> str:
+def _message(error: tf.errors.OpError) -> str:
     asserted = _ASSERTED.search(error.message)
     return asserted[1].replace("\\'", "'") if asserted else first_line(error)
 
 
 def _advice(error: tf.errors.OpError) -> str:
-    # What Python raised, the user's function or ours, says itself what is wrong.
+    # An error that Python raised explains itself.
     if _ASSERTED.search(error.message) or "Traceback (most recent call last)" in error.message:
         return ""
     if "was expected to contain" in error.message:
-        return "A dataset must give as many batches in every pass as when it was analyzed. "
+        return "A dataset must yield as many batches in every pass as when it was analyzed. "
     return "An id may lie outside its Embedding, or a label outside the classes. "

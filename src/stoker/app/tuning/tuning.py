@@ -1,49 +1,45 @@
-"""`stoker tune`: the search over trials, the lock file and the report that it leaves."""
+"""`stoker tune`: the search over trials with its lock file and report, and the check of a lock file."""
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 import os
-import secrets
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from stoker.app.experiment import Experiment
-from stoker.app.trial.client import SCRATCH, TrialBench
 from stoker.app.tuned_settings import measured_code, value_at
+from stoker.app.tuning.trials import TRIALS, Trials, cannot_measure, locked_folder
 from stoker.cluster.devices import find_devices, hardware
-from stoker.core.errors import BusyError, ConfigError, Plain, UserError
-from stoker.core.files import full_disk_is_named, remove, writable, write_atomic, write_json
+from stoker.core.errors import CheckFailed, ConfigError, Plain
+from stoker.core.files import write_atomic, write_json
 from stoker.core.fingerprint import library_versions
+from stoker.tune.check import Measured, broken, settled, slower
+from stoker.tune.client import TrialClient, TrialLimits
+from stoker.tune.compare import PAIRS_LEAST, Load, watched_load
 from stoker.tune.ledger import Ledger
-from stoker.tune.load import watched_load
-from stoker.tune.lock import FILE, Lock, write_lock
+from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import Profile
 from stoker.tune.report import report
 from stoker.tune.search import Limits, Settings, Tuned, search
 
-TRIALS = "trials"
-"""Folder of a tuning's trials, within its own."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """A tuning and what it left."""
+    """A tuning and its files."""
 
     tuned: Tuned
     lock: Path
     report: Path
     ledger: Path
     kept_lock: bool = False
-    """The lock file is an earlier tuning's still: this one ended early, and had kept nothing."""
+    """The lock file is that of an earlier tuning: this one ended early, without keeping a setting."""
 
 
 def tune(
@@ -53,43 +49,36 @@ def tune(
     log: Callable[[str, float], None],
     progress: Callable[[str], None],
 ) -> Tuning:
-    """Tune an experiment, as `stoker.yaml` has it, and write the lock file beside it.
+    """Tune an experiment, and write the lock file next to its `stoker.yaml`.
 
     Args:
-        experiment: Without what an earlier lock says.
-        limits: What it may take.
-        log: Told what goes on, and how many seconds are left.
-        progress: Told how far a process is that gets ready.
+        experiment: Without the settings of an earlier lock file.
+        limits: Limits of time, and the goal.
+        log: Receives a line, and the seconds that are left.
+        progress: Receives the progress of the stages before `train`.
 
     Raises:
-        UserError: the experiment cannot be measured; it stays as it was.
-        BusyError: it is being tuned already.
+        UserError: the experiment cannot be measured; its files are unchanged.
+        BusyError: another process measures it.
     """
-    with alone(experiment) as folder:
-        names = count(1)
+    with locked_folder(experiment) as folder:
+        trials = Trials(experiment, folder / TRIALS, progress=progress)
+        names = (f"{number:02d}" for number in count(1))
 
-        def open_bench(settings: Settings, left_s: float) -> TrialBench:
-            end_s = time.monotonic() + left_s
-            return TrialBench(
-                experiment,
-                settings,
-                folder=folder / TRIALS,
-                name=f"{next(names):02d}",
-                left_s=lambda: end_s - time.monotonic(),
-                most_s=limits.lever_s,
-                tell=progress,
-            )
+        def open_trial(settings: Settings, left_s: float) -> TrialClient:
+            within = TrialLimits.within(left_s, most_s=limits.lever_s)
+            return trials.open(settings, name=next(names), limits=within)
 
         ledger = Ledger(folder / "ledger.jsonl")
         try:
             ledger.write("begin", _begin(experiment, limits))
-            tuned = search(open_bench, ledger=ledger, limits=limits, tell=log, watch=watched_load)
+            tuned = search(open_trial, ledger=ledger, limits=limits, log=log, watch=watched_load)
         except TrialFailed as failed:
-            raise cannot(failed, "--budget") from None
+            raise cannot_measure(failed) from None
         finally:
             ledger.close()
         result = Tuning(
-            kept_lock=_stays(tuned, experiment.folder / FILE),
+            kept_lock=_keeps_lock(tuned, experiment.folder / FILE),
             tuned=tuned,
             lock=experiment.folder / FILE,
             report=folder / "report.html",
@@ -99,19 +88,19 @@ def tune(
         write_json(folder / "tuned.json", as_json(tuned, usd_per_hour=prices))
         page = report(tuned, name=experiment.name, usd_per_hour=prices)
         write_atomic(result.report, page.encode(errors="backslashreplace"))
-        # Last: what it stands on is on the disk.
+        # Last, when the files that it refers to are on the disk.
         if not result.kept_lock:
             write_lock(result.lock, _lock(experiment, tuned, folder))
     return result
 
 
-def _stays(tuned: Tuned, lock: Path) -> bool:
-    """Whether an earlier lock says more: this tuning ended early, and had found nothing by then."""
+def _keeps_lock(tuned: Tuned, lock: Path) -> bool:
+    """Return whether an earlier lock file stays, because this tuning ended early and found nothing."""
     return not tuned.finished and not tuned.settings and os.path.lexists(lock)
 
 
 def summary(profile: Profile, *, usd_per_hour: float | None) -> dict[str, Any]:
-    """The figures of a profile that a promise is made of."""
+    """Return the figures of a profile that a lock file promises."""
     return {
         "busy_fraction": round(profile.busy_fraction, 4),
         "busy_low": round(profile.busy_low, 4),
@@ -126,7 +115,7 @@ def summary(profile: Profile, *, usd_per_hour: float | None) -> dict[str, Any]:
 
 
 def as_json(tuned: Tuned, *, usd_per_hour: float | None) -> dict[str, Any]:
-    """What was found, JSON values."""
+    """Return the result of a tuning as JSON values."""
     return asdict(tuned) | {
         "before": tuned.before.to_json() | summary(tuned.before, usd_per_hour=usd_per_hour),
         "after": tuned.after.to_json() | summary(tuned.after, usd_per_hour=usd_per_hour),
@@ -169,46 +158,108 @@ def _begin(experiment: Experiment, limits: Limits) -> dict[str, Any]:
     }
 
 
-def cannot(failed: TrialFailed, option: str) -> UserError:
-    """Why an experiment could not be measured as it is.
+CHECK_S = 60.0
+"""Longest time for a check, seconds."""
+
+PROMISED = {"busy_fraction": False, "samples_per_s": False, "busy_low": True, "pace": True}
+"""Promised figure -> whether it may be missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """The figures that a lock file promises, and those measured now."""
+
+    promised: dict[str, float]
+    measured: dict[str, float]
+    broken: tuple[str, ...]
+    """Sentences about the figures that do not hold."""
+
+    loads: tuple[Load | None, ...]
+    """Load of other processes during each measurement."""
+
+    not_quiet: str
+    """A sentence about that load; empty if the machine was quiet."""
+
+    slower: str
+    """A sentence about a machine that is slower than it was; empty if it is not."""
+
+
+def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
+    """Measure the figures that the lock file promises.
 
     Args:
-        failed: What its trial said.
-        option: What gives it more time.
+        experiment: With the settings of the lock file.
+        progress: Receives the progress of the stages before `train`.
+
+    Raises:
+        ConfigError: there is no lock file, or it was measured on another machine or with another model.
+        CheckFailed: it cannot be measured within `CHECK_S`.
+        UserError: the experiment cannot be measured.
     """
-    if failed.kind == "budget":
-        return ConfigError(
-            f"{option} must be long enough to measure the experiment as it is",
-            got=Plain(failed.text),
-            fix=f"Give it more, e.g. {option} 10m.",
-        )
-    return UserError(
-        "an experiment that is measured must train as it is",
-        got=Plain(f"{failed.kind}: {failed.text}"),
-        fix="`stoker train` says more.",
+    lock = _checkable(experiment)
+    promised = {name: value for name, value in lock.after.items() if _is_number(value)}
+    with locked_folder(experiment) as folder:
+        trials = Trials(experiment, folder / TRIALS, progress=progress)
+
+        def measure(within_s: float) -> Measured:
+            with trials.alone(name="check", within_s=within_s) as trial:
+                with watched_load(trial.pid) as load:
+                    # All processes share a minute, so each measures as few pairs as it can.
+                    profile = trial.profile(most_pairs=PAIRS_LEAST)
+                prices = experiment.resources.usd_per_hour
+                return Measured(figures=summary(profile, usd_per_hour=prices), load=load())
+
+        try:
+            now = settled(measure, promised, within_s=CHECK_S)
+        except TrialFailed as failed:
+            if failed.kind != "budget":
+                raise cannot_measure(failed) from None
+            raise CheckFailed(
+                f"a check must be over in {CHECK_S:.0f} s", got=Plain(failed.text)
+            ) from None
+    return Check(
+        promised=promised,
+        measured=now.figures,
+        broken=tuple(broken(promised, now.figures)),
+        loads=now.loads,
+        not_quiet=now.not_quiet(),
+        slower=slower(promised, now.figures),
     )
 
 
-@contextmanager
-def alone(experiment: Experiment) -> Iterator[Path]:
-    """A folder for one tuning; two at once would measure each other."""
-    root = experiment.folder / experiment.runs / ".tune" / experiment.name
-    with writable(root, what="the folder", fix="Write elsewhere with --set runs=DIR."):
-        root.mkdir(parents=True, exist_ok=True)
-        held = (root / "lock").open("w")
-    with held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(
-                f"{experiment.name} is measured by one process at a time",
-                got=Plain(f"another holds {root / 'lock'}"),
-                fix="Wait until it has ended.",
-            ) from None
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
-        folder = root / name
-        with full_disk_is_named(folder):
-            folder.mkdir()
-        for left in root.glob(f"*/{TRIALS}/*{SCRATCH}"):
-            remove(left)  # of a tuning that was killed; this one holds the lock
-        yield folder
+def _checkable(experiment: Experiment) -> Lock:
+    lock = read_lock(experiment.folder / FILE)
+    if lock is None:
+        raise ConfigError(
+            "a check needs a lock file", got=Plain(f"no {FILE}"), fix="Run `stoker tune` first."
+        )
+    if others := differing(lock.hardware, hardware(find_devices())):
+        raise ConfigError(
+            f"a check needs the machine that {FILE} was measured on",
+            got=Plain("; ".join(others)),
+            fix="Run `stoker tune` here.",
+        )
+    code = measured_code(experiment)
+    if gone := [name for name in lock.code if name not in code]:
+        # Its settings would not be used, so the measurement would not be comparable.
+        raise ConfigError(
+            f"a check needs the experiment that {FILE} was measured with: {', '.join(gone)}",
+            got=Plain(", ".join(code)),
+            fix="Run `stoker tune` again.",
+        )
+    for name, optional in PROMISED.items():
+        value = lock.after.get(name)
+        if not (_is_number(value) or (optional and value is None)):
+            # No figure is less than NaN: such a promise could not be broken.
+            raise ConfigError(
+                f"{FILE} must promise after.{name}, a number of 0 or more",
+                got=value,
+                fix="Run `stoker tune` again.",
+            )
+    return lock
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return False
+    return math.isfinite(value) and value >= 0

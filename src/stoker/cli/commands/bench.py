@@ -1,4 +1,4 @@
-"""`stoker bench`: load for a model server, and what its answers took."""
+"""`stoker bench`: sends load to a model server and measures the latencies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.output import require_writable_file
-from stoker.cli.stdout import print_result, tolerant
+from stoker.cli.output import print_result, require_writable_file, tolerant
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAX_BATCH = 100_000
-"""Most rows in one request: its body is made, and sent, as a whole."""
+"""Maximum number of rows in one request, whose body is built and sent as a whole."""
 
 
 def bench(
@@ -62,10 +61,10 @@ def bench(
 ) -> None:
     """Send REST load to a model server and report the latencies.
 
-    By --rate requests are due by a schedule, and their latency counts from when they were due.
-    Ends early by Ctrl-C, with what it has. A token is taken from STOKER_TOKEN.
+    With --rate, requests follow a schedule, and latency counts from the scheduled time. Ctrl-C ends the
+    load early and reports it. The token is read from STOKER_TOKEN.
     """
-    from stoker.cli.commands.call import asked, connection
+    from stoker.cli.commands.call import connection, read_request
     from stoker.client.rest_client import RestClient
     from stoker.client.rows import padded
     from stoker.client.signature import ModelAt
@@ -75,7 +74,7 @@ def bench(
     from stoker.loadtest.generator import run_load
 
     if not model:
-        raise ConfigError("--model must name the model that is asked", got=model)
+        raise ConfigError("--model must name a model of the server", got=model)
     if (rate is None) != closed:
         raise ConfigError(
             "load must have either a --rate or be --closed",
@@ -93,14 +92,14 @@ def bench(
     )
     with RestClient(url, connection=how) as client:
         if client.address.secure:
-            raise ConfigError("load goes over plain http", got=url)
+            raise ConfigError("load must go over plain http", got=url)
         address = resolved(client.address.host, client.address.port, allow_remote=allow_remote)
         signatures = functools.cache(lambda: client.signatures(at))
         several = [
             padded(part, signatures)
-            for part in _split(asked(client, at, data, image, signature=signature), batch)
+            for part in _split(read_request(client, at, data, image, signature=signature), batch)
         ]
-        # A model that is not there, or rows that it refuses, are said before any load.
+        # Report a missing model, or rows that it refuses, before the load.
         client.ask(at, several[0])
         requests = http_requests(client.address, f"{at.path}:predict", several, how.headers)
     with _stopping_on_signals() as stopped:
@@ -124,7 +123,7 @@ def _split(request: Request, batch: int) -> list[Request]:
     if request.rows is None:
         return [request]
     rows = list(request.rows)
-    # The last request begins again with the first rows: every request is of one size.
+    # The last request continues with the first rows, so that all requests have the same size.
     return [
         dataclasses.replace(
             request, rows=[rows[place % len(rows)] for place in range(start, start + batch)]
@@ -155,9 +154,10 @@ def _print(result: LoadResult, *, title: str, plot: Path | None) -> None:
     from stoker.loadtest.result import PERCENTS
 
     console = Console(file=tolerant(sys.stdout), highlight=False)
-    asked = "" if result.asked_rate_per_s is None else f" of {result.asked_rate_per_s:,g} asked for"
+    rate = result.asked_rate_per_s
+    requested = "" if rate is None else f" of {rate:,g} requested"
     table = Table(title=title, title_justify="left", show_header=False)
-    table.add_row("answers", f"{result.throughput_per_s:,.1f}/s{asked}")
+    table.add_row("answers", f"{result.throughput_per_s:,.1f}/s{requested}")
     took = f"{result.latencies.count:,} of {result.sent:,} in {result.took_s:.1f} s"
     table.add_row("", f"{took}, {result.connections} connections, {result.mode} loop")
     for percent in PERCENTS if result.latencies.count else ():

@@ -1,4 +1,4 @@
-"""`stoker call`: ask a model server about rows or images, over REST or gRPC."""
+"""`stoker call`: sends rows or images to a model server, over REST or gRPC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError, Plain, UserError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker.client.signature import ModelAt
 
 TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
-"""Where a token is looked for: on the command line every process of the machine could read it."""
+"""Environment variable with the token: every process of the machine can read a command line."""
 
 
 def call(
@@ -54,19 +54,19 @@ def call(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a model server about rows or images. A token is taken from STOKER_TOKEN."""
+    """Send rows or images to a model server. The token is read from STOKER_TOKEN."""
     from stoker.client.grpc_client import GrpcClient
     from stoker.client.rest_client import RestClient
     from stoker.client.signature import ModelAt
 
-    # gRPC logs what it also says in its error, which becomes one line.
+    # gRPC also logs what is in its error.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     at = ModelAt(name=model, version=version, label=label)
     how = connection(timeout_s=timeout_s, ca=ca, cert=cert, key=key)
     where = {} if url is None else {"url": url}
     kind: type[GrpcClient | RestClient] = GrpcClient if use_grpc else RestClient
     with kind(**where, connection=how) as client:
-        request = asked(client, at, data, image, signature=signature)
+        request = read_request(client, at, data, image, signature=signature)
         answers = client.ask(at, request)
     if as_json:
         print_result(json.dumps(_facts(at, request, answers)))
@@ -77,14 +77,14 @@ def call(
 def connection(
     *, timeout_s: float, ca: Path | None, cert: Path | None, key: Path | None
 ) -> Connection:
-    """How a server is asked, with the environment's token."""
+    """Return how to connect to a server, with the token of the environment."""
     from stoker.client.connection import Connection, Tls
 
     tls = Tls(ca=ca, cert=cert, key=key)
     return Connection(timeout_s=timeout_s, token=os.environ.get(TOKEN_VARIABLE, ""), tls=tls)
 
 
-def asked(
+def read_request(
     client: ModelClient,
     at: ModelAt,
     data: Path | None,
@@ -92,11 +92,11 @@ def asked(
     *,
     signature: str,
 ) -> Request:
-    """What the files ask.
+    """Return the request in the files.
 
     Raises:
-        ConfigError: there is nothing to ask.
-        UserError: a file cannot be read, or the model takes no image.
+        ConfigError: no file is given.
+        UserError: a file cannot be read, or the model has no input for images.
     """
     import dataclasses
 
@@ -109,7 +109,7 @@ def asked(
         )
     elif not images:
         raise ConfigError(
-            "there must be something to ask",
+            "there must be rows or images to send",
             got=Plain("neither --data nor --image"),
             fix="Try --data row.json, or --image photo.jpg.",
         )
@@ -119,15 +119,15 @@ def asked(
 
 
 def _with_images(client: ModelClient, at: ModelAt, request: Request, images: list[Path]) -> Request:
-    """The same rows with an image each; one row stands for all images."""
+    """Return the rows with an image each; a single row is repeated for all images."""
     import dataclasses
 
     from stoker.client.rows import as_bytes
     from stoker.client.signature import chosen
 
     spec = chosen(client.signatures(at), request.signature)
-    taken = [n for row in request.rows or [] if isinstance(row, dict) for n in row]
-    free = [name for name in spec.encoded if name not in taken]
+    given = [n for row in request.rows or [] if isinstance(row, dict) for n in row]
+    free = [name for name in spec.encoded if name not in given]
     if len(free) != 1:
         raise UserError(
             f"{at.name} must have one input of encoded bytes that --data leaves to --image",
@@ -152,10 +152,10 @@ def _is_stdin(path: Path) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, "-" being standard input.
+    """Return the text of a file; "-" is standard input.
 
     Raises:
-        UserError: it cannot be read, or is no text.
+        UserError: it cannot be read, or is not text.
     """
     content = sys.stdin.buffer.read() if _is_stdin(path) else _content(path)
     try:
@@ -205,7 +205,7 @@ def _plain(values: Any) -> Any:
 
 
 def _short(values: Any) -> Any:
-    """Floats of few bits as the shortest decimals that stand for them, not all of a double's."""
+    """Return floats of few bits as the shortest decimals that represent them, not as doubles."""
     few_bits = values.dtype.kind in "fV" and values.dtype.itemsize < 8
     return values.astype("U").astype("float64") if few_bits else values
 
@@ -217,7 +217,7 @@ def _lines(at: ModelAt, request: Request, answers: Answers) -> list[str]:
         return [f"{at.name}{version}", *(f"{_label(n)}{_shown(v)}" for n, v in outputs.items())]
     lines = [f"{at.name}{version}, {len(request.rows)} row(s)"]
     for number in range(len(request.rows)):
-        # An output without a row for each row is shown whole: what the model says, not what it should.
+        # Show an output completely if it does not have a value for each row.
         parts = [
             _label(n)
             + _shown(v[number] if getattr(v, "ndim", 0) and len(v) == len(request.rows) else v)
@@ -232,7 +232,7 @@ def _label(name: str) -> str:
 
 
 _SHOWN_VALUES = 8
-"""Longest vector that is shown whole."""
+"""Maximum length of a vector that is shown completely."""
 
 
 def _shown(value: Any) -> str:

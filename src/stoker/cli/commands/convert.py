@@ -1,4 +1,4 @@
-"""`stoker convert`: a SavedModel as LiteRT, ONNX or TensorFlow.js, held against the SavedModel."""
+"""`stoker convert`: converts a SavedModel to LiteRT, ONNX or TensorFlow.js, and compares the answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson, Overrides
-from stoker.cli.output import require_new_folder
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result, require_new_folder
 from stoker.core.errors import ConfigError, Plain
 
 if TYPE_CHECKING:
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
 
 TFJS_VARIABLE = "STOKER_TFJS_PYTHON"
-"""Where the Python of TensorFlow.js's converter is looked for when no flag names it."""
+"""Environment variable with the Python interpreter of TensorFlow.js's converter."""
 
 
 class Form(StrEnum):
-    """What a model can be written as."""
+    """Target format."""
 
     LITERT = "litert"
     LITERT_FLOAT16 = "litert-float16"
@@ -66,8 +65,8 @@ def convert(
 ) -> None:
     """Convert a SavedModel, and compare its answers on real rows before anything is written.
 
-    What a form cannot carry is refused by name. Exit code 3 where the answers differ by more than
-    the tolerance.
+    Operations that the format does not support are refused by name. Exit code 3 if the answers differ by
+    more than the tolerance.
     """
     from stoker.app.import_tensorflow import import_tensorflow
 
@@ -104,9 +103,9 @@ def _source(
         return _of_folder(model, data, signature)
     if data is not None:
         raise ConfigError(
-            "an experiment has rows of its own",
+            "--data must be left out for an experiment, which has its own rows",
             got=Plain(f"--data {data}"),
-            fix="Leave --data out, or name the SavedModel instead.",
+            fix="Remove --data, or name the SavedModel instead.",
         )
     from stoker.app.chain import run_chain
     from stoker.app.conversion import of_experiment
@@ -163,7 +162,7 @@ def _inputs(inputs: dict[str, str]) -> str:
 
 
 _SHOWN_INPUTS = 5
-"""Most inputs that are printed."""
+"""Maximum number of inputs that are printed."""
 
 
 def _kib(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""`stoker data-service start|status`: TensorFlow's own input workers, on this machine and others."""
+"""`stoker data-service start|status`: tf.data service, on this machine and others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 DEFAULT_PORT = 5050
-"""The dispatcher's, as in TensorFlow's own examples."""
+"""Port of the dispatcher, as in TensorFlow's examples."""
 
 
 @app.command()
@@ -105,8 +105,8 @@ def status(
         f"dispatcher {found.address}: {found.answering} of {len(found.workers)} workers answer"
     )
     for worker in found.workers:
-        said = f"{worker.tasks} tasks" if worker.answers else "no answer"
-        typer.echo(f"  {worker.address}: {said}")
+        state = f"{worker.tasks} tasks" if worker.answers else "no answer"
+        typer.echo(f"  {worker.address}: {state}")
 
 
 def _run(config: GroupConfig, *, ready_file: Path | None, as_json: bool) -> None:
@@ -118,18 +118,18 @@ def _run(config: GroupConfig, *, ready_file: Path | None, as_json: bool) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     if config.host != LOOPBACK:
-        _say(
+        _log(
             f"anyone who can reach {config.host} on these ports can run TensorFlow operations as "
             "this user, and so read and write files: keep them behind a firewall"
         )
-    with Group(config, _say) as group:
+    with Group(config, _log) as group:
         if ready_file is not None:
             write_json(ready_file, asdict(group.ready))
-        _say_ready(group.ready, as_json=as_json)
+        _log_ready(group.ready, as_json=as_json)
         group.watch(stopped)
 
 
-def _say_ready(ready: Ready, *, as_json: bool) -> None:
+def _log_ready(ready: Ready, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(ready)))
         return
@@ -139,5 +139,5 @@ def _say_ready(ready: Ready, *, as_json: bool) -> None:
     )
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     typer.echo(f"data-service: {line}", err=True)

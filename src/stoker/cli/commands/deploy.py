@@ -1,4 +1,4 @@
-"""`stoker deploy`: a folder with an image's recipe and the manifests that run it."""
+"""`stoker deploy`: writes a Dockerfile and the manifests that run the image."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.output import require_new_folder
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result, require_new_folder
 
 
 class DeployTarget(StrEnum):
@@ -70,7 +69,7 @@ def deploy(
     from stoker.deploy.write import read_model, write_deployment
 
     require_new_folder(
-        out, fix="Name another: what was written before may have been changed by hand."
+        out, fix="Name another folder: the files in this one may have been changed by hand."
     )
     model, number, folder = read_model(_versions(source), version=version)
     plan = Plan(
@@ -111,5 +110,5 @@ def _base_image(server: DeployServer) -> str:
         return f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
     from importlib import metadata
 
-    # Its client's package and its image are of one release.
+    # The package of its client and its image have the same version.
     return f"tensorflow/serving:{metadata.version('tensorflow-serving-api')}"

@@ -1,4 +1,4 @@
-"""`stoker doctor`: is this machine fit to train on?"""
+"""`stoker doctor`: checks whether this machine is ready for training."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def doctor(
     findings = examine(machine)
     groups = best_groups(machine.gpus)
     if as_json:
-        told = asdict(machine) | {"gpu_groups": groups, "findings": list(map(asdict, findings))}
-        typer.echo(json.dumps(told, indent=2))
+        found = asdict(machine) | {"gpu_groups": groups, "findings": list(map(asdict, findings))}
+        typer.echo(json.dumps(found, indent=2))
     else:
-        for line in (*_facts(machine, groups), "", *_told(findings)):
+        for line in (*_facts(machine, groups), "", *_finding_lines(findings)):
             typer.echo(line)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(EXIT_CHECK)
@@ -96,7 +96,7 @@ def _disk(machine: Machine) -> str:
     return f"{free}, writes {wrote:.0f} MB/s, reads {read:.0f} MB/s"
 
 
-def _told(findings: list[Finding]) -> Iterator[str]:
+def _finding_lines(findings: list[Finding]) -> Iterator[str]:
     if not findings:
         yield "Nothing is wrong."
     for finding in findings:

@@ -1,4 +1,4 @@
-"""`stoker init`: the user's two files, written for their data."""
+"""`stoker init`: writes stoker.yaml and model.py for the user's data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def init(
     ],
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Where to write; by default a new folder named after the data."),
+        typer.Argument(help="Folder to write to (default: a new one named after the data)."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
 ) -> None:
-    """Write stoker.yaml and model.py for your data; `stoker run` then takes them as they are."""
+    """Write stoker.yaml and model.py for your data, ready for `stoker run`."""
     from stoker.scaffold import default_name, write_experiment
 
     target = folder or Path(name or default_name(source))

@@ -1,9 +1,11 @@
-"""`stoker profile`: where a training's time goes, and what to do about it."""
+"""`stoker profile`: where the time of a training goes, for an experiment or any other script."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,24 +14,30 @@ from typer.core import TyperCommand
 
 from stoker.cli.commands.tune import Budget, seconds_of
 from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
-from stoker.cli.stdout import print_result, tolerant
+from stoker.cli.output import print_result, tolerant
 from stoker.core.errors import Plain, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stoker.app.tuning.profiling import Profiled
+    from stoker.scriptprofile import ScriptProfile
+    from stoker.scriptprofile.observations import Loop
+    from stoker.tune.report import ProfileReport
 
 
 _COMMAND = "stoker.profile.command"
-"""Under which name the context holds what stands behind `--`."""
+"""Key of the command after `--` in the context."""
+
+
+OUT = Path("stoker-profile")
+"""Default folder of the profile."""
 
 
 class BeforeCommand(TyperCommand):
-    """Takes what stands before `--` as its own, and keeps what follows as it is."""
+    """Parses the arguments before `--`, and keeps the command after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split once: the command may hold a `--` of its own."""
+        """Split at the first `--`: the command may contain another one."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND], args = args[at + 1 :], args[:at]
@@ -47,21 +55,20 @@ def profile(
             "--seconds", help="For a script: stop it after this many seconds; 0: no limit."
         ),
     ] = 0.0,
-    out: Annotated[
-        Path, typer.Option("--out", help="For a script: folder for its profile.")
-    ] = Path("stoker-profile"),
+    out: Annotated[Path, typer.Option("--out", help="For a script: folder for its profile.")] = OUT,
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure and explain one training: utilisation, where a step's time goes, what to change.
+    """Measure and explain one training: utilization, where the time of a step goes, what to change.
 
-    `stoker profile -- python train.py` does the same to a script that knows nothing of Stoker.
+    `stoker profile -- python train.py` does the same for a script without Stoker.
     """
     command = context.meta.get(_COMMAND)
     _require_fitting(context, of_a_script=command is not None)
     use_gpus(gpus)
     if command is not None:
-        _script(command, experiment, overrides, seconds=seconds, out=out, as_json=as_json)
+        _require_command_alone(command, experiment, overrides)
+        profile_script_command(command, as_json=as_json, out=out, seconds=seconds)
         return
     from stoker.app.tuned_settings import load_tuned
     from stoker.app.tuning.profiling import profile as run_profile
@@ -83,7 +90,7 @@ def profile(
 
 
 def _require_fitting(context: typer.Context, *, of_a_script: bool) -> None:
-    """An option of the other kind would be passed over without a word."""
+    """Reject an option of the other kind, which would be ignored."""
     others = ("budget",) if of_a_script else ("seconds", "out")
     sources = {name: context.get_parameter_source(name) for name in others}
     given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
@@ -91,44 +98,33 @@ def _require_fitting(context: typer.Context, *, of_a_script: bool) -> None:
         raise UserError(
             f"--{given[0]} is for {'an experiment' if of_a_script else 'a script'}",
             got=Plain("a command behind `--`" if of_a_script else "an experiment"),
-            fix="A script is ended by --seconds, an experiment's measurement by --budget.",
+            fix="--seconds limits a script, --budget the measurement of an experiment.",
         )
 
 
-def _script(
-    command: list[str],
-    experiment: Path,
-    overrides: list[str],
-    *,
-    seconds: float,
-    out: Path,
-    as_json: bool,
-) -> None:
-    from stoker.cli.commands.profile_script import profile_script_command
-
+def _require_command_alone(command: list[str], experiment: Path, overrides: list[str]) -> None:
     if not command or experiment != Path() or overrides:
         raise UserError(
             "`stoker profile` takes an experiment, or `--` and a command",
             got=Plain(_given(experiment, overrides) if command else "nothing behind `--`"),
             fix="E.g. `stoker profile -- python train.py`.",
         )
-    profile_script_command(command, as_json=as_json, out=out, seconds=seconds)
 
 
 def _given(experiment: Path, overrides: list[str]) -> str:
-    """What stands before the `--`, and should not."""
+    """Return the unexpected arguments before `--`."""
     settings = [f"--set {override}" for override in overrides]
     return " ".join([f"{experiment}"] * (experiment != Path()) + settings)
 
 
-def _print(found: Profiled) -> None:
+def _print(found: ProfileReport) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from stoker.app.tuning.profiling import rows_of
     from stoker.pages.numbers import seconds
     from stoker.tune.profile import PARTS
+    from stoker.tune.report import rows_of
 
     console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)
     facts = Table(show_header=False)
@@ -153,7 +149,7 @@ def _print(found: Profiled) -> None:
     console.print(f"page   {found.page}", markup=False)
 
 
-def _print_device(console: Console, found: Profiled) -> None:
+def _print_device(console: Console, found: ProfileReport) -> None:
     """Print the device time by class, and first the finding about it."""
     from rich.markup import escape
     from rich.table import Table
@@ -161,7 +157,7 @@ def _print_device(console: Console, found: Profiled) -> None:
     from stoker.measure.device_page import class_rows, summary
 
     if found.no_device:
-        console.print(f"The device's time was not measured: {found.no_device}.", markup=False)
+        console.print(f"The device time was not measured: {found.no_device}.", markup=False)
     if found.device is None:
         return
     classes = Table("the device's time", "share")
@@ -171,3 +167,131 @@ def _print_device(console: Console, found: Profiled) -> None:
     console.print(summary(found.device), markup=False)
     if found.device_finding is not None:
         console.print(found.device_finding.text, markup=False)
+
+
+UNBROKEN = 10_000
+"""Width of the console in a pipe, columns: lines are not wrapped."""
+
+SHOWN_SHARE = 0.05
+"""Share of the input's CPU time below which a stage is printed only if the user wrote it."""
+
+
+def profile_script_command(
+    command: Sequence[str], *, as_json: bool = False, out: Path = OUT, seconds: float = 0.0
+) -> None:
+    """Run a command, print where the time of its training went, and exit with its exit code.
+
+    Args:
+        command: Argument vector.
+        as_json: Print the profile as JSON on stdout; the output of the command goes to stderr.
+        out: Folder of profile.json and profile.html.
+        seconds: Stop the command after this time; 0: no limit.
+
+    Raises:
+        UserError: the command cannot be started, or `seconds` is negative.
+        typer.Exit: with the exit code of the command, unless it is 0.
+    """
+    from rich.console import Console
+
+    from stoker.core.files import write_atomic, write_json
+    from stoker.scriptprofile import profile_script
+    from stoker.scriptprofile.page import page_html
+
+    if not seconds >= 0:
+        raise UserError("--seconds must be 0 or more", got=seconds, fix="0: no limit.")
+    stdout = 2 if as_json else None
+    profile = profile_script(command, folder=out, seconds=seconds or None, stdout=stdout)
+    write_json(out / "profile.json", profile.to_json())
+    # A path need not be UTF-8.
+    write_atomic(out / "profile.html", page_html(profile).encode(errors="backslashreplace"))
+    if as_json:
+        print_result(json.dumps(profile.to_json(), indent=2, sort_keys=True, allow_nan=False))
+    else:
+        # Wrap lines on a terminal only.
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else UNBROKEN
+        console = Console(file=tolerant(sys.stdout), highlight=False, width=width)
+        print_profile(console, profile)
+        console.print(f"written: {out / 'profile.json'}, {out / 'profile.html'}", markup=False)
+    if profile.exit_code:
+        raise typer.Exit(profile.exit_code)
+
+
+def print_profile(console: Console, profile: ScriptProfile) -> None:
+    """Print the table of each loop, the findings, and failures of the watcher."""
+    console.print()
+    console.print(f"profile of {profile.shown_command()}", style="bold", markup=False)
+    console.print(
+        f"{profile.ending()}; {profile.wall_s:.1f} s",
+        style="bold red" if profile.failed else "",
+        markup=False,
+    )
+    if note := profile.note():
+        console.print(f"{note}.", markup=False)
+    for name, figure in profile.machine():
+        console.print(f"{name}: {figure}", markup=False)
+    for loop in profile.loops:
+        _print_loop(console, loop, profile.name_of(loop))
+    _print_findings(console, profile)
+    for failure in profile.failures:
+        console.print(f"the watcher failed: {failure}", markup=False, soft_wrap=True)
+
+
+def _print_findings(console: Console, profile: ScriptProfile) -> None:
+    for number, finding in enumerate(profile.findings, start=1):
+        console.print()
+        head = f"{number}. {finding.kind} in {finding.place}: {finding.gain_text()}, {finding.sure}"
+        console.print(head, style="bold", markup=False)
+        console.print(f"   {finding.place.file}:{finding.place.line}", markup=False, soft_wrap=True)
+        console.print(f"   {finding.seen}. {finding.why}", markup=False)
+        for line in finding.change.splitlines():
+            console.print(f"       {line}", markup=False, soft_wrap=True)
+    if profile.loops and not profile.findings:
+        console.print(f"\n{profile.nothing_found()}")
+    if profile.minor:
+        console.print("\nAlso found, with less effect here:")
+    for finding in profile.minor:
+        console.print(f"  {finding.kind} in {finding.place}: {finding.seen}", markup=False)
+        console.print(f"      {finding.change}", markup=False, soft_wrap=True)
+
+
+def _print_loop(console: Console, loop: Loop, name: str) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from stoker.pages.numbers import seconds
+    from stoker.scriptprofile.split import epoch_starts, split_step, stage_costs
+
+    split = split_step(loop)
+    console.print()
+    console.print(f"{name}: {loop.counted()}", style="bold", markup=False)
+    if split is None:
+        console.print("  too few steps to measure")
+        return
+    whole = loop.kind == "inside" and not loop.rounds
+    measures = [f"{'a call' if whole else 'step'} {seconds(split.step_s)}"]
+    measures += [split.shown_busy()] if split.busy is not None else []
+    measures += [f"W {split.input_wait:.1%}"] if split.input_wait is not None else []
+    starts = epoch_starts(loop, split)
+    if starts is not None and starts.share >= SHOWN_SHARE:
+        measures += [f"{seconds(starts.each_s)} before an epoch ({starts.share:.0%} of the time)"]
+    console.print(f"  {', '.join(measures)}")
+    if split.busy is None:
+        console.print(f"  U was not measured: {split.no_busy}", markup=False)
+    if split.no_wait:
+        console.print(f"  W was not measured: {split.no_wait}", markup=False)
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for part, part_s in split.parts.items():
+        table.add_row(escape(part), seconds(part_s), f"{part_s / split.step_s:.0%}")
+    for cost in stage_costs(loop):
+        if cost.place is None and cost.share < SHOWN_SHARE:
+            continue
+        where = f" ({cost.place})" if cost.place else ""
+        table.add_row(
+            escape(f"  input: {cost.name}{where}"),
+            f"{seconds(cost.cpu_s_per_sample)} CPU a sample",
+            f"{cost.share:.0%} of input",
+        )
+    console.print(table)

@@ -1,4 +1,4 @@
-"""`stoker skew`: are requests what the model was trained on?"""
+"""`stoker skew`: compares logged requests with the training data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import AsJson
-from stoker.cli.stdout import print_result
+from stoker.cli.output import print_result
 from stoker.core.errors import EXIT_CHECK, DataError, Plain
 
 
@@ -23,9 +23,9 @@ def skew(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Compare logged requests with the training split: types, ranges, values, how they are spread.
+    """Compare logged requests with the training split: types, ranges, values, distributions.
 
-    Exit code 3 where they differ.
+    Exit code 3 if they differ.
     """
     from stoker.app.import_tensorflow import import_tensorflow
 
@@ -33,7 +33,7 @@ def skew(
         if not path.is_file():
             raise DataError("a request log must be a file", got=Plain(str(path)))
     import_tensorflow()
-    from stoker.app.skew import compare
+    from stoker.data.features.analysis.request_skew import compare
     from stoker.serve.request_log.reader import logged_requests
 
     found = compare(logged_requests(logs), analysis)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
-from stoker.cli.stdout import print_result, tolerant
+from stoker.cli.output import print_result, tolerant
 from stoker.core.errors import EXIT_CHECK, ConfigError
 
 if TYPE_CHECKING:
-    from stoker.app.tuning.tune_check import Check
-    from stoker.app.tuning.tuning import Tuning
+    from stoker.app.tuning.tuning import Check, Tuning
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -25,7 +24,7 @@ Budget = Annotated[
     str,
     typer.Option("--budget", help="Time limit: 90s, 10m, 1h. Settings kept until then stay."),
 ]
-"""Wall time."""
+"""Limit of wall time."""
 
 
 def tune(
@@ -93,11 +92,11 @@ def tune(
 
 
 LONGEST_S = 365 * 86_400.0
-"""Of a budget: clocks of the operating system count no further than some years."""
+"""Longest budget: clocks of the operating system count only some years."""
 
 
 def seconds_of(text: str) -> float:
-    """`90`, `90s`, `10m`, `1h` -> seconds.
+    """Return a duration in seconds: `90`, `90s`, `10m`, `1h`.
 
     Raises:
         ConfigError: it is not a duration above 0.
@@ -117,7 +116,7 @@ def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from stoker.app.tuned_settings import load_tuned
-    from stoker.app.tuning.tune_check import check
+    from stoker.app.tuning.tuning import check
     from stoker.cli.progress import ConsoleListener
 
     loaded = load_tuned(folder, overrides=overrides)
@@ -133,15 +132,13 @@ def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:
 
 def _print_check(found: Check) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(file=tolerant(sys.stdout), highlight=False)
-    table = Table()
-    for name in ("", "promised", "now"):
-        table.add_column(name, justify="left" if not name else "right")
+    table = Table("", Column("promised", justify="right"), Column("now", justify="right"))
     for name in ("busy_fraction", "input_wait", "samples_per_s", "epoch_s"):
         pair = (found.promised.get(name), found.measured.get(name))
-        # What was measured above a whole device was noise.
+        # A busy fraction above 1 is noise.
         most = 1.0 if name == "busy_fraction" else math.inf
         table.add_row(
             name, *("" if value is None else f"{min(most, value):,.4g}" for value in pair)
@@ -151,22 +148,19 @@ def _print_check(found: Check) -> None:
         console.print(f"broken: {line}", markup=False)
     if not found.broken:
         console.print("The lock file still holds.")
-    for said in (found.slower, found.not_quiet):
-        if said:
-            console.print(said, markup=False)
+    for note in filter(None, (found.slower, found.not_quiet)):
+        console.print(note, markup=False)
 
 
 def _print(tuning: Tuning) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     tuned = tuning.tuned
     console = Console(file=tolerant(sys.stdout), highlight=False, soft_wrap=True)
     console.print(f"Before: {tuned.diagnosis_before.text}", markup=False)
-    table = Table()
-    for name in ("lever", "decision", "why"):
-        table.add_column(name, overflow="fold")
+    table = Table(*(Column(name, overflow="fold") for name in ("lever", "decision", "why")))
     for outcome in tuned.outcomes:
         table.add_row(escape(outcome.lever), outcome.decision, escape(outcome.why))
     console.print(table)

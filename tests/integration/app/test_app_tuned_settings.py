@@ -32,7 +32,7 @@ def locked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
-def test_a_run_uses_its_lock_file_and_says_so(
+def test_a_run_uses_its_lock_file_and_reports_it(
     locked: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert invoke([command, str(locked), *SMALL], debug=False) == 0
@@ -46,5 +46,5 @@ def test_a_run_uses_its_lock_file_and_says_so(
     assert json.loads(resolved.read_text())["steps_per_call"] == 4
 
 
-def test_what_is_loaded_in_python_has_what_is_locked(locked: Path) -> None:
+def test_load_in_python_applies_the_lock_file(locked: Path) -> None:
     assert stoker.load(locked).train.steps_per_call == 4

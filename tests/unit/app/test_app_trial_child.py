@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from stoker.app.trial.answer import answer_of
+from stoker.app.tuning.child import answer_of
 from stoker.core.errors import UserError
 
 
@@ -49,5 +49,5 @@ def test_tensorflows_first_line_that_says_nothing_is_left_out() -> None:
         ("train.xla must be true or false", "refused"),
     ],
 )
-def test_numbers_that_are_not_finite_are_no_lack_of_memory(rule: str, kind: str) -> None:
+def test_non_finite_numbers_are_not_a_lack_of_memory(rule: str, kind: str) -> None:
     assert failing(UserError(rule))["failed"] == kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.tune.parity import parity_of
+from stoker.tune.compare import parity_of
 
 STEPS = np.arange(10)
 
@@ -14,7 +14,7 @@ def curves(*, shift: float = 0.0, seeds: int = 3) -> list[list[float]]:
     return [list(np.exp(-STEPS / 4) + 0.02 * seed + shift) for seed in range(seeds)]
 
 
-def test_curves_within_what_seeds_change_are_alike() -> None:
+def test_curves_that_differ_no_more_than_seeds_are_alike() -> None:
     found = parity_of(curves(), curves(shift=0.03))
 
     assert found.alike
@@ -22,14 +22,14 @@ def test_curves_within_what_seeds_change_are_alike() -> None:
     assert found.differ_by == pytest.approx(0.03)
 
 
-def test_curves_further_away_are_not() -> None:
+def test_curves_that_differ_more_than_seeds_are_not_alike() -> None:
     found = parity_of(curves(), curves(shift=0.05))
 
     assert not found.alike
     assert "more than" in found.why
 
 
-def test_one_seed_that_goes_astray_is_enough() -> None:
+def test_one_diverging_seed_is_enough_to_differ() -> None:
     after = curves()
     after[1] = [value + 1.0 for value in after[1]]
 

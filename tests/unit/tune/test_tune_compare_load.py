@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.tune.load import Load, busy_s, watched_load
+from stoker.tune.compare import Load, busy_s, watched_load
 
 STAT = """\
 cpu  100 20 30 4000 50 6 7 8 90 1
@@ -23,7 +23,7 @@ intr 5 5
 """
 
 
-def test_a_core_is_busy_with_all_but_idling_and_a_guest_counts_once() -> None:
+def test_a_core_is_busy_unless_idle_and_guest_time_counts_once() -> None:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
 
     assert busy_s(STAT, {0}) == pytest.approx((50 + 10 + 15 + 3 + 3 + 4) * tick_s)
@@ -31,7 +31,7 @@ def test_a_core_is_busy_with_all_but_idling_and_a_guest_counts_once() -> None:
     assert busy_s(STAT, set()) == 0
 
 
-def test_a_machine_is_quiet_where_others_take_next_to_nothing() -> None:
+def test_a_machine_is_quiet_if_other_processes_use_almost_nothing() -> None:
     assert Load(cores=8, others=0.8).is_quiet
     assert not Load(cores=8, others=0.9).is_quiet
     assert Load(cores=8, others=0.94).text() == "other processes took 0.9 of its 8 cores"
@@ -55,7 +55,7 @@ def took_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_process_is_another_one_unless_it_is_what_is_measured() -> None:
+def test_every_process_outside_the_measured_sessions_counts_as_load() -> None:
     """Both by what the process itself got, on a machine that others use as well."""
     with spinning() as pid:
         with watched_load(pid) as ours, watched_load(os.getpid()) as without:
@@ -73,7 +73,7 @@ def test_a_process_is_another_one_unless_it_is_what_is_measured() -> None:
     assert other.others - found.others == pytest.approx(own_s / wall_s, abs=slack)
 
 
-def test_a_process_that_has_ended_meanwhile_is_no_error() -> None:
+def test_a_process_that_ends_meanwhile_is_not_an_error() -> None:
     with spinning() as pid, watched_load(pid) as load:
         os.kill(pid, 9)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -1,12 +1,11 @@
 """One run: `runs/<name>/<UTC time>-<4 hex>/`, its lock, and the record of each stage.
 
-run.json          what was asked for, the inputs name by name, what of them has changed since, how it
-                  ended
+run.json          settings, inputs name by name, accepted changes of them, outcome
 lock              held (flock) by the process that works on the run
-folder.json       the files of the experiment's folder when the run began
-stages/X.json     stage X is done: its inputs, where its output lies, the hash of every file
+folder.json       files of the experiment folder at the start of the run
+stages/X.json     record of the finished stage X: its inputs, its output folder, the hash of every file
 reads/X.json      what the user's code has read in stage X so far
-data/ ...         the output of a stage that this run made itself
+data/ ...         output of a stage that ran in this run
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import secrets
 import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stoker.app.runs.resume import Resume
+from stoker.app.context import CHECKPOINTS, StageResult
 from stoker.core.config import nearest
 from stoker.core.errors import BusyError, ConfigError, DataError, Plain
 from stoker.core.files import (
@@ -40,6 +39,7 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint
 from stoker.core.observed_reads import Reads, Snapshot, snapshot
 from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
+from stoker.train.checkpoints.store import places, read_manifest
 
 _RUN = "run.json"
 _LOCK = "lock"
@@ -47,6 +47,24 @@ _STAGES = "stages"
 _READS = "reads"
 _FOLDER = "folder.json"
 _TRAINED = "train"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Selects the run to continue, and what of its earlier work is used."""
+
+    run: str | None = None
+    """ID of the run; None: the newest unfinished run with equal inputs, otherwise a new run."""
+
+    accept_change: bool = False
+    """Continue although configuration, code, data or versions have changed since the start."""
+
+    again: bool = False
+    """Run the last stage again even if nothing has changed."""
+
+
+NEWEST = Resume()
+"""Continue the newest unfinished run, or start a new one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,29 +78,29 @@ class StageRecord:
     """Fingerprint of its inputs other than data: code, settings, library versions, stages before."""
 
     columns: tuple[str, ...]
-    """Raw columns that it read; empty for a stage that reads no data."""
+    """Raw columns that it read; empty if it reads no data."""
 
     data: str
-    """Fingerprint of those columns; "" where there are none."""
+    """Fingerprint of these columns; empty if there are none."""
 
     output: str
-    """Its output's folder, relative to the run's; it may lie in an earlier run."""
+    """Output folder, relative to the run; it may lie in an earlier run."""
 
     files: dict[str, str]
     """File of the output -> SHA-256."""
 
-    result: dict[str, Any]
-    """A few facts for later stages and the summary, JSON values."""
+    result: StageResult
+    """Facts for later stages and the summary."""
 
     took_s: float
-    """Wall time that it took, in the run that made it."""
+    """Wall time in the run that produced the output, seconds."""
 
     made_by: str
-    """Id of the run that made the output."""
+    """ID of the run that produced the output."""
 
     content: str
-    """Fingerprint of the part of its output that equal inputs do not settle (trained weights: a
-    GPU, or a file that the user's code reads, can make others); "" where they settle it all."""
+    """Fingerprint of the part of the output that equal inputs do not determine (trained weights may differ
+    on a GPU, or with a file that the user's code reads); empty if they determine everything."""
 
     reads: Reads = field(default_factory=Reads)
     """What the user's code read in this stage, with its state at the start of the run."""
@@ -102,7 +120,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
+        """Name of the folder."""
         return self.root.name
 
     def about(self) -> dict[str, Any]:
@@ -115,7 +133,7 @@ class Run:
         write_json(self.root / _RUN, self.about() | {"finished": _now(), "outcome": outcome})
 
     def record(self, stage: str) -> StageRecord | None:
-        """The record of a stage, or None where it is not done or its record is unreadable."""
+        """Return the record of a stage; None if it is not done or its record is unreadable."""
         path = self.root / _STAGES / f"{stage}.json"
         if not path.exists():
             return None
@@ -127,11 +145,11 @@ class Run:
             return None
 
     def write_record(self, record: StageRecord) -> None:
-        """Publish that a stage is done; its output must be on the disk already."""
+        """Publish the record of a stage, whose output must be on the disk."""
         write_json(self.root / _STAGES / f"{record.stage}.json", asdict(record))
 
     def reads(self) -> Reads:
-        """What the user's code has read in all stages so far."""
+        """Return what the user's code has read in all stages so far."""
         found = Reads()
         for path in sorted((self.root / _READS).glob("*.json")):
             found = found.and_also(Reads(**read_json(path)))
@@ -158,10 +176,10 @@ class Run:
                 self.write_record(replace(record, reads=Reads()))
 
     def folder_at_begin(self, folder: Path, outputs: Collection[Path]) -> Snapshot:
-        """The state of the experiment's folder at the start of the run; taken now for a new run."""
+        """Return the state of the experiment folder at the start of the run; for a new run, take it now."""
         path = self.root / _FOLDER
         if not path.exists() or not (self.root / _TRAINED).exists():
-            # Before training nothing in the folder is the run's own.
+            # Before training, no file in the folder was created by the run.
             write_json(path, snapshot(folder, outputs=outputs))
         return {name: tuple(state) for name, state in read_json(path).items()}
 
@@ -189,7 +207,7 @@ class Run:
         (self.root / _STAGES / f"{stage}.json").unlink(missing_ok=True)
 
     def remove_output(self, stage: str, folder: str) -> None:
-        """Remove the output that this run itself made for a stage, and what it read for it."""
+        """Remove the output that this run produced for a stage, and the reads of that stage."""
         shutil.rmtree(self.root / folder, ignore_errors=True)
         (self.root / _READS / f"{stage}.json").unlink(missing_ok=True)
 
@@ -198,7 +216,7 @@ class Run:
         return Path(os.path.normpath(self.root / record.output))
 
     def sweep(self) -> None:
-        """Remove what a killed process left half-made; call it under the lock."""
+        """Remove partial files of a killed process; requires the lock."""
         sweep(self.root, "*")
         sweep(self.root / _STAGES, "*")
 
@@ -215,7 +233,7 @@ def damage(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def runs_newest_first(runs_root: Path) -> list[Run]:
-    """Every run below `runs/<name>/`, the newest first."""
+    """Return every run below `runs/<name>/`, newest first."""
     if not runs_root.is_dir():
         return []
     found = sorted((p for p in runs_root.iterdir() if (p / _RUN).is_file()), reverse=True)
@@ -249,7 +267,8 @@ def open_run(
         UserError: the run started with other inputs, and the change was not accepted; names the differences.
     """
     with ExitStack() as held:
-        with _writable(runs_root), alone(runs_root / ".lock"):
+        fix = "Write elsewhere with --set runs=DIR."
+        with writable(runs_root, what="the runs folder", fix=fix), alone(runs_root / ".lock"):
             # Under a lock, so that two simultaneous starts do not both create a run.
             sweep(runs_root, "*")
             found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
@@ -277,7 +296,7 @@ def _named(runs_root: Path, run_id: str | None) -> Run | None:
 
 
 def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Identity, Identity]:
-    """What a run was and what it would be now, with the files and variables that its code read."""
+    """Return the identity of a run then and now, with the files and variables that its code read."""
     before: Identity = run.about().get("inputs", {})
     read = Reads() if folder is None else run.reads()
     if folder is None or not read:
@@ -289,7 +308,7 @@ def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Ident
 
 
 def read_changes(read: Reads, folder: Path) -> tuple[IdentityChange, ...]:
-    """The files and variables whose content has changed."""
+    """Return the files and variables whose content has changed."""
     return changes(read.as_identity(), read.now(folder).as_identity())
 
 
@@ -324,10 +343,6 @@ def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -
     return Run(final)
 
 
-def _writable(runs_root: Path) -> AbstractContextManager[None]:
-    return writable(runs_root, what="the runs folder", fix="Write elsewhere with --set runs=DIR.")
-
-
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
     with full_disk_is_named(run.root), (run.root / _LOCK).open("a+", encoding="utf-8") as stream:
@@ -345,6 +360,51 @@ def _locked(run: Run) -> Iterator[None]:
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         stream.flush()
         yield
+
+
+_SHOWN_CHANGES = 3
+"""Maximum number of changed inputs that the line names."""
+
+
+def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | None:
+    """Return a line about the newest earlier run that trained, if it did not finish training.
+
+    Args:
+        run: The new run.
+        identity: Its identity.
+        folder: The experiment folder.
+
+    Returns:
+        None if there is no such run.
+    """
+    for earlier in runs_newest_first(run.root.parent):
+        if earlier.id == run.id:
+            continue
+        if earlier.record(_TRAINED) is not None:
+            return None
+        if (step := _checkpointed_step(earlier)) is not None:
+            return _unfinished_line(earlier, step, identity, folder)
+    return None
+
+
+def _checkpointed_step(run: Run) -> int | None:
+    for path in reversed(places(run.root / _TRAINED / CHECKPOINTS)):
+        with suppress(DataError):  # damaged: the one before it counts
+            return read_manifest(path).step
+    return None
+
+
+def _unfinished_line(run: Run, step: int, identity: Identity, folder: Path) -> str:
+    try:
+        found = changes(*with_reads(run, identity, folder))
+    except DataError:
+        return f"run {run.id} stopped training at step {step}; its run.json is damaged"
+    named = "; ".join(map(str, found[:_SHOWN_CHANGES]))
+    more = f"; and {len(found) - _SHOWN_CHANGES} more" if len(found) > _SHOWN_CHANGES else ""
+    return (
+        f"run {run.id} stopped training at step {step} with other inputs ({named}{more}): "
+        f"--resume {run.id} --accept-change continues it"
+    )
 
 
 def _now() -> str:

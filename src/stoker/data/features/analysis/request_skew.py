@@ -1,4 +1,4 @@
-"""A request log held against what the model was trained on."""
+"""Skew between logged requests and the training data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker.data.features.analysis.statistics import (
 )
 
 REQUESTS = "requests"
-"""What anomalies name as their split."""
+"""Name of the split in anomalies."""
 
 Request = dict[str, NDArray[Any]]
 """Input -> [rows, ...] values."""
@@ -38,31 +38,31 @@ Request = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skew:
-    """What a comparison found."""
+    """Result of a comparison."""
 
     rows: int
-    """Rows of all requests together."""
+    """Rows of all requests."""
 
     compared: tuple[str, ...]
-    """Columns that requests and training both have."""
+    """Columns of both the requests and the training data."""
 
     anomalies: tuple[Anomaly, ...]
-    """Where they differ, errors first."""
+    """Differences, errors first."""
 
 
 def compare(requests: Iterable[Request], analysis: Path) -> Skew:
-    """Hold requests against the training split of an analysis.
+    """Compare requests with the training split of an analysis.
 
-    Columns that no request has (labels are such), and those of a dataset of the user's own of which
-    the analysis knows no values, are not compared.
+    Columns that no request has, such as labels, are not compared, nor are columns of a user-defined
+    dataset whose values the analysis does not know.
 
     Args:
-        requests: As they were logged.
+        requests: The logged requests.
         analysis: Output of the stage `analyze`.
 
     Raises:
-        DataError: the analysis is damaged; there is no row; requests do not hold rows, or rows of
-            one length.
+        DataError: the analysis is damaged; there are no rows; the inputs of a request differ in their
+            number of rows.
     """
     schema, statistics = (
         load_schema(analysis / "schema.json"),
@@ -93,14 +93,14 @@ def _skewed(
 
 
 def _written(requests: Sequence[Request], schema: Schema, folder: Path) -> Dataset:
-    """The requests as a dataset of one split and one shard, which the statistics read."""
+    """Write the requests as a dataset with one split and one shard, which the statistics read."""
     known = {column.name: column for column in schema.columns}
     counts = [_rows(request) for request in requests]
     if not sum(counts):
         raise DataError(
             "a request log must hold at least one row",
             got=Plain(f"{len(requests)} requests"),
-            fix="Let requests be logged first: give the model a logging_config.",
+            fix="Log requests first: set logging_config for the model.",
         )
     given = dict.fromkeys(name for request in requests for name in request)
     names = [n for n in given if n not in known or known[n].dtype in ARROW_TYPES]
@@ -134,7 +134,7 @@ def _rows(request: Request) -> int:
 
 
 def _flat(values: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
-    """[rows, values in each]: axes behind the first are one."""
+    """Return [rows, values]: all axes after the first as one."""
     return None if values is None else values.reshape(rows, math.prod(values.shape[1:]))
 
 
@@ -153,7 +153,7 @@ def _column(name: str, parts: Sequence[NDArray[Any]], known: ColumnSchema | None
 
 
 def _dtype(parts: Sequence[NDArray[Any]], known: ColumnSchema | None) -> Dtype:
-    """The schema's own where the values are of its family: the width of a float is no anomaly."""
+    """Return the type of the schema if the values are of its kind: another float width is not an anomaly."""
     wanted = None if known is None else known.dtype
     kinds = {part.dtype.kind for part in parts}
     if kinds & set("OSU"):
@@ -177,7 +177,7 @@ def _arrow(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequenc
 
 
 def _lists(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequence[int]) -> pa.Array:
-    """Lists without the padding with which clients make them equally long."""
+    """Return lists without the padding that clients add to make them equally long."""
     found = []
     for part, rows in zip(parts, counts, strict=True):
         padded = np.zeros((rows, 0), np.int64) if part is None else part

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.task.barrier import report_failure, wait_for_all
+from stoker.app.task.worker_process import report_failure, wait_for_all
 from stoker.cluster.resolver import ClusterSpec
 from stoker.core.errors import ConfigError, UserError
 
@@ -33,7 +33,7 @@ def gathering(barrier: Path, index: int, errors: list[UserError]) -> threading.T
     return thread
 
 
-def test_nobody_goes_on_before_the_last_is_ready_even_if_the_folder_is_cleared(
+def test_no_task_continues_before_all_are_ready_even_if_the_folder_is_cleared(
     tmp_path: Path,
 ) -> None:
     errors: list[UserError] = []
@@ -51,7 +51,7 @@ def test_nobody_goes_on_before_the_last_is_ready_even_if_the_folder_is_cleared(
     assert errors == []
 
 
-def test_all_who_gather_hear_who_cannot_train_and_why(tmp_path: Path) -> None:
+def test_all_waiting_tasks_learn_which_task_failed_and_why(tmp_path: Path) -> None:
     errors: list[UserError] = []
     waiting = [gathering(tmp_path, index, errors) for index in (0, 2)]
 
@@ -63,7 +63,7 @@ def test_all_who_gather_hear_who_cannot_train_and_why(tmp_path: Path) -> None:
     assert [error.line().startswith(line) for error in errors] == [True, True]
 
 
-def test_a_meeting_that_the_first_task_has_closed_keeps_nobody_and_is_not_opened_again(
+def test_a_removed_barrier_holds_no_task_and_is_not_created_again(
     tmp_path: Path,
 ) -> None:
     closed = tmp_path / "closed"

@@ -1,1 +1,0 @@
-"""Runs on disk: their folders, and which one is continued."""

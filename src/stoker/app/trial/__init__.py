@@ -1,1 +1,0 @@
-"""One setting of an experiment, measured in a process of its own."""

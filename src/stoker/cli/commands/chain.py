@@ -1,0 +1,315 @@
+"""The chain's verbs: `stoker run`, `stoker train`, and those that run it up to one stage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stoker.cli.options import (
+    AcceptChange,
+    Again,
+    AsJson,
+    ExperimentFolder,
+    Gpus,
+    Overrides,
+    ResumeRun,
+    use_gpus,
+)
+from stoker.cli.output import print_result, tolerant
+from stoker.core.errors import ConfigError
+from stoker.telemetry.run_time import seconds_of_run, until_now
+from stoker.telemetry.wall_time import WallTime, goodput
+
+if TYPE_CHECKING:
+    from stoker.app.chain import StageOutcome
+    from stoker.app.context import Work
+    from stoker.app.experiment import Experiment
+    from stoker.app.run_folder import Resume
+
+Log = Callable[[str], None]
+"""Receives lines for the user."""
+
+Works = Callable[["Experiment", Log], "Mapping[str, Work]"]
+"""Returns replacements for the work of stages, by stage."""
+
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Build the model, run two steps, export and call the untrained model; do not train.",
+    ),
+]
+"""Finds early what cannot be trained, does not fit in memory or cannot be served."""
+
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", help="Train with this number of processes on this machine."),
+]
+"""None: train in this process."""
+
+Servers = Annotated[
+    int,
+    typer.Option(
+        "--parameter-servers", help="With --workers: number of processes that hold the variables."
+    ),
+]
+"""With parameter servers, workers do not wait for each other."""
+
+Pin = Annotated[
+    bool, typer.Option("--pin", help="With --workers: pin each worker to its own CPU cores.")
+]
+"""Otherwise the workers share all cores, and each uses its share of the threads."""
+
+
+def run(
+    experiment: ExperimentFolder = Path(),
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    resume: ResumeRun = None,
+    accept_change: AcceptChange = False,
+    gpus: Gpus = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every stage whose inputs have changed, then serve the model and call it.
+
+    A killed run continues where it stopped; stages with unchanged inputs are skipped.
+    """
+    use_gpus(gpus)
+    from rich.console import Console
+
+    from stoker.app.chain import run_chain
+    from stoker.app.import_tensorflow import import_tensorflow
+    from stoker.app.run_folder import Resume
+    from stoker.app.tuned_settings import load_tuned
+    from stoker.cli.progress import ConsoleListener
+
+    wall = WallTime.of_process()
+    loaded = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
+        if loaded.used.resources.accelerators is not None:
+            listener.log("The section resources is for a cluster; this run uses this machine.")
+        if _trained_as_worker(loaded.asked, listener.log):
+            return
+        which = Resume(run=resume, accept_change=accept_change)
+        with _coordinated(loaded.asked, listener.log) as works:
+            result = run_chain(loaded.used, listener, resume=which, works=works, wall=wall)
+        listener.stage_began("serve")
+        import_tensorflow()
+        from stoker.app.smoke_test import smoke_test
+        from stoker.cli.summary import print_summary
+
+        tested = smoke_test(loaded.used, result)
+        listener.stage_ended(tested.outcome)
+    if as_json:
+        facts = [
+            {"stage": o.stage, "skipped": o.skipped, "took_s": o.took_s, "output": str(o.output)}
+            | {"result": o.result}
+            for o in [*result.outcomes, tested.outcome]
+        ]
+        answers = [asdict(answer) for answer in tested.answers]
+        print_result(
+            json.dumps({"run": str(result.run), "stages": facts, "answers": answers}, indent=2)
+        )
+    else:
+        console = Console(file=tolerant(sys.stdout), highlight=False)
+        print_summary(console, loaded.used, experiment, result, tested, overrides=overrides)
+
+
+def train(
+    experiment: ExperimentFolder = Path(),
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    again: Again = False,
+    dry_run: DryRun = False,
+    workers: Workers = None,
+    servers: Servers = 0,
+    pin: Pin = False,
+    resume: ResumeRun = None,
+    accept_change: AcceptChange = False,
+    gpus: Gpus = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the model; keep the best checkpoint and the measured utilization.
+
+    Earlier stages run first if their inputs have changed.
+    """
+    use_gpus(gpus)
+    if dry_run:
+        _dry_run(experiment, overrides, as_json=as_json)
+        return
+    from stoker.app.run_folder import Resume
+
+    which = Resume(run=resume, accept_change=accept_change, again=again)
+    works = _on_workers(workers, servers, pin=pin)
+    _run_until("train", experiment, overrides, as_json=as_json, resume=which, works=works)
+
+
+def _on_workers(workers: int | None, servers: int, *, pin: bool) -> Works | None:
+    if workers is None:
+        if servers or pin:
+            raise ConfigError(
+                "--parameter-servers and --pin need --workers", fix="Add --workers 2."
+            )
+        return None
+
+    def works(experiment: Experiment, log: Callable[[str], None]) -> Mapping[str, Work]:
+        from stoker.app.task.workers_stage import on_workers
+
+        return on_workers(experiment, workers=workers, servers=servers, pin=pin, log=log)
+
+    return works
+
+
+def _dry_run(experiment: Path, overrides: list[str], *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from stoker.app.dry_run import dry_run
+    from stoker.app.tuned_settings import load_tuned
+    from stoker.cli.progress import ConsoleListener
+    from stoker.cli.summary import print_dry_run
+
+    loaded = load_tuned(experiment, overrides=overrides)
+    with ConsoleListener(loaded.lock_note) as listener:
+        found = dry_run(loaded.used, listener)
+    if as_json:
+        print_result(json.dumps(asdict(found), indent=2))
+    else:
+        print_dry_run(Console(file=tolerant(sys.stdout), highlight=False), found)
+
+
+def _run_until(
+    stage: str,
+    experiment: Path,
+    overrides: list[str],
+    *,
+    as_json: bool,
+    resume: Resume,
+    works: Works | None = None,
+) -> None:
+    """Run the chain up to a stage, and print the folder of its output.
+
+    Args:
+        stage: The last stage.
+        experiment: The folder with stoker.yaml.
+        overrides: `key=value`, each overrides a setting.
+        as_json: Print the stage's facts as JSON instead, with the warnings of all stages.
+        resume: The run to continue, and whether the stage runs again.
+        works: Replacements for the work of stages; None: as `TF_CONFIG` requires, if it is set.
+    """
+    from stoker.app.chain import run_chain
+    from stoker.app.stages import STAGES
+    from stoker.app.tuned_settings import load_tuned
+    from stoker.cli.progress import ConsoleListener
+
+    wall = WallTime.of_process()
+    loaded = load_tuned(experiment, overrides=overrides)
+    names = [each.name for each in STAGES]
+    trains = names.index(stage) >= names.index("train")
+    with ConsoleListener(loaded.lock_note) as listener, contextlib.ExitStack() as held:
+        replaced: Mapping[str, Work] = {}
+        if trains and works is not None:
+            replaced = works(loaded.used, listener.log)
+        elif trains:
+            if _trained_as_worker(loaded.asked, listener.log):
+                return
+            replaced = held.enter_context(_coordinated(loaded.asked, listener.log))
+        result = run_chain(
+            loaded.used, listener, until=stage, resume=resume, works=replaced, wall=wall
+        )
+    last = result.outcomes[-1]
+    if as_json:
+        facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}
+        print_result(
+            json.dumps(facts | _until_now(last, wall) | {"warnings": result.warnings}, indent=2)
+        )
+    else:
+        print_result(str(last.output))
+
+
+def _trained_as_worker(asked: Experiment, log: Log) -> bool:
+    """Train as a worker if `TF_CONFIG` names another process as the leader; return whether it does.
+
+    Args:
+        asked: The settings that this process was started with, without a lock file.
+        log: Receives lines for the user.
+    """
+    from stoker.app.task.worker import task_of, train_as_worker
+
+    cluster = task_of(os.environ)
+    if cluster is None or cluster.leads:
+        return False
+    train_as_worker(asked, cluster, log)
+    return True
+
+
+@contextlib.contextmanager
+def _coordinated(asked: Experiment, log: Log) -> Iterator[Mapping[str, Work]]:
+    """Yield the replacement for the work of `train` if `TF_CONFIG` makes this process lead others."""
+    from stoker.app.task.worker import coordinate, task_of
+
+    cluster = task_of(os.environ)
+    if cluster is None:
+        yield {}
+        return
+    with coordinate(asked, cluster, log) as works:
+        yield works
+
+
+def _until_now(outcome: StageOutcome, wall: WallTime) -> dict[str, Any]:
+    """Return the facts of a stage; those of a training in this process also cover its shutdown."""
+    facts: dict[str, Any] = {**outcome.result}
+    # If several workers trained, this is the account of the first one.
+    if (
+        outcome.stage != "train"
+        or outcome.skipped
+        or "wall_time" not in facts
+        or "workers" in facts
+    ):
+        return facts
+    report = until_now(facts["wall_time"], wall)
+    trained = facts["goodput"] is not None
+    return facts | {
+        "goodput": goodput(seconds_of_run(report)) if trained else None,
+        "wall_time": report,
+    }
+
+
+_HELP = {
+    "ingest": "Read the source, check every record, write shards split into train and eval.",
+    "analyze": "Statistics, schema, anomalies and an HTML report of the ingested data.",
+    "transform": "Run the analyzers of preprocessing_fn over the training split, save its graph.",
+    "export": "Write the best model as a SavedModel that takes raw features, and check it.",
+    "evaluate": "Measure the SavedModel on the eval split; exit with 3 if a gate fails.",
+    "push": "Publish the model as the next version of the repository.",
+}
+
+
+def _command(stage: str) -> Callable[..., None]:
+    def command(
+        experiment: ExperimentFolder = Path(),
+        overrides: Overrides = [],  # noqa: B006 - typer copies it
+        again: Again = False,
+        gpus: Gpus = None,
+        as_json: AsJson = False,
+    ) -> None:
+        use_gpus(gpus)
+        from stoker.app.run_folder import Resume
+
+        _run_until(stage, experiment, overrides, as_json=as_json, resume=Resume(again=again))
+
+    command.__doc__ = f"{_HELP[stage]}\n\nEarlier stages run first if their inputs have changed."
+    return command
+
+
+COMMANDS = {
+    **{stage: _command(stage) for stage in ("ingest", "analyze", "transform")},
+    "train": train,
+    **{stage: _command(stage) for stage in ("export", "evaluate", "push")},
+}
+"""Verb -> its command, in the chain's order."""
