@@ -169,11 +169,15 @@ class Function:
 class FirstPass:
     """The first of several passes over a dataset that holds a cache, which it fills."""
 
-    wall_s: float
-    """Time that it took, seconds."""
+    longer_s: float
+    """How much longer it took than a later one, seconds; of a loop of the user's own, how much longer it
+    waited for its input."""
 
-    later_s: float
-    """Time of a later pass, on the mean, seconds."""
+    wall_s: float
+    """Wall time that it took, seconds."""
+
+    away: float
+    """The share of it that would not have passed on a machine without other programs."""
 
     nodes: tuple[Node, ...]
     """As TensorFlow ran it meanwhile, last one first; empty where that was not seen."""
@@ -192,7 +196,8 @@ class Loop:
     steps: int
     measured_steps: int
     first_s: float
-    """Time of the steps that traced, compiled or warmed up, seconds."""
+    """Time of the steps that are set apart, seconds: they traced, compiled, warmed up, filled a cache,
+    or came right after a window of U."""
     period_s: float
     """Time of the measured steps, begin to begin, seconds; so are the following."""
     wait_s: float
@@ -454,6 +459,7 @@ def _loop(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
         batches=told["batches"],
         no_ceiling=told["no_ceiling"],
         load=told["load"],
+        first_pass=_first_pass(told),
         step=told["step"],
         trace=told["trace"],
         ours_s=told["ours_s"],
@@ -491,14 +497,16 @@ def _fit(told: Mapping[str, Any], stages: Mapping[int, Stage]) -> Loop:
 
 
 def _first_pass(told: Mapping[str, Any]) -> FirstPass | None:
-    first_s, *later_s = told["passes_s"] or [0.0]
-    if not later_s or not told["fills_a_cache"]:
+    cache = told["cache"] or {"passes_s": []}
+    first_s, *later_s = cache["passes_s"] or [0.0]
+    if not later_s:
         return None
     return FirstPass(
-        wall_s=first_s,
-        later_s=sum(later_s) / len(later_s),
-        nodes=tuple(map(_node, told["first_nodes"])),
-        nodes_s=told["first_nodes_s"],
+        longer_s=max(0.0, first_s - sum(later_s) / len(later_s)),
+        wall_s=cache["wall_s"],
+        away=cache["away"],
+        nodes=tuple(map(_node, cache["nodes"])),
+        nodes_s=cache["nodes_s"],
     )
 
 

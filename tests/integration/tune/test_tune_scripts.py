@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from stoker.scriptprofile import ScriptProfile, profile_script
+from stoker.scriptprofile.rules.first_pass import filling_s
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 NAMES = (
     "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
     "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager", "fed_by_python",
-    "whole_scans", "first_pass", "outside_steps",
+    "whole_scans", "first_pass", "own_first_pass", "outside_steps",
 )  # fmt: skip
 
 
@@ -262,6 +263,26 @@ def test_a_first_pass_that_fills_a_cache_is_the_largest_part_and_named_at_its_ma
     assert finding.gain is not None
     assert finding.gain[1] > 1.05
     assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
+
+
+def test_a_first_pass_of_ones_own_loop_is_named_at_its_map_and_one_that_traces_is_not(
+    ran: Mapping[str, Ran],
+) -> None:
+    script = ran["own_first_pass"]
+    [finding] = [each for each in script.profile.findings if each.kind == "slow_first_pass"]
+    fills, reads = script.profile.loops
+
+    assert finding.place.line == script.line("dataset.map(slow)")
+    assert finding.sure in ("measured", "possible"), "possible where the machine is busy"
+    assert "in the first of 3 passes" in finding.seen
+    assert "num_parallel_calls=tf.data.AUTOTUNE" in finding.change
+    assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
+    assert fills.place.line == script.line("for batch in dataset")
+    assert (fills.passes, fills.steps) == (3, 90)
+    assert fills.measured_steps <= 60, "steps that wait for the cache to be filled are not measured"
+    assert reads.first_pass is not None
+    assert filling_s(fills) > 2
+    assert filling_s(reads) == 0, "its first pass traces for long, and the cache was full"
 
 
 def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(

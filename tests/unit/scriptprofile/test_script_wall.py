@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,7 +160,7 @@ def test_what_a_person_and_a_program_are_told() -> None:
     }
 
 
-def fills(*, map_s: float, wall_s: float = 41.0, **changes: Any) -> Loop:
+def fills(*, map_s: float, wall_s: float = 41.0, away: float = 0.0, **changes: Any) -> Loop:
     """A fit of 5 passes of 1 s; below its cache stand two maps of which one worked so long."""
     maps = (stage("map", 9, **changes), stage("map", 8, arguments={"num_parallel_calls": -1}))
     dear = {"parameters": {"parallelism": (4.0, True)}} if changes else {}
@@ -174,7 +175,9 @@ def fills(*, map_s: float, wall_s: float = 41.0, **changes: Any) -> Loop:
     return fit(
         passes=5,
         stages=(stage("batch", 11), stage("cache", 10), *maps, stage("from_tensor_slices", 7)),
-        first_pass=FirstPass(wall_s=wall_s, later_s=1.0, nodes=nodes, nodes_s=wall_s / 2),
+        first_pass=FirstPass(
+            longer_s=wall_s - 1.0, wall_s=wall_s, away=away, nodes=nodes, nodes_s=wall_s / 2
+        ),
     )
 
 
@@ -210,6 +213,37 @@ def test_a_first_pass_that_traces_for_long_or_fills_little_is_no_finding() -> No
 
     for each in (tracing, short, script(part("fit", 50.0, 40), loops=(uncached,))):
         assert "slow_first_pass" not in findings(each)
+
+
+def test_a_load_that_makes_all_times_longer_changes_no_verdict_about_a_first_pass() -> None:
+    for quiet_s, is_found in ((1.5, False), (3.0, True)):
+        for away in (0.0, 0.75):
+            slower = 1.0 / (1.0 - away)
+            loaded = fills(map_s=quiet_s * slower, wall_s=quiet_s * slower + 1.0, away=away)
+            told = script(
+                part("fit", 10.0 * slower, 40), loops=(loaded,), since_start_s=12.0 * slower
+            )
+            assert ("slow_first_pass" in findings(told)) is is_found, (quiet_s, away)
+
+
+def test_a_cache_that_an_earlier_loop_has_filled_is_no_first_pass() -> None:
+    own = loop(
+        passes=3,
+        stages=(stage("batch", 11), stage("cache", 10), stage("map", 9)),
+        first_pass=FirstPass(
+            longer_s=30.0,
+            wall_s=40.0,
+            away=0.0,
+            nodes=(node("Root"), node("BatchV2"), node("MemoryCache"), node("MemoryCacheImpl")),
+            nodes_s=20.0,
+        ),
+    )
+
+    assert "slow_first_pass" not in findings(script(loops=(own,)))
+    assert own.first_pass is not None
+    unseen = replace(own, first_pass=replace(own.first_pass, nodes=()))
+    found = findings(script(loops=(unseen,)))["slow_first_pass"]
+    assert (found.place, found.sure) == (at(9), "likely")
 
 
 def test_what_saves_most_of_the_script_comes_first() -> None:

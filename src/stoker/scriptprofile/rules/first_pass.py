@@ -22,12 +22,15 @@ def filling_s(loop: Loop) -> float:
     first = loop.first_pass
     if first is None or not _below(loop):
         return 0.0
-    longer_s = max(0.0, first.wall_s - first.later_s)
-    worked_s = sum(_work_s(node) for node, _ in _worked(loop))
-    if worked_s <= 0 or first.nodes_s <= 0:
-        return longer_s
-    # The first pass traces and compiles, too: its input took no longer than it worked.
-    return min(longer_s, first.wall_s * worked_s / first.nodes_s)
+    worked = _worked(loop)
+    if worked and first.nodes_s > 0:
+        # The first pass traces and compiles, too: its input took no longer than it worked.
+        worked_s = sum(_work_s(node) for node, _ in worked)
+        return min(first.longer_s, first.wall_s * worked_s / first.nodes_s)
+    if any(stage is not None and stage.kind in CACHES for stage in _ran(loop)):
+        # Nothing ran below the cache: an earlier loop had filled it.
+        return 0.0
+    return first.longer_s
 
 
 def first_pass_findings(loop: Loop, *, seconds: float, share: float) -> Iterator[ScriptFinding]:
@@ -57,7 +60,7 @@ def first_pass_findings(loop: Loop, *, seconds: float, share: float) -> Iterator
         why="Training waits for it once in each run of the script, whatever later passes read.",
         change=change,
         gain=(1.0, 1.0 / max(0.05, 1.0 - saved)),
-        sure="measured" if loop.first_pass.nodes else "likely",
+        sure="measured" if _worked(loop) else "likely",
     )
 
 
@@ -74,9 +77,15 @@ def _below(loop: Loop) -> list[Stage]:
 def _worked(loop: Loop) -> list[tuple[Node, Stage]]:
     """What ran below the cache in the first pass, with the stage that asked for it."""
     nodes = loop.first_pass.nodes if loop.first_pass is not None else ()
-    pairs = zip(nodes, stages_of(replace(loop, nodes=nodes)), strict=True)
+    pairs = zip(nodes, _ran(loop), strict=True)
     below = _below(loop)
     return [(node, stage) for node, stage in pairs if stage is not None and stage in below]
+
+
+def _ran(loop: Loop) -> list[Stage | None]:
+    """For each node of the first pass the stage that asked for it."""
+    nodes = loop.first_pass.nodes if loop.first_pass is not None else ()
+    return stages_of(replace(loop, nodes=nodes))
 
 
 def _work_s(node: Node) -> float:

@@ -99,9 +99,14 @@ def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
         )
     for loop in seen.loops:
         filled_s = filling_s(loop)
-        if filled_s >= max(LEAST_WALL_S, LEAST_PART * base_s):
+        if filled_s >= LEAST_PART * base_s and filled_s * _alone(loop) >= LEAST_WALL_S:
             share = min(1.0, filled_s / base_s)
             yield from first_pass_findings(loop, seconds=filled_s, share=share)
+
+
+def _alone(loop: Loop) -> float:
+    """The share of a first pass that would have passed on a machine without other programs."""
+    return 1.0 if loop.first_pass is None else 1.0 - loop.first_pass.away
 
 
 _SAID = {

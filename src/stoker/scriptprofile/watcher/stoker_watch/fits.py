@@ -45,14 +45,8 @@ class Fit:
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
         self.hooks = BatchHooks()
-        self.fills_a_cache = False
-        """Its first epoch makes what the later ones read."""
-        self.passes_s: list[float] = []
-        """From the begin of an epoch to the end of its last step, seconds."""
-        self.first_nodes: list[dict[str, Any]] = []
-        """The input as it ran in the first epoch."""
-        self.first_nodes_s = 0.0
-        """From the epoch's begin to when these were read, seconds."""
+        self.cache: pipeline.CacheFill | None = None
+        """Of a dataset that holds a cache: its first epoch makes what the later ones read."""
         self.epochs = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
@@ -132,16 +126,18 @@ class Fit:
         self._last_end_s = 0.0
         self._row = Window()
         self._began_epoch_s = clock()
+        if self.cache is not None:
+            self.cache.begin_pass()
 
     def end_epoch(self) -> None:
         """The epoch's last step is done; the iterator may go."""
         self.epochs += 1
-        if self._last_end_s and len(self.passes_s) < MOST_SHOWN:
-            self.passes_s.append(self._last_end_s - self._began_epoch_s)
+        if self.cache is not None and self._last_end_s:
+            self.cache.end_pass(self._last_end_s - self._began_epoch_s)
+            if self.epochs == 1:
+                # From here on the input is another one: what it was tells nothing of what it costs.
+                self.nodes, self.gaps = [], []
         self.iterator = None
-        if self.fills_a_cache and self.epochs == 1:
-            # From here on the input is another one: what it was tells nothing of what it costs.
-            self.nodes, self.gaps = [], []
         if self._window is not None:
             self._window.pause()
 
@@ -160,7 +156,7 @@ class Fit:
 
     def _is_filling(self) -> bool:
         """Whether a cache is being filled that later epochs will read."""
-        return self.fills_a_cache and self.epochs == 0 and self.facts.get("epochs", 1) > 1
+        return self.cache is not None and self.epochs == 0 and self.facts.get("epochs", 1) > 1
 
     def _first_of_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""
@@ -204,8 +200,9 @@ class Fit:
         FACTS.seen += 1
         if self.steps == 1:
             self._begun_s = begun_s
-        if self._is_filling() and self.steps & (self.steps - 1) == 0:
-            self._read_first(ended_s)
+        if self.cache is not None and self._is_filling() and self.steps & (self.steps - 1) == 0:
+            # After steps 1, 2, 4, 8, ...
+            self.cache.look(self._model_of_input()[0])
         if len(self.timeline) < MOST_SHOWN:
             spent_s = ended_s - begun_s
             self.timeline.append([begun_s - self._begun_s, 0.0, spent_s, 0.0, period_s or spent_s])
@@ -307,12 +304,6 @@ class Fit:
         if gap is not None:
             self.gaps.append(gap)
 
-    def _read_first(self, now_s: float) -> None:
-        """Read the input while it fills a cache: after steps 1, 2, 4, 8, ..."""
-        nodes, _ = self._model_of_input()
-        if len(nodes) >= len(self.first_nodes):
-            self.first_nodes, self.first_nodes_s = nodes, now_s - self._began_epoch_s
-
     def _model_of_input(self) -> tuple[list[dict[str, Any]], list[float]]:
         if self._has_no_model:
             return [], []  # TensorFlow writes a warning each time that it is asked
@@ -330,10 +321,10 @@ class Fit:
         plain = (
             "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
             "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
-            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace", "passes_s", "first_nodes",
-            "first_nodes_s", "fills_a_cache",
+            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in plain}
+        told["cache"] = None if self.cache is None else self.cache.told()
         return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}
 
 

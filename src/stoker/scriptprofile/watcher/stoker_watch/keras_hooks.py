@@ -16,6 +16,7 @@ from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
 from .model_facts import late_facts
+from .pipeline import CacheFill
 from .places import NOWHERE, Place, of_code, place
 from .tensorflow_hooks import around
 from .wall import EPOCH_HOOKS, WALL
@@ -231,7 +232,8 @@ def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
     fit.facts["epochs"] = arguments.get("epochs", 1)
     chain = stages.chain(stages.of(x))
     fit.stages = [stage.id for stage in chain] or fit.stages
-    fit.fills_a_cache = any(stage.kind in ("cache", "snapshot") for stage in chain)
+    if fit.cache is None and stages.has_cache(chain):
+        fit.cache = CacheFill()
 
 
 def _feed(keras: Any, x: Any) -> dict[str, Any] | None:

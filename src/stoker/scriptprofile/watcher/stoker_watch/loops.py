@@ -46,9 +46,9 @@ class Loop:
 
     __slots__ = (
         "_call_run_s", "_call_s", "_marked", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
-        "begun_s", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
+        "begun_s", "cache", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
         "kind", "left_out", "load", "load_at", "look_at", "mark", "measured_steps", "measures_again", "moment", "no_ceiling", "nodes", "ours_s",
-        "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
+        "pass_wait_s", "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
         "step_calls", "steps", "sync_s", "syncs", "thread", "timeline", "trace", "wait_s",
     )  # fmt: skip
 
@@ -107,6 +107,10 @@ class Loop:
         """Whether the step is still to be run again on what it was given."""
         self.look_at = 0
         """Steps after which the input is looked at next."""
+        self.cache: pipeline.CacheFill | None = None
+        """Of a dataset that holds a cache."""
+        self.pass_wait_s = 0.0
+        """Time that this pass has waited for its input, seconds."""
 
     def is_measured(self) -> bool:
         """Whether it is training now, and U has been measured or cannot be."""
@@ -123,6 +127,42 @@ class Loop:
         """Time of a step, seconds; for a loop inside a tf.function, of a call."""
         return self.period_s / max(1, self.measured_steps)
 
+    def begin_pass(self, begun_s: float) -> None:
+        """A pass over the data begins.
+
+        Args:
+            begun_s: When its iterator was asked for.
+        """
+        self.pass_wait_s = clock() - begun_s
+        if self.cache is not None:
+            if self.passes == 1:
+                self._forget_filling()
+            self.cache.begin_pass()
+
+    def end_pass(self) -> None:
+        """The data has ended."""
+        self.drop_step()
+        self.passes += 1
+        if self.cache is not None and self.steps:
+            self.cache.end_pass(self.pass_wait_s)
+
+    def _forget_filling(self) -> None:
+        """From here on the input is another one: what it was tells nothing of what it costs."""
+        self.first_s += self.period_s
+        self.measured_steps = 0
+        self.period_s = self.wait_s = self.call_s = self.sync_s = 0.0
+        self.nodes, self.load, self.look_at = [], {}, self.steps + LOOK_AT_STEPS[0]
+        self.load_at = self.look_at
+        if self.rounds:
+            self.rounds, self.measures_again = [], True
+        self.mark, self.moment = (0, 0.0), None
+
+    def next_look(self) -> int:
+        """Steps after which the input is to be looked at again: more often while it fills a cache."""
+        if self.cache is not None and self.cache.is_filling():
+            return max(1, 2 * self.steps)
+        return next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
+
     def begin_step(self, now_s: float) -> None:
         """The step before, if any, is over."""
         if self._open:
@@ -135,6 +175,7 @@ class Loop:
     def waited(self, seconds: float) -> bool:
         """The step has waited for its input; whether that is to be looked at."""
         self._wait_s += seconds
+        self.pass_wait_s += seconds
         return self.steps >= self.look_at
 
     def called(
@@ -216,6 +257,7 @@ class Loop:
             return
         if self.left_out > 0:
             self.left_out -= 1
+            self.first_s += period_s
             return
         self.measured_steps += 1
         self.wait_s += self._wait_s
@@ -256,6 +298,7 @@ class Loop:
             "step": self.step,
             "trace": self.trace,
             "ours_s": self.ours_s,
+            "cache": None if self.cache is None else self.cache.told(),
         }
 
 
@@ -278,7 +321,7 @@ class State:
         """Whether this is the current loop, and somebody holds its iterator; for none, whether `fit` runs."""
         if loop is None:
             return self.fits > 0
-        return loop is self.current and self.iterator() is not None
+        return loop is self.current and self.iterator() is not None and not loop.measures_again
 
 
 STATE = State()
@@ -349,16 +392,19 @@ def _distribute(
 
 def _iter(tf: Any, around: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any) -> Any:
+        begun_s = clock()
         iterator = original(self)
         if not STATE.fits and tf.executing_eagerly():
             with FACTS.guarded():
-                _follow(tf, around, iterator, self)
+                _follow(tf, around, iterator, self, begun_s)
         return iterator
 
     return call
 
 
-def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -> None:
+def _follow(
+    tf: Any, around: Callable[..., None], iterator: Any, dataset: Any, begun_s: float
+) -> None:
     place, maker = who_called()
     # What Keras iterates by itself (evaluate, predict, adapt) is no loop of the user's.
     if maker in ("keras", "tf_keras") or place == NOWHERE:
@@ -372,7 +418,11 @@ def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -
     loop = loop_at(place, "dataset")
     loop.replicas = getattr(dataset, REPLICAS, 1)
     loop.distributed = hasattr(dataset, REPLICAS)
-    loop.stages = [stage.id for stage in stages.chain(stages.of(dataset))] or loop.stages
+    chain = stages.chain(stages.of(dataset))
+    loop.stages = [stage.id for stage in chain] or loop.stages
+    if loop.cache is None and loop.passes == 0 and stages.has_cache(chain, of_passes=True):
+        loop.cache = pipeline.CacheFill()
+    loop.begin_pass(begun_s)
     if not loop.elements:
         loop.elements = [
             spec.dtype.name
@@ -423,13 +473,12 @@ def _turn_to(loop: Loop, iterator: Any, now_s: float) -> None:
 
 
 def _ended(loop: Loop) -> None:
-    loop.drop_step()
-    loop.passes += 1
+    loop.end_pass()
     STATE.current = None
 
 
 def _look(loop: Loop, iterator: Any, element: Any) -> None:
-    loop.look_at = next((steps for steps in LOOK_AT_STEPS if steps > loop.steps), sys.maxsize)
+    loop.look_at = loop.next_look()
     if loop.rows == 0:
         rows, loop.element_bytes = pipeline.size_of(element)
         # What is looked at is one replica's share.
@@ -437,6 +486,8 @@ def _look(loop: Loop, iterator: Any, element: Any) -> None:
     if loop.steps == 0:
         return
     nodes, _ = pipeline.read_model(iterator)
+    if loop.cache is not None:
+        loop.cache.look(nodes)
     if len(nodes) >= len(loop.nodes):
         loop.nodes = nodes
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
+
+from .load import LOAD, Moment, now
 
 _MOST_NODES = 200
 
@@ -87,3 +90,56 @@ def size_of(element: Any) -> tuple[int, int]:
         if shape.is_fully_defined() and tensor.dtype != tf.string:
             size += int(shape.num_elements()) * int(tensor.dtype.size)
     return rows, size
+
+
+MOST_PASSES = 8
+"""Passes that are timed: the later ones only have to be compared with the first."""
+
+
+class CacheFill:
+    """The first passes over a dataset that holds a cache; the first whole one fills it."""
+
+    def __init__(self) -> None:
+        self.passes_s: list[float] = []
+        """What the first whole passes took, seconds."""
+        self.wall_s = 0.0
+        """Wall time of the first one, seconds."""
+        self.away = 0.0
+        """The share of it that would not have passed on a machine without other programs."""
+        self.nodes: list[dict[str, Any]] = []
+        """The input as TensorFlow ran it in the first pass."""
+        self.nodes_s = 0.0
+        """From the begin of the pass to when these were read, seconds."""
+        self._begun_s = 0.0
+        self._moment: Moment | None = None
+
+    def is_filling(self) -> bool:
+        """Whether no whole pass has ended."""
+        return not self.passes_s
+
+    def begin_pass(self) -> None:
+        """A pass begins."""
+        if self.is_filling():
+            self._begun_s, self._moment = time.perf_counter(), now()
+
+    def end_pass(self, took_s: float) -> None:
+        """A whole pass has ended.
+
+        Args:
+            took_s: What it took, seconds; of a loop of the user's own what it waited for input.
+        """
+        if self.is_filling():
+            self.wall_s = time.perf_counter() - self._begun_s
+            self.away = LOAD.between(self._moment, now()).away()
+        if len(self.passes_s) < MOST_PASSES:
+            self.passes_s.append(took_s)
+
+    def look(self, nodes: list[dict[str, Any]]) -> None:
+        """Keep the input's stages as they are in the first pass."""
+        if self.is_filling() and len(nodes) >= len(self.nodes):
+            self.nodes, self.nodes_s = nodes, time.perf_counter() - self._begun_s
+
+    def told(self) -> dict[str, Any]:
+        """As facts."""
+        names = ("passes_s", "wall_s", "away", "nodes", "nodes_s")
+        return {name: getattr(self, name) for name in names}

@@ -147,6 +147,18 @@ def chain(stage: Stage | None) -> list[Stage]:
     return found
 
 
+def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
+    """Whether its first pass makes what the later ones read.
+
+    Args:
+        chain: The stages, last one first.
+        of_passes: A pass ends with the data: one that repeats its cache has its later passes inside.
+    """
+    kinds = [stage.kind for stage in chain]
+    caches = [number for number, kind in enumerate(kinds) if kind in ("cache", "snapshot")]
+    return bool(caches) and not (of_passes and "repeat" in kinds[: caches[-1]])
+
+
 def mark_random() -> None:
     """Something random was asked for: the stage that is being made, if any, is random."""
     if _making:
