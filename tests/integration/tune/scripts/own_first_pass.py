@@ -43,10 +43,10 @@ def long_trace(features, labels):
     weights.assign_sub(0.1 * tape.gradient(loss, weights))
 
 
-for epoch in range(3):
+for _ in range(3):
     for batch in dataset:
         train_step(*batch)
-for epoch in range(3):
+for _ in range(3):
     for again in dataset:
         long_trace(*again)
 print("done")
