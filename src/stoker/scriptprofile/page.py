@@ -10,10 +10,9 @@ from stoker.pages.document import page
 from stoker.pages.html import Html, element, paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Code, Number, Prose, facts, table
-from stoker.scriptprofile.observations import Loop
+from stoker.scriptprofile.loops import FitLoop, Loop, StepSplit
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
-from stoker.scriptprofile.split import StepSplit, split_step, stage_costs
 
 _LANES = ("waiting for input", "tf.function", "reading values", "Python")
 _LANES_OF_FIT = ("step and its input", "Keras, callbacks")
@@ -56,7 +55,7 @@ def _findings(profile: ScriptProfile) -> Iterator[Html]:
         yield paragraph(profile.nothing_found())
     yield from map(_finding, profile.findings)
     if profile.minor:
-        yield element("h3", "Seen too, of less weight here")
+        yield element("h3", "WatchedProcess too, of less weight here")
         rows = ([each.kind, str(each.place), each.seen, each.change] for each in profile.minor)
         yield table(["finding", Code("line"), Prose("why"), Prose("change")], rows)
 
@@ -74,7 +73,7 @@ def _finding(finding: ScriptFinding) -> Html:
 
 
 def _loop(loop: Loop, where: str) -> Iterator[Html]:
-    split = split_step(loop)
+    split = loop.split
     counted = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
     yield section(
         where[0].upper() + where[1:],
@@ -87,8 +86,7 @@ def _loop(loop: Loop, where: str) -> Iterator[Html]:
 
 
 def _split(loop: Loop, split: StepSplit) -> Iterator[Html]:
-    what = "call" if loop.kind == "inside" and not loop.rounds else "step"
-    said = [f"A {what} takes {seconds(split.step_s)}"]
+    said = [f"A {loop.unit} takes {seconds(split.step_s)}"]
     if split.busy is not None:
         said.append(split.shown_busy())
     if split.input_wait is not None:
@@ -113,7 +111,7 @@ def _stages(loop: Loop) -> Iterator[Html]:
             seconds(cost.cpu_s_per_sample),
             percent(cost.share),
         ]
-        for cost in stage_costs(loop)
+        for cost in loop.costs
     ]
     if rows:
         yield element("h3", "Input stages, last one first")
@@ -126,7 +124,7 @@ def _steps(loop: Loop) -> Iterator[Html]:
     # The first steps compile, and would leave no room for the others.
     shown = loop.timeline[2 : 2 + SHOWN_STEPS] or loop.timeline
     spans = [span for step in shown for span in _spans(loop, step)]
-    is_fit = loop.kind == "fit"
+    is_fit = isinstance(loop, FitLoop)
     gaps = " Gaps: an epoch ended, or Stoker ran the step on one batch in memory." if is_fit else ""
     yield element("h3", "The first steps")
     yield paragraph(f"{len(shown)} steps after the two that compile.{gaps}", quiet=True)
@@ -136,7 +134,7 @@ def _steps(loop: Loop) -> Iterator[Html]:
 def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterator[Span]:
     begin_s, wait_s, call_s, sync_s, period_s = step
     rest_s = max(0.0, period_s - wait_s - call_s - sync_s)
-    if loop.kind == "fit":
+    if isinstance(loop, FitLoop):
         # What Keras does for a step comes before the call, and its input inside of it.
         yield Span(lane=0, begin_s=begin_s, length_s=call_s)
         yield Span(lane=1, begin_s=begin_s - rest_s, length_s=rest_s)

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stoker.scriptprofile.observations import BUSY, Loop
+from stoker.scriptprofile.input_stages import StageCost
+from stoker.scriptprofile.loops import InnerLoop, Loop, StepSplit
+from stoker.scriptprofile.observations import BUSY
 from stoker.scriptprofile.rules.finding import ScriptFinding
-from stoker.scriptprofile.split import StageCost, StepSplit, epoch_starts, split_step, stage_costs
 from stoker.scriptprofile.utilization import reached_json, reached_rows
 
 GIB = 2**30
@@ -18,14 +19,6 @@ GIB = 2**30
 
 SIGNALLED = 128
 """An exit code above it is a signal's number beside it, as shells have it."""
-
-_KINDS = {
-    "fit": "model.fit",
-    "dataset": "loop over a dataset",
-    "calls": "steps",
-    "inside": "loop inside of a tf.function",
-}
-"""What a loop is called."""
 
 Ending = Literal["itself", "time", "signal"]
 """The script ended by itself; its time was up; somebody asked Stoker to end."""
@@ -134,7 +127,7 @@ class ScriptProfile:
         same = [each for each in self.loops if (each.place, each.pid) == (loop.place, loop.pid)]
         # A model of each fold, or of each trial of a search.
         model = f" of {loop.model['name']}" if len(same) > 1 and "name" in loop.model else ""
-        return f"{_KINDS[loop.kind]} in {loop.place}{model}{process}"
+        return f"{loop.title} in {loop.place}{model}{process}"
 
     def nothing_found(self) -> str:
         """What is said where there is no finding."""
@@ -209,8 +202,7 @@ def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
 
 
 def _loop(loop: Loop) -> dict[str, Any]:
-    split = split_step(loop)
-    starts = epoch_starts(loop, split)
+    starts = loop.epoch_starts
     return {
         "kind": loop.kind,
         "pid": loop.pid,
@@ -221,14 +213,14 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "epoch_start_s": None if starts is None else starts.each_s,
         "epoch_start_share": None if starts is None else starts.share,
         "batch_rows": loop.rows or None,
-        "steps_a_call": loop.batches or None,
+        "steps_a_call": (loop.batches or None) if isinstance(loop, InnerLoop) else None,
         "first_steps_s": loop.first_s,
         "watched_extra_s": loop.ours_s,
-        "step": _split(split),
+        "step": _split(loop.split),
         **reached_json(loop),
         "device_time": None if loop.device is None else loop.device.to_json(),
         "device_time_not_measured": loop.no_device,
-        "stages": [_stage(cost) for cost in stage_costs(loop)],
+        "stages": [_stage(cost) for cost in loop.costs],
         "rounds": [dict(each) for each in loop.rounds],
         "timeline": [list(row) for row in loop.timeline],
     }

@@ -16,7 +16,7 @@ from stoker.cluster.processes import Child
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import remove, writable
 from stoker.core.signals import heard
-from stoker.scriptprofile.observations import Seen, read_all
+from stoker.scriptprofile.facts import WatchedProcess, read_all
 from stoker.scriptprofile.profile import Ending, ScriptProfile
 from stoker.scriptprofile.rules.diagnose import diagnose, this_machine
 from stoker.scriptprofile.rules.wall_rules import parts_json, told_parts
@@ -96,14 +96,14 @@ def _profiled(
         exit_code=code if code >= 0 else 128 - code,
         ended_by=ended_by,
         wall_s=wall_s,
-        tensorflow=next((seen.tensorflow for seen in processes if seen.tensorflow), ""),
-        keras=next((seen.keras["version"] for seen in processes if seen.keras), ""),
-        backend=next((seen.keras["backend"] for seen in processes if seen.keras), ""),
-        gpus=max((seen.gpus for seen in processes), default=0),
-        peak_memory_bytes=max((seen.peak_memory_bytes for seen in processes), default=0),
-        gpu_peak_bytes=max((seen.gpu_peak_bytes for seen in processes), default=()),
+        tensorflow=next((process.tensorflow for process in processes if process.tensorflow), ""),
+        keras=next((process.keras["version"] for process in processes if process.keras), ""),
+        backend=next((process.keras["backend"] for process in processes if process.keras), ""),
+        gpus=max((process.gpus for process in processes), default=0),
+        peak_memory_bytes=max((process.peak_memory_bytes for process in processes), default=0),
+        gpu_peak_bytes=max((process.gpu_peak_bytes for process in processes), default=()),
         gpu_states=tuple(gpu_states()),
-        loops=tuple(loop for seen in processes for loop in seen.loops),
+        loops=tuple(loop for process in processes for loop in process.loops),
         findings=diagnosed.findings,
         minor=diagnosed.minor,
         failures=tuple(_failures(processes, facts)),
@@ -113,9 +113,9 @@ def _profiled(
     )
 
 
-def _failures(processes: Sequence[Seen], facts: Path) -> Iterator[str]:
-    for seen in processes:
-        yield from seen.failures
+def _failures(processes: Sequence[WatchedProcess], facts: Path) -> Iterator[str]:
+    for process in processes:
+        yield from process.failures
     if (facts / "failed").is_file():
         yield from (facts / "failed").read_text().splitlines()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stoker.scriptprofile import ScriptProfile, profile_script
-from stoker.scriptprofile.rules.first_pass import filling_s
+from stoker.scriptprofile.loops import OwnLoop
+from stoker.scriptprofile.rules.wall_rules import filling_s
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
@@ -235,6 +236,7 @@ def test_python_for_each_element_and_nothing_that_runs_ahead(ran: Mapping[str, R
     }
     assert "tf.py_function" in script.said("python_map")
     # What the map reads (`.numpy()`) in a thread of TensorFlow's, the loop does not read.
+    assert isinstance(loop, OwnLoop)
     assert loop.syncs == ()
 
 

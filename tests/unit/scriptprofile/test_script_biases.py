@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from tests.unit.scriptprofile.watched import fit, seen
+from tests.unit.scriptprofile.watched import fit, watched
 
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
@@ -189,10 +189,10 @@ def test_a_script_is_told_of_them_with_the_line_that_made_the_first() -> None:
     model = chain(conv(), norm(), conv(name="second"), norm())
     model.compile(loss="mse")
     facts = late_facts(model, lambda _: ("/home/me/train.py", 12))
-    watched = fit(model=dict(fit().model) | facts)
+    biased = fit(model=dict(fit().model) | facts)
     (finding,) = (
         each
-        for each in diagnose([seen(watched)], Machine(cores=4, memory_bytes=8 << 30)).minor
+        for each in diagnose([watched(biased)], Machine(cores=4, memory_bytes=8 << 30)).minor
         if each.kind == "useless_bias"
     )
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from tests.unit.measure.traces import resnet_step
-from tests.unit.scriptprofile.watched import at, fit, loop, seen
+from tests.unit.scriptprofile.watched import at, fit, loop, watched
 
 from stoker.measure.device_events import read_events
 from stoker.measure.device_time import DeviceTime, device_time
 from stoker.scriptprofile.counting import _device
-from stoker.scriptprofile.mfu import Reached
+from stoker.scriptprofile.observations import Reached
 from stoker.scriptprofile.page import page_html
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.diagnose import diagnose
@@ -229,7 +229,7 @@ def device() -> DeviceTime:
 
 
 def profiled(*loops: Any) -> ScriptProfile:
-    found = diagnose([seen(*loops, gpus=1)], MACHINE)
+    found = diagnose([watched(*loops, gpus=1)], MACHINE)
     return ScriptProfile(
         command=("python", "train.py"),
         exit_code=0,

@@ -6,25 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, stage, watched
 
-from stoker.scriptprofile.observations import Feed, Loop
+from stoker.scriptprofile.input_stages import stages_of
+from stoker.scriptprofile.loops import BESIDE, UNPARTED, CallLoop, Loop, OwnLoop
+from stoker.scriptprofile.observations import Feed
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import Machine, map_share
-from stoker.scriptprofile.split import BESIDE, UNPARTED, split_step, stage_costs, stages_of
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
 
 
 def findings(each: Loop, **changes: Any) -> dict[str, ScriptFinding]:
-    found = diagnose([seen(each, **changes)], MACHINE).findings
+    found = diagnose([watched(each, **changes)], MACHINE).findings
     assert len({finding.kind for finding in found}) == len(found)
     return {finding.kind: finding for finding in found}
 
 
 def minor(each: Loop) -> dict[str, ScriptFinding]:
-    return {found.kind: found for found in diagnose([seen(each)], MACHINE).minor}
+    return {found.kind: found for found in diagnose([watched(each)], MACHINE).minor}
 
 
 def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
@@ -44,7 +45,14 @@ def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
     )
     waits = loop(stages=stages, nodes=nodes)
 
-    assert stages_of(waits) == [None, None, stages[0], stages[1], stages[2], stages[3]]
+    assert stages_of(waits.nodes, waits.stages) == [
+        None,
+        None,
+        stages[0],
+        stages[1],
+        stages[2],
+        stages[3],
+    ]
     share = map_share(waits, stages[1])
     assert share is not None
     assert share > 0.9
@@ -55,11 +63,11 @@ def test_of_two_that_fit_the_last_one_is_taken_and_the_other_is_not_known() -> N
     stages = (stage("map", 9), stage("map", 8), stage("range", 7))
     one = loop(stages=stages, nodes=(node("Root"), node("Map", 2.0), node("Range")))
 
-    assert stages_of(one) == [None, stages[0], stages[2]]
+    assert stages_of(one.nodes, one.stages) == [None, stages[0], stages[2]]
     assert map_share(one, stages[1]) is None
     told = [
         finding
-        for finding in diagnose([seen(one)], MACHINE).findings
+        for finding in diagnose([watched(one)], MACHINE).findings
         if finding.kind == "sequential_map"
     ]
     assert {(finding.place, finding.sure) for finding in told} == {
@@ -102,9 +110,9 @@ def test_a_shuffle_that_had_read_everything_is_named_with_what_it_read() -> None
         nodes=(*whole.nodes, node("Map", 1.0), node("Generator", 1.0)),
     )
 
-    names = {cost.name for cost in stage_costs(whole)}
+    names = {cost.name for cost in whole.costs}
     assert names == {"BatchV2", "ShuffleV3, and all that it reads (map, from_generator)"}
-    assert {cost.name for cost in stage_costs(parted)} == {
+    assert {cost.name for cost in parted.costs} == {
         "BatchV2",
         "ShuffleV3",
         "Map",
@@ -119,7 +127,7 @@ def test_a_wait_before_epochs_that_the_inputs_work_is_too_little_for_is_not_the_
         nodes = (node("Root"), node("BatchV2"), node("ShuffleV3", cpu_s), node("TensorSlice"))
         # 100 batches of 32 rows a pass, each node's CPU time for 1,000 elements.
         return set(
-            findings(fit(stages=chain, nodes=nodes, passes=4, batches=100, starts=(2.0, 2.0, 2.0)))
+            findings(fit(stages=chain, nodes=nodes, passes=4, steps=400, starts=(2.0, 2.0, 2.0)))
         )
 
     assert "slow_epoch_start" in told(10.0)
@@ -224,7 +232,7 @@ def without_gaps(**changes: Any) -> Loop:
 
 
 def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
-    split = split_step(without_gaps())
+    split = without_gaps().split
 
     assert split is not None
     assert split.input_wait is None
@@ -263,7 +271,7 @@ def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
     # 10 ms a step, of which 3 are neither waited for nor the step; the input takes 10 ms of CPU for it.
     busy = fit(ceiling_s=0.007, cores=4, nodes=(node("Root"), node("Map", 100 * 0.010)))
 
-    split = split_step(busy)
+    split = busy.split
 
     assert split is not None
     assert split.python is None
@@ -272,13 +280,13 @@ def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
         replace(busy, nodes=(node("Root"), node("Map", 1e-6))),
         replace(busy, cores=64),  # it takes nothing from anybody there
     ):
-        split = split_step(idle)
+        split = idle.split
         assert split is not None
         assert split.python == pytest.approx(0.3)
 
 
 def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
-    calls = loop(kind="calls", wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
+    calls = loop(CallLoop, wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
 
     told = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
 
@@ -293,7 +301,7 @@ def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
 def test_what_other_programs_took_of_a_call_hides_no_python() -> None:
     """Of 1 s other programs had 0.9 s, nearly all of it in the calls: of the rest Python is 40%."""
     load = {"wall_s": 1.0, "away_s": 0.9, "wait_s": 0.8, "python_s": 0.05, "python_run_s": 0.04}
-    calls = loop(kind="calls", wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
+    calls = loop(CallLoop, wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
 
     [told] = findings(calls, on_batches=((at(41), 102),), waited=0.8).values()
 
@@ -343,7 +351,7 @@ def test_without_w_a_rule_that_knows_why_speaks_too() -> None:
     assert "W was not measured" in told["sequential_map"].seen
 
 
-def parsed(*operations: str, **changes: Any) -> Loop:
+def parsed(*operations: str, **changes: Any) -> OwnLoop:
     """A loop that waits 30 % of its time for a map below its batch."""
     mapped = stage("map", 7, operations=operations, arguments={"num_parallel_calls": 2}, **changes)
     nodes = (node("Root"), node("Prefetch"), node("MapAndBatch", 1.0), node("TFRecord"))

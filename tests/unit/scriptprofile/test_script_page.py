@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 from tests.unit.scriptprofile.watched import loop, node
 
-from stoker.scriptprofile.observations import Loop, Place
+from stoker.scriptprofile.loops import Loop
+from stoker.scriptprofile.observations import Place
 from stoker.scriptprofile.page import page_html
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
@@ -166,7 +167,7 @@ def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
 
     assert 'class="finding"' not in page_html(told)
     assert "costs enough here to be a finding" in parsed.text
-    assert "Seen too, of less weight here" in parsed.text
+    assert "WatchedProcess too, of less weight here" in parsed.text
     assert [each["kind"] for each in told.to_json()["minor_findings"]] == ["sequential_map"]
     assert (
         "Nothing that was looked for was found."

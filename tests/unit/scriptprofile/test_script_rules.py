@@ -9,25 +9,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, stage, watched
 
-from stoker.scriptprofile.mfu import Reached
-from stoker.scriptprofile.observations import BatchHook, Function, Loop, Place, Stage
+from stoker.scriptprofile.loops import InnerLoop, Loop
+from stoker.scriptprofile.observations import BatchHook, Function, Place, Reached, Stage
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.finding import MOST_GAIN, ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import Machine
-from stoker.scriptprofile.split import split_step, stage_costs
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
 
 
 def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[ScriptFinding]:
-    return list(diagnose([seen(*loops, **changes)], machine).findings)
+    return list(diagnose([watched(*loops, **changes)], machine).findings)
 
 
 def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
     """What is said to be worth little, by its name."""
-    said = diagnose([seen(*loops, **changes)], MACHINE).minor
+    said = diagnose([watched(*loops, **changes)], MACHINE).minor
     assert len({each.kind for each in said}) == len(said)
     return {each.kind: each for each in said}
 
@@ -44,14 +43,14 @@ def test_a_healthy_loop_and_a_healthy_fit_are_left_alone() -> None:
 
 def test_the_parts_of_a_step_are_the_step() -> None:
     for each in (loop(), fit(wait=0.2), fit(rounds=())):
-        split = split_step(each)
+        split = each.split
 
         assert split is not None
         assert sum(split.parts.values()) == pytest.approx(split.step_s)
 
 
 def test_u_and_w_are_what_the_rounds_say() -> None:
-    split = split_step(fit(real_s=0.010, ceiling_s=0.004, wait=0.5))
+    split = fit(real_s=0.010, ceiling_s=0.004, wait=0.5).split
 
     assert split is not None
     assert split.busy == pytest.approx(0.4)
@@ -63,13 +62,13 @@ def test_what_other_programs_took_of_a_window_is_none_of_its_figures() -> None:
     """The step on a resident batch took 1.8 times as long as a real one: for 0.9 of it others ran."""
     one = {"real_away": 0.5, "ceiling_away": 0.75}
     shown = fit(real_s=0.010, ceiling_s=0.018, wait=0.3)
-    split = split_step(replace(shown, rounds=tuple({**each, **one} for each in shown.rounds)))
+    split = replace(shown, rounds=tuple({**each, **one} for each in shown.rounds)).split
 
     assert split is not None
     assert split.busy == pytest.approx(0.9)
     assert split.input_wait == pytest.approx(0.1), "waits for a core are none for input"
     assert split.parts["compiled step"] == pytest.approx(0.009)
-    without = split_step(shown)
+    without = shown.split
     assert without is not None
     assert without.busy is None
 
@@ -89,9 +88,9 @@ def test_on_a_busy_machine_what_follows_from_times_is_possible() -> None:
 
 def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
-    inside = loop(kind="inside", steps=5, measured_steps=3, rounds=(one,) * 3, batches=50)
+    inside = loop(InnerLoop, steps=5, measured_steps=3, rounds=(one,) * 3, batches=50)
 
-    split = split_step(inside)
+    split = inside.split
 
     assert split is not None
     assert split.busy == pytest.approx(0.6)
@@ -99,7 +98,7 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     assert split.input_wait is None
     assert "one call holds many steps" in split.no_wait
     assert inside.counted() == "5 calls of 50 steps"
-    seldom = split_step(loop(kind="inside", steps=3, measured_steps=1))
+    seldom = loop(InnerLoop, steps=3, measured_steps=1).split
     assert seldom is not None
     assert seldom.busy is None
     assert "called too seldom" in seldom.no_busy
@@ -108,7 +107,7 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
 def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain() -> None:
     one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
 
-    said = minor(loop(kind="inside", rounds=(one,) * 3, batches=50, stages=BARE, nodes=()))
+    said = minor(loop(InnerLoop, rounds=(one,) * 3, batches=50, stages=BARE, nodes=()))
 
     assert set(said) == {"missing_prefetch", "sequential_map"}
     for each in said.values():
@@ -131,7 +130,7 @@ def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
 
     def told(batches: int) -> list[str]:
         changes: dict[str, Any] = {"nodes": (), "passes": 5, "steps": 5, "batches": batches}
-        return kinds(loop(kind="inside", stages=chain, **changes))
+        return kinds(loop(InnerLoop, stages=chain, **changes))
 
     # Batches of 32 elements of 1 MB, on 8 GiB.
     assert told(100) == ["shuffle_memory"]
@@ -139,7 +138,7 @@ def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
 
 
 def test_too_few_steps_are_not_measured() -> None:
-    assert split_step(loop(measured_steps=4)) is None
+    assert loop(measured_steps=4).split is None
 
 
 def test_noise_in_one_round_is_not_pythons() -> None:
@@ -157,7 +156,7 @@ def test_cpu_time_is_by_sample_on_both_sides_of_a_batch() -> None:
         node("Map", 3.2, elements=320),
     )
 
-    costs = stage_costs(loop(stages=(stage("batch", 8), stage("map", 7)), nodes=nodes))
+    costs = loop(stages=(stage("batch", 8), stage("map", 7)), nodes=nodes).costs
 
     assert [(cost.name, cost.place) for cost in costs] == [
         ("Prefetch", None),
@@ -184,7 +183,7 @@ def test_what_tensorflow_builds_around_a_generator_is_the_generators_and_its_beg
     dropped = (*nodes[:2], node("FlatMap", 0.5, elements=320), nodes[3])
 
     for each in (nodes, dropped):
-        costs = stage_costs(loop(stages=stages, nodes=each))
+        costs = loop(stages=stages, nodes=each).costs
         assert [(cost.name, cost.place) for cost in costs] == [
             ("BatchV2", at(8)),
             ("Generator", at(7)),
@@ -318,15 +317,15 @@ def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
 
 def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_no_measure() -> None:
     for each in (fit(ceiling_s=0.017), loop(rounds=fit(ceiling_s=0.017).rounds)):
-        split = split_step(each)
+        split = each.split
         assert split is not None
         assert split.busy is None
         assert "took 1.7 times as long as a real one" in split.no_busy
-    split = split_step(fit(ceiling_s=0.0101))
+    split = fit(ceiling_s=0.0101).split
     assert split is not None
     assert split.busy == pytest.approx(1.01)
     assert split.shown_busy() == "U 100% (101% as measured)"
-    quick = split_step(fit())
+    quick = fit().split
     assert quick is not None
     assert quick.shown_busy() == "U 95%"
 
@@ -582,7 +581,7 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
 def test_processes_that_run_the_same_lines_say_it_once() -> None:
     eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
 
-    assert len(diagnose([seen(eager), seen(eager)], MACHINE).findings) == 1
+    assert len(diagnose([watched(eager), watched(eager)], MACHINE).findings) == 1
 
 
 BARE = (stage("batch", 8), stage("map", 7), stage("from_tensor_slices", 6))

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, stage, watched
 
-from stoker.scriptprofile.observations import NOWHERE, FirstPass, Loop, Seen, WallPart
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.loops import Loop
+from stoker.scriptprofile.observations import NOWHERE, FirstPass, WallPart
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import Machine
@@ -25,11 +27,11 @@ def part(kind: str, wall_s: float, line: int = 0, **changes: Any) -> WallPart:
     return WallPart(kind=kind, place=at(line) if line else NOWHERE, wall_s=wall_s, **given)
 
 
-def script(*parts: WallPart, loops: Any = (), since_start_s: float = 100.0) -> Seen:
-    return seen(*loops, wall_parts=parts, since_start_s=since_start_s)
+def script(*parts: WallPart, loops: Any = (), since_start_s: float = 100.0) -> WatchedProcess:
+    return watched(*loops, wall_parts=parts, since_start_s=since_start_s)
 
 
-def findings(each: Seen) -> dict[str, ScriptFinding]:
+def findings(each: WatchedProcess) -> dict[str, ScriptFinding]:
     return {found.kind: found for found in diagnose([each], MACHINE).findings}
 
 
@@ -142,7 +144,7 @@ def test_of_a_loop_that_takes_next_to_no_time_no_speed_is_advised() -> None:
 
 
 def test_without_the_time_nothing_is_said_of_it() -> None:
-    assert told_parts(seen()) == []
+    assert told_parts(watched()) == []
     assert findings(script(part("predict", 50.0, 12), since_start_s=0.0)).keys() == set()
 
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker.scriptprofile.observations import Loop, Node, Place, Stage
+from stoker.scriptprofile.input_stages import stages_of
+from stoker.scriptprofile.loops import EpochStarts, FitLoop, Loop
+from stoker.scriptprofile.observations import Node, Place, Stage
 from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line, array_line
-from stoker.scriptprofile.split import (
-    EpochStarts,
-    StepSplit,
-    epoch_starts,
-    input_wait,
-    stage_costs,
-    stages_of,
-)
 
 LEAST_WAIT = 0.05
 """Share of the step: below it the input is no matter, and its noise is as large."""
@@ -51,18 +45,14 @@ class Machine:
     gpus: int = 0
 
 
-def input_findings(
-    loop: Loop, split: StepSplit | None, machine: Machine
-) -> Iterator[ScriptFinding]:
+def input_findings(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
     """Findings about a loop's dataset; those about speed only where the step waits for it."""
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
-    starts = epoch_starts(loop, split)
-    if starts is not None and loop.feed is None and _matters(loop, starts, split):
+    starts = loop.epoch_starts if isinstance(loop, FitLoop) and _matters(loop) else None
+    if starts is not None:
         yield _slow_start(loop, starts)
-    else:
-        starts = None
-    waiting = _waiting(loop, split, starts)
+    waiting = _waiting(loop, starts)
     if waiting is None:
         return
     generator = list(_generator(loop, waiting))
@@ -71,8 +61,8 @@ def input_findings(
     yield from _row_by_row(loop, waiting)
     if not generator:
         yield from _uncached(loop, waiting, machine)
-    if split is not None and split.input_wait is not None and split.input_wait >= LEAST_WAIT:
-        yield from _prefetch(loop, split.input_wait)
+    if loop.wait is not None and loop.wait >= LEAST_WAIT:
+        yield from _prefetch(loop, loop.wait)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +75,9 @@ class _Waiting:
     text: str
 
 
-def _waiting(loop: Loop, split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | None:
+def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
     """By what its steps wait, and its epochs; None where that is no matter."""
-    known = input_wait(loop, split)
+    known = loop.input_wait()
     wait = 0.0 if known is None else known.share
     if starts is None:
         least = LEAST_WAIT if known is None or known.measured else LEAST_UNMEASURED
@@ -99,15 +89,18 @@ def _waiting(loop: Loop, split: StepSplit | None, starts: EpochStarts | None) ->
     return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
 
 
-def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
-    # One wait may have been anything's on this machine; of short ones, and of what Keras begins anew
+def _matters(loop: FitLoop) -> bool:
+    """Whether the waits before epochs are worth a finding."""
+    starts = loop.epoch_starts
+    if starts is None or loop.feed is not None or starts.share < LEAST_START:
+        return False
+    # One wait may have been anything's on this machine; of short ones, and of what Keras builds again
     # for arrays, it takes more to be sure.
-    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.asked_for())
+    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.user_stages())
     often |= len(loop.starts) > 2 and starts.share >= LARGE_START
-    wait = 0.0 if split is None or split.input_wait is None else split.input_wait
-    # Where steps wait longer, all together, it is that which has to be mended.
-    most = starts.share >= (1.0 - starts.share) * wait
-    return often and most and starts.share >= LEAST_START and _may_be_the_input(loop, starts)
+    # Where steps wait longer, all together, it is that which has to be fixed.
+    most = starts.share >= (1.0 - starts.share) * (loop.wait or 0.0)
+    return often and most and _may_be_the_input(loop, starts)
 
 
 def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
@@ -116,11 +109,11 @@ def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
     Else it is something else's: tf.data's own tuner stops at a pass's end now and then, and so does a
     busy machine.
     """
-    costs = stage_costs(loop)
-    rows = loop.batches * loop.rows if loop.batches else 0
-    if not costs or not rows:
+    rows, ran = loop.batches_a_pass * loop.rows, stages_of(loop.nodes, loop.stages)
+    if not loop.costs or not rows or any(stage not in ran for stage in loop.user_stages()):
+        # Not all that the input does is known: a shuffle may have read all that is below it.
         return True
-    return rows * sum(cost.cpu_s_per_sample for cost in costs) >= starts.each_s * LEAST_WORK
+    return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * LEAST_WORK
 
 
 _ENDLESS = (
@@ -134,7 +127,7 @@ _ENDLESS_ARRAYS = (
 
 
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
-    mine = loop.asked_for()
+    mine = loop.user_stages()
     shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.by_user]
     stage = next(iter(shuffles or mine), None)
     filled, change = "the input begins anew", _ENDLESS
@@ -158,7 +151,7 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
 
 def map_share(loop: Loop, stage: Stage) -> float | None:
     """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures of it."""
-    shares = [cost.share for cost in stage_costs(loop) if cost.stage is stage]
+    shares = [cost.share for cost in loop.costs if cost.stage is stage]
     return sum(shares) if shares else None
 
 
@@ -188,7 +181,7 @@ def runs_ahead(node: Node) -> bool:
 
 
 def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
-    ran = nodes_of(loop, "map")
+    ran = nodes_of(loop.nodes, loop.stages, "map")
     for stage in loop.stages:
         share = map_share(loop, stage)
         if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
@@ -269,9 +262,9 @@ NAMED = 3
 """Largest number of operations in the message."""
 
 
-def nodes_of(loop: Loop, kind: str) -> dict[Place, Node]:
+def nodes_of(nodes: Sequence[Node], stages: Sequence[Stage], kind: str) -> dict[Place, Node]:
     """Line -> the stage that TensorFlow ran for it, of all stages of a kind."""
-    pairs = zip(loop.nodes, stages_of(loop), strict=True)
+    pairs = zip(nodes, stages_of(nodes, stages), strict=True)
     return {stage.place: node for node, stage in pairs if stage and stage.kind == kind}
 
 
@@ -343,7 +336,7 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
         share = map_share(loop, stage)
         if stage.kind != "map" or share is None or share < LEAST_SHARE:
             continue
-        if not stage.by_user and stage not in loop.asked_for():
+        if not stage.by_user and stage not in loop.user_stages():
             continue
         size = _size(loop, number)
         if any(each.random for each in loop.stages[number:]) or size is None:
@@ -388,7 +381,7 @@ def _size(loop: Loop, number: int) -> int | None:
 
 
 def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
-    held = nodes_of(loop, "shuffle")
+    held = nodes_of(loop.nodes, loop.stages, "shuffle")
     for stage in loop.stages:
         count = stage.arguments.get("buffer_size")
         if stage.kind != "shuffle" or not stage.by_user or not isinstance(count, int):
@@ -420,7 +413,7 @@ def _elements(loop: Loop, stage: Stage) -> int:
     """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
     if stage.cardinality > 0:
         return stage.cardinality
-    batches = loop.batches or (-(-loop.steps // loop.passes) if loop.passes else 0)
+    batches = loop.batches_a_pass
     above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
     # Where nothing above it makes batches, its elements are batches themselves.
     return batches * (max(1, loop.rows) if above & BATCHES else 1)

@@ -41,13 +41,13 @@ class Fit:
         self.place = place
         self._model = weakref.ref(model)
         self.calls = 1
-        self.facts: dict[str, Any] = {}
+        self.model: dict[str, Any] = {}
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
         self.hooks = BatchHooks()
         self.cache: pipeline.CacheFill | None = None
         """Of a dataset that holds a cache: its first epoch makes what the later ones read."""
-        self.epochs = self.steps = self.measured_steps = 0
+        self.passes = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
         """From the begin of an epoch to the end of its first step, seconds; the very first one's apart."""
@@ -115,7 +115,7 @@ class Fit:
 
     def whole_passes(self) -> int:
         """Completed epochs: between two of them nothing trains."""
-        return self.epochs
+        return self.passes
 
     def step_s(self) -> float:
         """Time of a call of the train function, seconds."""
@@ -131,10 +131,10 @@ class Fit:
 
     def end_epoch(self) -> None:
         """The epoch's last step is done; the iterator may go."""
-        self.epochs += 1
+        self.passes += 1
         if self.cache is not None and self._last_end_s:
             self.cache.end_pass(self._last_end_s - self._began_epoch_s)
-            if self.epochs == 1:
+            if self.passes == 1:
                 # From here on the input is another one: what it was tells nothing of what it costs.
                 self.nodes, self.gaps = [], []
         self.iterator = None
@@ -156,7 +156,7 @@ class Fit:
 
     def _is_filling(self) -> bool:
         """Whether a cache is being filled that later epochs will read."""
-        return self.cache is not None and self.epochs == 0 and self.facts.get("epochs", 1) > 1
+        return self.cache is not None and self.passes == 0 and self.model.get("epochs", 1) > 1
 
     def _first_of_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""
@@ -186,7 +186,7 @@ class Fit:
 
     def _per_call(self) -> int:
         """Elements that a call of the train function takes."""
-        return int(self.facts.get("steps_per_execution", 1))
+        return int(self.model.get("steps_per_execution", 1))
 
     def _slow(self) -> bool:
         latest = [row[2] for row in self.timeline[-2:]]
@@ -319,11 +319,12 @@ class Fit:
     def told(self) -> dict[str, Any]:
         """The line as facts."""
         plain = (
-            "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
+            "place", "calls", "model", "stages", "nodes", "passes", "steps", "measured_steps",
             "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
             "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in plain}
+        told["kind"] = "fit"
         told["cache"] = None if self.cache is None else self.cache.told()
         return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}
 

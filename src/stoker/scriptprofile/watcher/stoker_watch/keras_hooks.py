@@ -194,7 +194,7 @@ def _begin(keras: Any, model: Any) -> Fit | None:
     if len(FITS) >= MOST_FITS:
         return None
     fit = Fit(at, model)
-    fit.facts = _model_facts(keras, model)
+    fit.model = _model_facts(keras, model)
     FITS.append(fit)
     return fit
 
@@ -226,10 +226,10 @@ def _keras_distribution(keras: Any) -> str:
 
 def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
-    fit.facts["feed"] = _feed(keras, x)
-    fit.facts["data"] = type(x).__name__
-    fit.facts["batch_size"] = arguments.get("batch_size") or None
-    fit.facts["epochs"] = arguments.get("epochs", 1)
+    fit.model["feed"] = _feed(keras, x)
+    fit.model["data"] = type(x).__name__
+    fit.model["batch_size"] = arguments.get("batch_size") or None
+    fit.model["epochs"] = arguments.get("epochs", 1)
     chain = stages.chain(stages.of(x))
     fit.stages = [stage.id for stage in chain] or fit.stages
     if fit.cache is None and stages.has_cache(chain):
@@ -286,6 +286,6 @@ def _callback(keras: Any, fit: Fit) -> Any:
         def on_train_end(self, logs: Any = None) -> None:
             del logs
             with FACTS.guarded():
-                fit.facts.update(late_facts(self.model, made_at))
+                fit.model.update(late_facts(self.model, made_at))
 
     return StokerWatch()

@@ -39,7 +39,7 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
                 "name": node.name,
                 "depth": depth,
                 "elements": int(node.num_elements),
-                "cpu_ns": int(node.processing_time),
+                "cpu_s": int(node.processing_time) / 1e9,
                 "ratio": float(node.ratio),
                 "per_output": per_output,
                 "buffered_bytes": int(node.buffered_bytes),
