@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,9 @@ WARM_CALLS = 4
 
 LONGEST_STEP_S = 2.0
 """A longer step is not run again."""
+
+LATEST = 2
+"""Calls of which the shorter one says how long a step is."""
 
 MOST_CEILING_S = 1.0
 """Of one window on a resident batch: the training waits meanwhile."""
@@ -75,6 +79,8 @@ class Fit:
         self._has_no_model = False
         self._look_at = 0
         """Up to so many steps nothing but time is taken."""
+        self._latest_s: deque[float] = deque(maxlen=LATEST)
+        """Time of the latest calls, seconds."""
         self._original: Any = None
         self._ceiling: ceiling.Ceiling | None = None
 
@@ -135,11 +141,17 @@ class Fit:
         if self.cache is not None and self._last_end_s:
             self.cache.end_pass(self._last_end_s - self._began_epoch_s)
             if self.passes == 1:
-                # From here on the input is another one: what it was tells nothing of what it costs.
-                self.nodes, self.gaps = [], []
+                self._forget_filling()
         self.iterator = None
         if self._window is not None:
             self._window.pause()
+
+    def _forget_filling(self) -> None:
+        """From here on the input is another one: what it was tells nothing of what it costs."""
+        self.first_s += self.period_s
+        self.measured_steps, self.period_s, self.call_s = 0, 0.0, 0.0
+        self.nodes, self.gaps = [], []
+        self._latest_s.clear()
 
     def end(self, model: Any) -> None:
         """Put back what was there, whatever has happened."""
@@ -151,7 +163,8 @@ class Fit:
         FACTS.seen += 1
 
     def _wants_ceiling(self) -> bool:
-        ready = self.steps >= WARM_CALLS and len(self.rounds) < ROUNDS and not self._is_filling()
+        warm = self.steps >= WARM_CALLS and len(self._latest_s) == LATEST
+        ready = warm and len(self.rounds) < ROUNDS and not self._is_filling()
         return ready and not self.no_ceiling and self._ceiling is None
 
     def _is_filling(self) -> bool:
@@ -162,7 +175,7 @@ class Fit:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""
         begun_s = clock()
         made = None
-        if self._slow():
+        if min(self._latest_s) > LONGEST_STEP_S:
             self.no_ceiling = "to run so long a step again would hold the training up"
             return function(iterator)
         FACTS.ours = True
@@ -188,14 +201,11 @@ class Fit:
         """Elements that a call of the train function takes."""
         return int(self.model.get("steps_per_execution", 1))
 
-    def _slow(self) -> bool:
-        latest = [row[2] for row in self.timeline[-2:]]
-        return bool(latest) and min(latest) > LONGEST_STEP_S
-
     def _did(self, iterator: Any, begun_s: float, ended_s: float) -> None:
         self.iterator = iterator
         period_s = ended_s - self._last_end_s if self._last_end_s else None
         self._last_end_s = ended_s
+        self._latest_s.append(ended_s - begun_s)
         self.steps += 1
         FACTS.seen += 1
         if self.steps == 1:
