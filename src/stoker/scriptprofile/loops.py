@@ -118,7 +118,7 @@ class EpochStarts:
     """Seconds an epoch, a step's own time taken off: the median, of two the shorter."""
 
     share: float
-    """Of the time of all measured steps and these waits, in [0, 1]."""
+    """Of the time of all measured steps, a pass that fills a cache, and these waits, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +335,9 @@ class FitLoop(Loop):
             return None
         each_s = max(0.0, statistics.median_low(self.starts) - self.split.step_s)
         waited_s = each_s * len(self.starts)
-        return EpochStarts(each_s=each_s, share=waited_s / (waited_s + self.period_s))
+        # The steps of a pass that fills a cache are set apart.
+        filled_s = 0.0 if self.first_pass is None else self.first_pass.wall_s
+        return EpochStarts(each_s=each_s, share=waited_s / (waited_s + self.period_s + filled_s))
 
     def input_wait(self) -> InputWait | None:
         """The share of a step that waits for input: W, or without W an estimate from U and the stages.

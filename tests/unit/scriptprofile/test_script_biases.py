@@ -14,8 +14,7 @@ from tests.unit.scriptprofile.watched import fit, watched
 
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
-from stoker.scriptprofile.watcher.stoker_watch.biases import useless_biases
-from stoker.scriptprofile.watcher.stoker_watch.model_facts import late_facts
+from stoker.scriptprofile.watcher.stoker_watch.model_facts import late_facts, useless_biases
 
 
 def conv(**changes: Any) -> Any:

@@ -24,7 +24,7 @@ from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
 from stoker.scriptprofile.watcher.stoker_watch import device_trace
 from stoker.scriptprofile.watcher.stoker_watch.device_trace import STAND_IN, Tracer
-from stoker.scriptprofile.watcher.stoker_watch.facts import FACTS
+from stoker.scriptprofile.watcher.stoker_watch.watch import FACTS
 
 MACHINE = Machine(cores=4, memory_bytes=2**33)
 
@@ -73,14 +73,10 @@ def tracer(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace
         monkeypatch.setattr(FACTS, name, value)
     monkeypatch.setenv(STAND_IN, "1")
 
-    def around(owner: Any, name: str, make: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-        wrapped = make(original)
-        wrapped.stoker_original = original
-        monkeypatch.setattr(owner, name, wrapped)
-
+    # Wrapped by the tracer, and as before after the test.
+    monkeypatch.setattr(tf.profiler.experimental, "start", tf.profiler.experimental.start)
     found = Tracer()
-    found.install(tf, around, lines=lambda: [line])
+    found.install(tf, lines=lambda: [line])
     found.knows_keras(list, lambda: [("conv1", "Conv2D", ("/home/me/train.py", 7))])
     return found
 

@@ -20,7 +20,7 @@ from stoker.scriptprofile.observations import Place, Reached
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
 from stoker.scriptprofile.utilization import reached_json, reached_rows, with_reached
-from stoker.scriptprofile.watcher.stoker_watch.transfer import copied_s, transfer_s
+from stoker.scriptprofile.watcher.stoker_watch.ceiling import copied_s, transfer_s
 
 KNOWN = Reached(operations=2e9, peak_per_s=1e12, peak_of="products of matrices in float32")
 

@@ -8,34 +8,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import ceiling, pipeline, step_graph
-from .batch_hooks import BatchHooks
-from .facts import FACTS
-from .load import LOAD, Moment, now
+from . import ceiling, pipeline
+from .ceiling import LONGEST_STEP_S, MOST_CEILING_S, MOST_DRAINED, ROUNDS
 from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
+from .model_facts import write_graph
+from .pipeline import MOST_GAPS, Window
 from .places import Place
-from .windows import MOST_GAPS, Window
+from .wall import LOAD, BatchHooks, Moment, now
+from .watch import FACTS
 
 WARM_CALLS = 4
 """Calls of the train function that are set apart: the first ones trace, compile and fill buffers."""
 
-LONGEST_STEP_S = 2.0
-"""A longer step is not run again."""
-
 LATEST = 2
 """Calls of which the shorter one says how long a step is."""
 
-MOST_CEILING_S = 1.0
-"""Of one window on a resident batch: the training waits meanwhile."""
-
-ROUNDS = 3
-"""Pairs of windows, with real data and on a resident batch."""
-
 FIRST_DRAINED = 3
 """Calls that are left out after the batch was taken, which took time itself."""
-
-MOST_DRAINED = 100
-"""Calls after a resident window that are left out: meanwhile the input has run ahead."""
 
 
 class Fit:
@@ -189,7 +178,7 @@ class Fit:
             taken, self._ceiling = made.take(iterator)
             self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
             with FACTS.guarded():
-                self.step = step_graph.written(made.concrete, batch=taken.batches[0])
+                self.step = write_graph(made.concrete, batch=taken.batches[0])
         finally:
             FACTS.ours = False
             self.ours_s += clock() - begun_s

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-from . import inner_ceiling
-from .facts import FACTS
-from .loop_ceiling import after_call
+from .loop_ceiling import Given, after_pass, after_step, before_pass
 from .loops import KEY as ITERATED
 from .loops import STATE, Loop, clock, current, loop_at
 from .places import NOWHERE, Place, of_code, place
+from .watch import FACTS, wrap
 
 KEY = "stoker_function"
 """The attribute of a `tf.function` that holds its record."""
@@ -94,13 +93,13 @@ def forget() -> None:
     _running.clear()
 
 
-def install(tf: Any, around: Callable[..., None]) -> None:
+def install(tf: Any) -> None:
     """Watch calls of `tf.function`, and gradients."""
     kind = type(tf.function(lambda: None))
-    around(kind, "__call__", lambda original: _call(tf, original))
-    around(tf.GradientTape, "gradient", lambda original: _gradient(tf, original))
-    around(tf.data.Dataset, "reduce", lambda original: _iterates(tf, original))
-    around(tf.data.Iterator, "get_next_as_optional", lambda original: _iterates(tf, original))
+    wrap(kind, "__call__", lambda original: _call(tf, original))
+    wrap(tf.GradientTape, "gradient", lambda original: _gradient(tf, original))
+    wrap(tf.data.Dataset, "reduce", lambda original: _iterates(tf, original))
+    wrap(tf.data.Iterator, "get_next_as_optional", lambda original: _iterates(tf, original))
 
 
 def _iterates(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,9 +152,7 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         record, mine, named = one.record, args, kwargs
         if record.iterates and record.trains and not STATE.fits:
             with FACTS.guarded():
-                mine, named = inner_ceiling.before_call(
-                    loop_at(record.place, "inside"), args, kwargs
-                )
+                mine, named = before_pass(loop_at(record.place, "inside"), (args, kwargs))
         _running.append(record)
         STATE.taken_in_graph = False
         begun_s, begun_run_s = clock(), thread_time()
@@ -218,7 +215,7 @@ def _called(
     function: Any,
     one: _One,
     begun_s: float,
-    given: tuple[tuple[Any, ...], dict[str, Any]],
+    given: Given,
     run_s: float,
 ) -> None:
     now_s = clock()
@@ -235,7 +232,7 @@ def _called(
     if record.trains and record.iterates:
         loop = _inner_loop(record, begun_s, now_s, traced=traced)
         if not traced:
-            inner_ceiling.after_call(loop, function, given, took_s)
+            after_pass(loop, function, given, took_s)
         return
     if loop is None or loop.kind == "calls" or (record.trains and record.takes):
         if not record.trains:
@@ -250,12 +247,12 @@ def _called(
     loop.called(took_s, record.name, trains=record.trains, traced=traced, run_s=run_s)
     if record.trains and loop.kind == "dataset" and not traced:
         if loop.measures_again:
-            after_call(loop, function, *given)
+            after_step(loop, function, given)
         else:
             one.loop = loop
 
 
-def _take_stages(loop: Loop, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+def _take_stages(loop: Loop, given: Given) -> None:
     """Of an iterator that the step was given its dataset is known."""
     args, kwargs = given
     for each in (*args, *kwargs.values()):
@@ -264,9 +261,7 @@ def _take_stages(loop: Loop, given: tuple[tuple[Any, ...], dict[str, Any]]) -> N
             loop.stages = loop.stages or read.stages
 
 
-def _has_traced(
-    function: Any, one: _One, took_s: float, given: tuple[tuple[Any, ...], dict[str, Any]]
-) -> bool:
+def _has_traced(function: Any, one: _One, took_s: float, given: Given) -> bool:
     """Whether the call traced, and what made it."""
     record, traces = one.record, int(function.experimental_get_tracing_count())
     if traces <= one.traces:

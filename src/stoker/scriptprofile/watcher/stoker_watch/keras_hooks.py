@@ -12,14 +12,13 @@ from typing import Any
 
 from . import functions, stages
 from .device_trace import TRACER, layer_names
-from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
 from .model_facts import late_facts
 from .pipeline import CacheFill
 from .places import NOWHERE, Place, of_code, place
-from .tensorflow_hooks import around
 from .wall import EPOCH_HOOKS, WALL
+from .watch import FACTS, wrap
 
 MOST_FITS = 100
 """A search over models calls `fit` without end: it is watched up to here."""
@@ -40,13 +39,13 @@ _on_batches: dict[Place, int] = {}
 
 def install(keras: ModuleType) -> None:
     """Watch models being made, compiled and fitted."""
-    around(keras.layers.Layer, "__init__", _layer)
-    around(keras.Model, "compile", _compile)
-    around(keras.Model, "fit", lambda original: _fit(keras, original))
-    around(keras.Model, "train_on_batch", _on_batch)
+    wrap(keras.layers.Layer, "__init__", _layer)
+    wrap(keras.Model, "compile", _compile)
+    wrap(keras.Model, "fit", lambda original: _fit(keras, original))
+    wrap(keras.Model, "train_on_batch", _on_batch)
     _wall(keras)
-    around(keras.optimizers.Optimizer, "apply", _apply)
-    around(keras.random.SeedGenerator, "next", _random)
+    wrap(keras.optimizers.Optimizer, "apply", _apply)
+    wrap(keras.random.SeedGenerator, "next", _random)
     TRACER.knows_keras(lambda: list(FITS), lambda: layer_names(_places))
     FACTS.forgets.extend((FITS.clear, _on_batches.clear))
     FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
@@ -62,9 +61,9 @@ def _wall(keras: Any) -> None:
     """Time what a script does with a model outside its steps."""
     methods = {"predict": "predict", "save": "saving", "save_weights": "saving", "export": "saving"}
     for name, kind in methods.items():
-        around(keras.Model, name, WALL.around_method(partial(str, kind), place))
+        wrap(keras.Model, name, WALL.around_method(partial(str, kind), place))
     validates = WALL.around_method(lambda: "validation" if STATE.fits else "evaluate", place)
-    around(keras.Model, "evaluate", validates)
+    wrap(keras.Model, "evaluate", validates)
 
 
 def _itself(at: Place) -> Place:
@@ -81,7 +80,7 @@ def _time_callbacks(keras: Any, given: Any) -> None:
             if isinstance(callback, plain) and found is not getattr(plain, hook):
                 at = of_code(getattr(found, "__code__", None))
                 where = place if at == NOWHERE else partial(_itself, at)
-                around(type(callback), hook, WALL.around_method(lambda: "callbacks", where))
+                wrap(type(callback), hook, WALL.around_method(lambda: "callbacks", where))
 
 
 def made_at(thing: Any) -> Place:

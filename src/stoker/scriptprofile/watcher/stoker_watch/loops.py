@@ -10,9 +10,9 @@ from threading import get_ident
 from typing import Any
 
 from . import pipeline, stages
-from .facts import FACTS
-from .load import LOAD, Moment, now
 from .places import NOWHERE, Place, asked_by_user, user_calls, who_called
+from .wall import LOAD, Moment, now
+from .watch import FACTS, wrap
 
 KEY = "stoker_loop"
 """The attribute of an iterator that holds its loop."""
@@ -358,26 +358,24 @@ def current() -> Loop | None:
     return loop
 
 
-def install(tf: Any, around: Callable[..., None]) -> None:
+def install(tf: Any) -> None:
     """Watch iteration and what is asked for of tensors."""
-    around(tf.data.Dataset, "__iter__", lambda original: _iter(tf, around, original))
+    wrap(tf.data.Dataset, "__iter__", lambda original: _iter(tf, original))
     for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
-        around(tf.distribute.Strategy, name, lambda original: _distribute(tf, around, original))
+        wrap(tf.distribute.Strategy, name, lambda original: _distribute(tf, original))
 
 
 _patched: set[type] = set()
 
 
-def _distribute(
-    tf: Any, around: Callable[..., None], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _distribute(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         with FACTS.guarded():
             kind = type(result)
             if not isinstance(result, tf.data.Dataset) and kind not in _patched:
                 _patched.add(kind)
-                around(kind, "__iter__", lambda inner: _iter(tf, around, inner))
+                wrap(kind, "__iter__", lambda inner: _iter(tf, inner))
             given = next(iter((*args, *kwargs.values())), None)
             # The strategy that is none, as Keras uses it, gives what it is given.
             if result is not given:
@@ -389,21 +387,19 @@ def _distribute(
     return call
 
 
-def _iter(tf: Any, around: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+def _iter(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any) -> Any:
         begun_s = clock()
         iterator = original(self)
         if not STATE.fits and tf.executing_eagerly():
             with FACTS.guarded():
-                _follow(tf, around, iterator, self, begun_s)
+                _follow(tf, iterator, self, begun_s)
         return iterator
 
     return call
 
 
-def _follow(
-    tf: Any, around: Callable[..., None], iterator: Any, dataset: Any, begun_s: float
-) -> None:
+def _follow(tf: Any, iterator: Any, dataset: Any, begun_s: float) -> None:
     place, maker = who_called()
     # What Keras iterates by itself (evaluate, predict, adapt) is no loop of the user's.
     if maker in ("keras", "tf_keras") or place == NOWHERE:
@@ -411,9 +407,9 @@ def _follow(
     kind = type(iterator)
     if kind not in _patched:
         _patched.add(kind)
-        around(kind, "__next__", _next)
-        around(kind, "get_next", _next)
-        _watch_tensors(tf, around)
+        wrap(kind, "__next__", _next)
+        wrap(kind, "get_next", _next)
+        _watch_tensors(tf)
     loop = loop_at(place, "dataset")
     loop.replicas = getattr(dataset, REPLICAS, 1)
     loop.distributed = hasattr(dataset, REPLICAS)
@@ -491,13 +487,13 @@ def _look(loop: Loop, iterator: Any, element: Any) -> None:
         loop.nodes = nodes
 
 
-def _watch_tensors(tf: Any, around: Callable[..., None]) -> None:
+def _watch_tensors(tf: Any) -> None:
     """Watch what makes Python wait for a tensor; there are tensors once there are iterators."""
     kind = type(tf.constant(0))
     for name in ("numpy", "__float__", "__int__", "__bool__", "__array__", "__format__", "__str__"):
         owner = next((each for each in kind.__mro__ if name in vars(each)), None)
         if owner is not None:
-            around(owner, name, _synchronises)
+            wrap(owner, name, _synchronises)
 
 
 def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:

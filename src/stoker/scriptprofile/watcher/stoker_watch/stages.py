@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from .facts import FACTS
 from .places import Place, who_called
+from .watch import FACTS, wrap
 
 KEY = "stoker_stage"
 """The attribute of a dataset that holds its stage."""
@@ -110,19 +111,17 @@ MOST_STAGES = 500
 """A script that makes datasets without end is watched up to here."""
 
 
-def install(tf: Any, around: Callable[..., None]) -> None:
+def install(tf: Any) -> None:
     """Watch how datasets are made."""
     for name in METHODS:
-        around(tf.data.Dataset, name, lambda original, name=name: _method(tf, name, original))
+        wrap(tf.data.Dataset, name, partial(_makes, tf, name, is_method=True))
     for name in SOURCES:
-        around(tf.data.Dataset, name, lambda original, name=name: _source(tf, name, original))
+        wrap(tf.data.Dataset, name, partial(_makes, tf, name, is_method=False))
     for name in READERS:
-        reader = getattr(tf.data, name, None)
-        if reader is not None:
-            around(reader, "__init__", lambda original, name=name: _reader(tf, name, original))
+        wrap(getattr(tf.data, name, None), "__init__", partial(_makes, tf, name, is_method=True))
     for name in ("py_function", "numpy_function"):
-        around(tf, name, _python_call)
-    _watch_randomness(tf, around)
+        wrap(tf, name, _python_call)
+    _watch_randomness(tf)
 
 
 def made() -> list[dict[str, Any]]:
@@ -165,49 +164,24 @@ def mark_random() -> None:
         _making[-1].random = True
 
 
-def _method(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _making or FACTS.ours or not tf.executing_eagerly():
-            return original(self, *args, **kwargs)
-        stage = _begin(kind, args, kwargs, datasets=[self, *args])
-        try:
-            result = original(self, *args, **kwargs)
-        finally:
-            _making.clear()
-        _finish(tf, stage, result)
-        return result
+def _makes(
+    tf: Any, kind: str, original: Callable[..., Any], *, is_method: bool
+) -> Callable[..., Any]:
+    """A call that gives a dataset, or makes `self` one."""
 
-    return call
-
-
-def _source(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if _making or FACTS.ours or not tf.executing_eagerly():
             return original(*args, **kwargs)
-        stage = _begin(kind, args, kwargs, datasets=[*args, *kwargs.values()])
+        inputs = [*args, *kwargs.values()]
+        stage = _begin(kind, args[1:] if is_method else args, kwargs, datasets=inputs)
         try:
             result = original(*args, **kwargs)
         finally:
             _making.clear()
-        _finish(tf, stage, result)
+        _finish(tf, stage, args[0] if result is None else result)
         return result
 
     return call
-
-
-def _reader(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if _making or FACTS.ours or not tf.executing_eagerly():
-            original(self, *args, **kwargs)
-            return
-        stage = _begin(kind, args, kwargs, datasets=[*args])
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            _making.clear()
-        _finish(tf, stage, self)
-
-    return init
 
 
 def _begin(
@@ -318,7 +292,7 @@ def _python_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _watch_randomness(tf: Any, around: Callable[..., None]) -> None:
+def _watch_randomness(tf: Any) -> None:
     for module in (tf.random, tf.image):
         for name in dir(module):
             is_random = (
@@ -326,9 +300,9 @@ def _watch_randomness(tf: Any, around: Callable[..., None]) -> None:
             )
             value = getattr(module, name)
             if is_random and callable(value) and not isinstance(value, type) and name[0].islower():
-                around(module, name, _marks_random)
+                wrap(module, name, _marks_random)
     for name in ("uniform", "normal", "uniform_full_int", "truncated_normal", "make_seeds"):
-        around(tf.random.Generator, name, _marks_random)
+        wrap(tf.random.Generator, name, _marks_random)
 
 
 def _marks_random(original: Callable[..., Any]) -> Callable[..., Any]:

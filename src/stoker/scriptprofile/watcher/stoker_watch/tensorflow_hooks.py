@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -12,46 +9,18 @@ from typing import Any
 
 from . import functions, loops, stages
 from .device_trace import TRACER
-from .facts import FACTS
-from .load import LOAD
 from .places import who_called
-from .wall import WALL
-
-
-def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `make(original)` in the place of a public function or method.
-
-    Args:
-        owner: A module or class.
-        name: Of what is replaced; nothing happens where there is none.
-        make: Given the original, gives what stands around it.
-    """
-    owner = _definer(owner, name)
-    original = getattr(owner, name, None)
-    if original is None or getattr(original, "stoker_original", None) is not None:
-        return
-    wrapped = functools.wraps(original)(make(original))
-    wrapped.stoker_original = original  # type: ignore[attr-defined]
-    # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
-    with contextlib.suppress(TypeError, ValueError):
-        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    is_static = isinstance(vars(owner).get(name), staticmethod)
-    setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
-
-
-def _definer(owner: Any, name: str) -> Any:
-    """The class that defines a method: Keras compares a model's with its base's, for overrides."""
-    classes = owner.__mro__ if isinstance(owner, type) else ()
-    return next((each for each in classes if name in vars(each) and each is not object), owner)
+from .wall import LOAD, WALL
+from .watch import FACTS, wrap
 
 
 def install(tf: ModuleType) -> None:
     """Watch datasets, their iterators, `tf.function`, gradients and strategies."""
-    stages.install(tf, around)
-    loops.install(tf, around)
-    functions.install(tf, around)
+    stages.install(tf)
+    loops.install(tf)
+    functions.install(tf)
     _strategies(tf)
-    TRACER.install(tf, around, lines=lambda: list(loops.STATE.loops.values()))
+    TRACER.install(tf, lines=lambda: list(loops.STATE.loops.values()))
     FACTS.parts["wall"] = WALL.told
     FACTS.parts["load"] = LOAD.told
     LOAD.begin()
@@ -82,7 +51,7 @@ def _strategies(tf: Any) -> None:
 
         return init
 
-    around(tf.distribute.Strategy, "__init__", make)
+    wrap(tf.distribute.Strategy, "__init__", make)
     FACTS.parts["strategies"] = lambda: list(STRATEGIES)
 
 

@@ -1,9 +1,13 @@
-"""What has been seen in this process, and its file."""
+"""Watches this process: begins when the script imports TensorFlow or Keras, and writes what it observes."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import math
 import os
@@ -11,7 +15,8 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 VERSION = 1
@@ -164,3 +169,96 @@ def _plain(value: Any) -> Any:
 
 FACTS = Facts()
 """Of this process."""
+
+
+def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(original)` in the place of a public function or method.
+
+    Args:
+        owner: A module or class.
+        name: Of what is replaced; nothing happens where there is none.
+        make: Given the original, gives what stands around it.
+    """
+    owner = _definer(owner, name)
+    original = getattr(owner, name, None)
+    if original is None or getattr(original, "stoker_original", None) is not None:
+        return
+    wrapped = functools.wraps(original)(make(original))
+    wrapped.stoker_original = original  # type: ignore[attr-defined]
+    # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
+    import inspect  # a program without TensorFlow does not pay for it
+
+    with contextlib.suppress(TypeError, ValueError):
+        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+
+def _definer(owner: Any, name: str) -> Any:
+    """The class that defines a method: Keras compares a model's with its base's, for overrides."""
+    classes = owner.__mro__ if isinstance(owner, type) else ()
+    return next((each for each in classes if name in vars(each) and each is not object), owner)
+
+
+_WATCHED = ("tensorflow", "keras")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the others find a module, and has it looked at when it has been imported."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        if fullname not in _WATCHED or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            _look_after(spec.loader, fullname)
+        return spec
+
+
+def _look_after(loader: Any, name: str) -> None:
+    """Have this one loader, of this one module, call us when the module is there."""
+    run: Callable[[ModuleType], None] = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        # Imported here: a program without TensorFlow does not pay for it.
+        from .wall import WALL
+
+        with WALL.part("imports"):
+            run(module)
+        with FACTS.guarded():
+            _begin(name, module)
+
+    loader.exec_module = exec_module
+
+
+def _begin(name: str, module: ModuleType) -> None:
+    # They stand here, for they import what only then is there.
+    FACTS.begin()
+    if name == "tensorflow":
+        from . import tensorflow_hooks
+
+        tensorflow_hooks.install(module)
+    else:
+        from . import keras_hooks
+
+        keras_hooks.install(module)
+
+
+def wait_for_tensorflow(folder: str) -> None:
+    """Watch this process as soon as it imports TensorFlow; until then nothing is done.
+
+    Args:
+        folder: Where the facts go, a file a process.
+    """
+    FACTS.folder = folder
+    sys.meta_path.insert(0, _Finder())
