@@ -14,7 +14,7 @@ from stoker.data.user_dataset.elements import describe_element
 from stoker.data.user_dataset.features import OwnFeatures
 from stoker.data.user_dataset.load_dataset import OwnDataset
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import JsonLines
 from stoker.train.checkpoints.config import CheckpointConfig
 from stoker.train.config import ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat

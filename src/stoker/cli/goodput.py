@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.telemetry.run_time import seconds_of_run
-from stoker.telemetry.time_left import shown_time
-from stoker.telemetry.wall_time import goodput, largest_other
+from stoker.telemetry.wall_time import goodput, largest_other, shown_time
 
 MINUTE_S = 60.0
 

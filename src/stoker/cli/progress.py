@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from stoker.app.chain import StageOutcome
 from stoker.cli.goodput import goodput_line
 from stoker.cli.stdout import tolerant
-from stoker.telemetry.time_left import TimeLeft, shown_time
+from stoker.telemetry.wall_time import TimeLeft, shown_time
 
 PLAIN_EVERY_S = 10.0
 """Where the output is no terminal, a line of progress is printed when this has passed since the

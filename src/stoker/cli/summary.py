@@ -19,7 +19,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.smoke_test import Proof
 from stoker.cli.goodput import goodput_line
 from stoker.evaluate.metrics import is_of_label
-from stoker.measure.device_findings import shown_mfu
+from stoker.measure.findings import shown_mfu
 from stoker.measure.kernel_class import LABELS
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.measure.device_findings import DeviceFinding
 from stoker.measure.device_time import IDLE, DeviceTime
+from stoker.measure.findings import DeviceFinding
 from stoker.measure.kernel_class import CLASSES, LABELS
 from stoker.pages.bars import Bar, stacked_bar
 from stoker.pages.html import Html, element, paragraph, section

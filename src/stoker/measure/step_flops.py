@@ -12,8 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.measure.flops_graph import Body, bodies_of
-from stoker.measure.flops_loops import loop_turns
+from stoker.measure.flops_graph import Body, bodies_of, loop_turns
 from stoker.measure.operation_tally import Tally, tally_of
 from stoker.measure.sized_graph import (
     ANY,

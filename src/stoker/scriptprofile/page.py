@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from stoker.measure.device_page import device_section
 from stoker.pages.bars import Bar, Span, timeline, waterfall_of_parts
-from stoker.pages.document import page
-from stoker.pages.html import Html, element, paragraph, section
+from stoker.pages.html import Html, element, page, paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Code, Number, Prose, facts, table
 from stoker.scriptprofile.loops import FitLoop, Loop, StepSplit

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stoker.pages.bars import Bar, waterfall, waterfall_of_parts
-from stoker.pages.document import page
-from stoker.pages.html import Html, badge, paragraph, section
+from stoker.pages.html import Html, badge, page, paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Number, Prose, table
 from stoker.tune.profile import PARTS, Profile, Split

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.measure.traces import resnet_step
 
 from stoker.measure.device_events import read_events
-from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime, KernelTime, device_time
+from stoker.measure.findings import DeviceFinding, StepFacts, device_finding
 from stoker.measure.kernel_class import CLASSES
 
 SCRIPT, EXPERIMENT = StepFacts(of_script=True), StepFacts(of_script=False)

@@ -39,7 +39,7 @@ def test_a_python_without_tensorflow_sees_and_says_nothing(tmp_path: Path) -> No
     path, modules = json.loads(watched.stdout)
     assert path == plain_path
     assert watched.stderr == plain.stderr
-    assert {"stoker_watch", "stoker_watch.watch"} <= set(modules) - set(plain_modules)
+    assert {"stoker_watch", "stoker_watch.import_hook"} <= set(modules) - set(plain_modules)
     assert not {name for name in modules if name.split(".")[0] in ("tensorflow", "keras", "stoker")}
     assert list(tmp_path.glob("facts-*")) == []
 
@@ -72,7 +72,7 @@ def test_a_watcher_that_cannot_start_stops_nothing(tmp_path: Path) -> None:
     (inside / "stoker_watch").mkdir(parents=True)
     (inside / "sitecustomize.py").write_text((WATCHER / "sitecustomize.py").read_text())
     (inside / "stoker_watch" / "__init__.py").write_text("")
-    (inside / "stoker_watch" / "watch.py").write_text("raise RuntimeError('broken')\n")
+    (inside / "stoker_watch" / "import_hook.py").write_text("raise RuntimeError('broken')\n")
 
     ran = run("print('runs')", path=[inside], folder=tmp_path)
 

@@ -11,7 +11,7 @@ from stoker.app.context import Context
 from stoker.app.training.folder import METRICS, TENSORBOARD, WALL_TIME
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.context.run_context import Progress
 from stoker.train.watch.device_watch import DeviceWatch

@@ -28,7 +28,7 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.ingest import IngestConfig, ServiceConfig
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
-from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
+from stoker.measure.findings import StepFacts, nhwc_is_allowed
 from stoker.train.callbacks.callbacks import load_callbacks
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig

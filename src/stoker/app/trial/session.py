@@ -178,7 +178,7 @@ class Session:
 
     def findings(self) -> list[dict[str, str]]:
         """Avoidable costs in the model itself."""
-        from stoker.measure.model_findings import useless_bias
+        from stoker.measure.findings import useless_bias
         from stoker.scriptprofile.watcher.stoker_watch.model_facts import useless_biases
 
         model = self._measured().run.built.model

@@ -12,12 +12,11 @@ from stoker.app.trial.client import one_bench
 from stoker.app.tuning.tuning import TRIALS, alone, cannot
 from stoker.core.files import write_atomic, write_json
 from stoker.core.finding import Finding
-from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.measure.device_page import device_section, finding_section
 from stoker.measure.device_time import DeviceTime
+from stoker.measure.findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.pages.bars import Span, timeline
-from stoker.pages.document import page
-from stoker.pages.html import paragraph, section
+from stoker.pages.html import page, paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Number, facts, table
 from stoker.tune.compare import Gain

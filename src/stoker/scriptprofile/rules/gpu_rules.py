@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.measure.device_findings import StepFacts, device_finding
+from stoker.measure.findings import StepFacts, device_finding
 from stoker.scriptprofile.facts import WatchedProcess
 from stoker.scriptprofile.loops import FitLoop, Loop
 from stoker.scriptprofile.observations import Place, to_place

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stoker.measure.model_findings import useless_bias
+from stoker.measure.findings import useless_bias
 from stoker.scriptprofile.loops import DatasetLoop, FitLoop, Loop
 from stoker.scriptprofile.observations import Node, Stage, to_place
 from stoker.scriptprofile.rules.finding import ScriptFinding

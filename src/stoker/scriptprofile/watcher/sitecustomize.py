@@ -28,9 +28,9 @@ def _attach() -> None:
     if not folder:
         return
     try:
-        from stoker_watch import watch  # type: ignore[import-not-found] # found by our own place
+        from stoker_watch import import_hook  # type: ignore[import-not-found] # found by our own place
 
-        watch.wait_for_tensorflow(folder)
+        import_hook.wait_for_tensorflow(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the script must run
         from contextlib import suppress
 

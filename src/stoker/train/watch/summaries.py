@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError
-from stoker.telemetry.writers.projector import Embedding
-from stoker.telemetry.writers.summaries import Histogram
+from stoker.telemetry.writers.summaries import Embedding, Histogram
 from stoker.train.model.layer_paths import walk_layers
 
 BUCKETS = 30

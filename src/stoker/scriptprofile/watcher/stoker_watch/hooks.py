@@ -1,8 +1,9 @@
-"""Puts the watcher around Keras's public names: `fit`, `compile`, layers and optimizers."""
+"""Wraps the public names of TensorFlow and Keras that are watched; all that watches is called from here."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from functools import partial
 from types import GeneratorType, ModuleType
 from typing import Any
 
-from . import functions, stages
+from . import functions, loops, stages
 from .device_trace import TRACER, layer_names
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
 from .model_facts import late_facts
 from .pipeline import CacheFill
-from .places import NOWHERE, Place, of_code, place
-from .wall import EPOCH_HOOKS, WALL
+from .places import NOWHERE, Place, of_code, place, who_called
+from .wall import EPOCH_HOOKS, LOAD, WALL
 from .watch import FACTS, wrap
 
 MOST_FITS = 100
@@ -37,7 +38,7 @@ _on_batches: dict[Place, int] = {}
 """Lines that call `train_on_batch`, and how often."""
 
 
-def install(keras: ModuleType) -> None:
+def install_keras(keras: ModuleType) -> None:
     """Watch models being made, compiled and fitted."""
     wrap(keras.layers.Layer, "__init__", _layer)
     wrap(keras.Model, "compile", _compile)
@@ -288,3 +289,61 @@ def _callback(keras: Any, fit: Fit) -> Any:
                 fit.model.update(late_facts(self.model, made_at))
 
     return StokerWatch()
+
+
+def install_tensorflow(tf: ModuleType) -> None:
+    """Watch datasets, their iterators, `tf.function`, gradients and strategies."""
+    stages.install(tf)
+    loops.install(tf)
+    functions.install(tf)
+    _strategies(tf)
+    TRACER.install(tf, lines=lambda: list(loops.STATE.loops.values()))
+    FACTS.parts["wall"] = WALL.told
+    FACTS.parts["load"] = LOAD.told
+    LOAD.begin()
+    FACTS.forgets += [WALL.forget, LOAD.begin]
+    FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
+    FACTS.parts["stages_made"] = stages.made
+    FACTS.parts["loops"] = loops.told
+    FACTS.parts["functions"] = functions.told
+    FACTS.forgets += [loops.forget, functions.forget, STRATEGIES.clear]
+    FACTS.parts["machine"] = lambda: _machine(tf)
+
+
+STRATEGIES: list[dict[str, Any]] = []
+"""Every `tf.distribute.Strategy` that the user's code made, and where."""
+
+
+def _strategies(tf: Any) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            with FACTS.guarded():
+                kind = type(self).__name__
+                if "Strategy" in kind and not kind.startswith("_"):
+                    place, maker = who_called()
+                    if maker == "user":
+                        replicas = int(self.num_replicas_in_sync)
+                        STRATEGIES.append({"kind": kind, "place": place, "replicas": replicas})
+
+        return init
+
+    wrap(tf.distribute.Strategy, "__init__", make)
+    FACTS.parts["strategies"] = lambda: list(STRATEGIES)
+
+
+def _machine(tf: Any) -> dict[str, Any]:
+    # Once a step has run, asking for devices starts nothing that the script has not started.
+    if not (loops.any_step() or FACTS.parts.get("fits", list)()):
+        return {}
+    gpus = len(tf.config.list_logical_devices("GPU"))
+    return {
+        "gpus": gpus,
+        "gpu_peak_bytes": [
+            tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(gpus)
+        ],
+        "functions_run_eagerly": bool(tf.config.functions_run_eagerly()),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "intra_op_threads": int(tf.config.threading.get_intra_op_parallelism_threads()),
+        "tensor_float_32": bool(tf.config.experimental.tensor_float_32_execution_enabled()),
+    }

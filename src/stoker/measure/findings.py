@@ -1,16 +1,16 @@
-"""Explains a device's time by class: which class is expensive, in which layer, and what to do."""
+"""Explains a device's time by class (which is expensive, in which layer, what to do), and useless biases."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.measure.batch_norm_kernels import batch_norm_kernels
+from stoker.core.finding import Finding
 from stoker.measure.device_time import IDLE, DeviceTime
-from stoker.measure.kernel_class import CLASSES, LABELS
+from stoker.measure.kernel_class import CLASSES, LABELS, batch_norm_kernels
 
 LOW_MFU = 0.20
 """Below this share of the measured peak, the largest class is reported."""
@@ -299,3 +299,33 @@ _ADVICE: Mapping[str, Callable[[DeviceTime, StepFacts, str], Advice]] = {
     "products": _products,
     IDLE: _idle,
 }
+
+
+NAMED = 3
+"""Layers that are named in the message; others are only counted."""
+
+
+def useless_bias(
+    names: Sequence[str], *, parameters: int, of_parameters: int, count: int | None = None
+) -> Finding:
+    """The finding about biases that have no effect.
+
+    Args:
+        names: Names of their layers, at least one.
+        parameters: Number of parameters in these biases.
+        of_parameters: Number of parameters in the whole model.
+        count: Number of these layers, if not all are named.
+    """
+    count = len(names) if count is None else count
+    rest = count - len(names[:NAMED])
+    named = ", ".join(names[:NAMED]) + (f" and {rest} more" if rest else "")
+    has = "layer has a bias" if count == 1 else "layers have a bias"
+    return Finding(
+        kind="useless_bias",
+        severity="warning",
+        message=f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
+        f"({parameters:,} of {of_parameters:,} parameters, {parameters / max(1, of_parameters):.2%}; "
+        "the time was not measured)",
+        fix="Pass use_bias=False to these layers: a step then needs neither the addition over their "
+        "output nor the sum over it for a gradient that is zero.",
+    )

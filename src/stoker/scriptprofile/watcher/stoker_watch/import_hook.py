@@ -1,0 +1,72 @@
+"""Waits until the script imports TensorFlow or Keras, and begins to watch then."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from .watch import FACTS
+
+_WATCHED = ("tensorflow", "keras")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the others find a module, and has it looked at when it has been imported."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        if fullname not in _WATCHED or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            _look_after(spec.loader, fullname)
+        return spec
+
+
+def _look_after(loader: Any, name: str) -> None:
+    """Have this one loader, of this one module, call us when the module is there."""
+    run: Callable[[ModuleType], None] = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        # Imported here: a program without TensorFlow does not pay for it.
+        from .wall import WALL
+
+        with WALL.part("imports"):
+            run(module)
+        with FACTS.guarded():
+            _begin(name, module)
+
+    loader.exec_module = exec_module
+
+
+def _begin(name: str, module: ModuleType) -> None:
+    # They stand here, for they import what only then is there.
+    FACTS.begin()
+    from . import hooks
+
+    install = hooks.install_tensorflow if name == "tensorflow" else hooks.install_keras
+    install(module)
+
+
+def wait_for_tensorflow(folder: str) -> None:
+    """Watch this process as soon as it imports TensorFlow; until then nothing is done.
+
+    Args:
+        folder: Where the facts go, a file a process.
+    """
+    FACTS.folder = folder
+    sys.meta_path.insert(0, _Finder())
