@@ -173,7 +173,7 @@ class Loop(ABC):
     """Device time by kernel class, from that trace."""
     no_device: str = ""
     """Why there is none although there is a device to trace."""
-    ours_s: float = 0.0
+    measuring_s: float = 0.0
     """Time that the measurement took, not part of the steps."""
     first_pass: FirstPass | None = None
     """None where no cache was filled, or no later pass read it."""

@@ -215,7 +215,7 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "batch_rows": loop.rows or None,
         "steps_a_call": (loop.batches or None) if isinstance(loop, InnerLoop) else None,
         "first_steps_s": loop.first_s,
-        "watched_extra_s": loop.ours_s,
+        "watched_extra_s": loop.measuring_s,
         "step": _split(loop.split),
         **reached_json(loop),
         "device_time": None if loop.device is None else loop.device.to_json(),

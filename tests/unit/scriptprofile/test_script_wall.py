@@ -43,7 +43,7 @@ def test_each_moment_is_the_innermost_parts() -> None:
             with wall.part("validation", inner):
                 time.sleep(0.1)  # the time that is measured
 
-    told = wall.told()
+    told = wall.as_json()
     spent = {(kind, tuple(place)): rest for kind, place, *rest in told["parts"]}
     assert spent["validation", inner][0] >= 0.2
     assert 0.05 <= spent["fit", outer][0] < 0.15
@@ -55,7 +55,7 @@ def test_what_is_open_counts_up_to_now() -> None:
     wall = Wall()
     with wall.part("fit"), wall.part("predict"):
         time.sleep(0.1)  # the time that is measured
-        spent = {kind: rest for kind, _, *rest in wall.told()["parts"]}
+        spent = {kind: rest for kind, _, *rest in wall.as_json()["parts"]}
 
     assert spent["predict"][0] >= 0.1
     assert spent["fit"][0] < 0.05
@@ -76,7 +76,7 @@ def test_other_threads_count_for_nothing_and_an_error_ends_a_part() -> None:
     with wall.part("fit"):
         pass
 
-    assert [kind for kind, *_ in wall.told()["parts"]] == ["saving", "fit"]
+    assert [kind for kind, *_ in wall.as_json()["parts"]] == ["saving", "fit"]
 
 
 def test_parts_add_up_to_the_time_since_the_start() -> None:
@@ -89,8 +89,8 @@ def test_parts_add_up_to_the_time_since_the_start() -> None:
 
 
 def test_steps_of_a_loop_are_training_and_what_we_took_is_ours() -> None:
-    own = loop(ours_s=3.0)
-    fitted = fit(ours_s=2.0)
+    own = loop(measuring_s=3.0)
+    fitted = fit(measuring_s=2.0)
     parts = wall_time(script(part("fit", 10.0, 40), loops=(own, fitted)))
 
     assert parts["measuring"] == 5.0

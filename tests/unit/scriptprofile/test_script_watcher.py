@@ -162,7 +162,7 @@ with subprocess.Popen(busy, stdout=subprocess.PIPE, start_new_session=True) as o
     begun, until_s = now(), time.thread_time() + 0.3
     while time.thread_time() < until_s:
         pass
-    span, told = load.between(begun, now()), load.told()
+    span, told = load.between(begun, now()), load.as_json()
     other.kill()
 print(json.dumps({**span._asdict(), "waited_s": told["waited_s"]}))
 """
@@ -204,4 +204,4 @@ def test_what_others_took_of_a_time_is_by_threads_that_it_waits_for_too() -> Non
 
 def test_where_linux_does_not_say_nothing_is_taken_off() -> None:
     assert Load().between(None, now()).away() == 0.0
-    assert Load().told() == {}
+    assert Load().as_json() == {}

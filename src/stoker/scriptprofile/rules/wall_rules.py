@@ -50,9 +50,9 @@ def wall_time(process: WatchedProcess) -> Mapping[str, float]:
         name = "training" if part.kind == "fit" else part.kind
         found[name] = found.get(name, 0.0) + max(0.0, part.wall_s)
     for loop in process.loops:
-        found["measuring"] = found.get("measuring", 0.0) + loop.ours_s
+        found["measuring"] = found.get("measuring", 0.0) + loop.measuring_s
         if isinstance(loop, FitLoop):
-            found["training"] = max(0.0, found.get("training", 0.0) - loop.ours_s)
+            found["training"] = max(0.0, found.get("training", 0.0) - loop.measuring_s)
         else:
             found["training"] = found.get("training", 0.0) + loop.first_s + loop.period_s
         filled_s = min(filling_s(loop), found["training"])

@@ -88,7 +88,7 @@ class Tracer:
             self._taking.release()
 
     def _look(self) -> None:
-        if self._done or FACTS.ours:
+        if self._done or FACTS.measuring:
             return
         line = next((each for each in (*self._fits(), *self._lines()) if each.is_measured()), None)
         if line is None:

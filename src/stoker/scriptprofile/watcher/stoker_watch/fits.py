@@ -33,7 +33,6 @@ class Fit:
     def __init__(self, place: Place, model: Any) -> None:
         self.place = place
         self._model = weakref.ref(model)
-        self.calls = 1
         self.model: dict[str, Any] = {}
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
@@ -44,7 +43,7 @@ class Fit:
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
         """From the begin of an epoch to the end of its first step, seconds; the very first one's apart."""
-        self.rows = self.element_bytes = 0
+        self.rows = 0
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
         self.gaps: list[tuple[float, float]] = []
@@ -55,7 +54,7 @@ class Fit:
         """Where the step's graph was written."""
         self.trace: dict[str, Any] = {}
         """Where a trace of the device was written, or why there is none."""
-        self.ours_s = 0.0
+        self.measuring_s = 0.0
         """What the measurement itself took, seconds."""
         self.iterator: Any = None
         self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
@@ -89,7 +88,7 @@ class Fit:
                 return logs
             if self._wants_ceiling():
                 self._row = Window()
-                logs = self._first_of_resident(function, iterator)
+                logs = self._first_on_resident(function, iterator)
                 # Its time holds our preparations: it is counted, and not measured.
                 self.steps += 1
                 self._last_end_s = clock()
@@ -160,14 +159,14 @@ class Fit:
         """Whether a cache is being filled that later epochs will read."""
         return self.cache is not None and self.passes == 0 and self.model.get("epochs", 1) > 1
 
-    def _first_of_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
+    def _first_on_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""
         begun_s = clock()
         made = None
         if min(self._latest_s) > LONGEST_STEP_S:
             self.no_ceiling = "to run so long a step again would hold the training up"
             return function(iterator)
-        FACTS.ours = True
+        FACTS.measuring = True
         try:
             with FACTS.guarded():
                 self.no_ceiling = "the watcher failed"
@@ -180,10 +179,10 @@ class Fit:
             with FACTS.guarded():
                 self.step = write_graph(made.concrete, batch=taken.batches[0])
         finally:
-            FACTS.ours = False
-            self.ours_s += clock() - begun_s
+            FACTS.measuring = False
+            self.measuring_s += clock() - begun_s
         self._drain = FIRST_DRAINED
-        self.rows, self.element_bytes = pipeline.size_of(taken.batches[0])
+        self.rows = pipeline.rows_of(taken.batches[0])
         return function(taken.once)
 
     def _per_call(self) -> int:
@@ -261,7 +260,7 @@ class Fit:
         nodes, gaps_us = self._model_of_input()
         self._keep(nodes)
         begun_s = clock()
-        FACTS.ours = True
+        FACTS.measuring = True
         try:
             calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
             ceiling_s, ceiling_away = resident.measure(calls)
@@ -272,11 +271,11 @@ class Fit:
             self._ceiling = None
             return
         finally:
-            FACTS.ours = False
+            FACTS.measuring = False
             self._window, self._row = None, Window()
-            self.ours_s += clock() - begun_s
+            self.measuring_s += clock() - begun_s
             self._last_end_s = clock()
-        told = {
+        measured = {
             "calls": window.calls,
             "real_s": window.seconds + settled_s,
             "ceiling_s": ceiling_s,
@@ -286,8 +285,8 @@ class Fit:
         }
         gap = window.gap(gaps_us, self._per_call())
         if gap is not None:
-            told["gap_s"], told["gap_of_s"] = gap
-        self.rounds.append(told)
+            measured["gap_s"], measured["gap_of_s"] = gap
+        self.rounds.append(measured)
         ahead = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
         prefetched = sum(node["parameters"].get("buffer_size", [0])[0] for node in nodes)
         self._drain = int(min(MOST_DRAINED, 2 + max(ahead if ahead < 1000 else 0, prefetched)))
@@ -315,17 +314,17 @@ class Fit:
         if len(nodes) >= len(self.nodes):
             self.nodes = nodes
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The line as facts."""
         plain = (
-            "place", "calls", "model", "stages", "nodes", "passes", "steps", "measured_steps",
-            "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
-            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace",
+            "place", "model", "stages", "nodes", "passes", "steps", "measured_steps",
+            "first_s", "period_s", "call_s", "starts", "rows", "timeline",
+            "rounds", "gaps", "no_ceiling", "step", "measuring_s", "trace",
         )  # fmt: skip
-        told = {name: getattr(self, name) for name in plain}
-        told["kind"] = "fit"
-        told["cache"] = None if self.cache is None else self.cache.told()
-        return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}
+        facts = {name: getattr(self, name) for name in plain}
+        facts["kind"] = "fit"
+        facts["cache"] = None if self.cache is None else self.cache.as_json()
+        return facts | {"hooks": self.hooks.as_json(), "hooked_steps": self.steps - WARM_CALLS}
 
 
 FITS: list[Fit] = []

@@ -47,19 +47,10 @@ class Record:
         self.trace_s = 0.0
         self.optimizer: Any = None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The function as facts."""
-        return {
-            "name": self.name,
-            "place": self.place,
-            "calls": self.calls,
-            "traces": self.traces,
-            "made": self.made,
-            "causes": self.causes,
-            "trains": self.trains,
-            "iterates": self.iterates,
-            "trace_s": self.trace_s,
-        }
+        names = ("name", "place", "calls", "traces", "made", "causes", "trace_s")
+        return {name: getattr(self, name) for name in names}
 
 
 class _One:
@@ -82,9 +73,9 @@ _running: list[Record] = []
 """The outermost function that runs now; what it calls is its own business."""
 
 
-def told() -> list[dict[str, Any]]:
+def as_json() -> list[dict[str, Any]]:
     """Every function that was called from Python, as facts."""
-    return [record.told() for record in list(_records.values())]
+    return [record.as_json() for record in list(_records.values())]
 
 
 def forget() -> None:
@@ -146,7 +137,7 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     is_eager = tf.executing_eagerly
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _running or FACTS.ours or not is_eager():
+        if _running or FACTS.measuring or not is_eager():
             return original(self, *args, **kwargs)
         one = self.__dict__.get(KEY) or _met(self)
         record, mine, named = one.record, args, kwargs

@@ -31,7 +31,7 @@ _compiled: dict[int, Place] = {}
 """Id of a model -> the line of its `compile`."""
 
 _jit_asked: dict[int, Any] = {}
-"""Id of a model -> what its `compile` was told of XLA."""
+"""Id of a model -> what its `compile` was given as `jit_compile`."""
 
 
 _on_batches: dict[Place, int] = {}
@@ -50,10 +50,9 @@ def install_keras(keras: ModuleType) -> None:
     TRACER.knows_keras(lambda: list(FITS), lambda: layer_names(_places))
     FACTS.forgets.extend((FITS.clear, _on_batches.clear))
     FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
-    FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
+    FACTS.parts["fits"] = lambda: [fit.as_json() for fit in list(FITS)]
     FACTS.parts["keras"] = lambda: {
         "version": str(keras.version()),
-        "floatx": str(keras.config.floatx()),
         "backend": str(keras.config.backend()),
     }
 
@@ -189,7 +188,6 @@ def _begin(keras: Any, model: Any) -> Fit | None:
     for fit in FITS:
         # A later call in the same line, of the same model, goes on with the same figures.
         if fit.place == at and fit.is_of(model):
-            fit.calls += 1
             return fit
     if len(FITS) >= MOST_FITS:
         return None
@@ -203,7 +201,6 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
     distribute, strategy = sys.modules["tensorflow"].distribute, model.distribute_strategy
     return {
         "name": str(model.name),
-        "kind": type(model).__name__,
         "made": made_at(model),
         "compiled": _compiled.get(id(model), NOWHERE),
         "run_eagerly": bool(model.run_eagerly),
@@ -211,7 +208,6 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
         "jit_asked": _jit_asked.get(id(model)) is True,
         "steps_per_execution": int(getattr(model, "steps_per_execution", 1)),
         "policy": str(keras.config.dtype_policy().name),
-        "strategy": type(strategy).__name__,
         "replicas": int(strategy.num_replicas_in_sync),
         "distributed": distribute.has_strategy() or strategy is not distribute.get_strategy(),
         "keras_distribution": _keras_distribution(keras),
@@ -227,7 +223,6 @@ def _keras_distribution(keras: Any) -> str:
 def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
     fit.model["feed"] = _feed(keras, x)
-    fit.model["data"] = type(x).__name__
     fit.model["batch_size"] = arguments.get("batch_size") or None
     fit.model["epochs"] = arguments.get("epochs", 1)
     chain = stages.chain(stages.of(x))
@@ -239,19 +234,19 @@ def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
 def _feed(keras: Any, x: Any) -> dict[str, Any] | None:
     """What makes the batches in Python; None where nothing does."""
     kind, code = type(x), None
-    told: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
+    feed: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
     if isinstance(x, keras.utils.PyDataset):
         code = getattr(kind.__getitem__, "__code__", None)
-        told |= {"workers": int(x.workers), "processes": bool(x.use_multiprocessing)}
-        told["kind"] = "PyDataset"
+        feed |= {"workers": int(x.workers), "processes": bool(x.use_multiprocessing)}
+        feed["kind"] = "PyDataset"
     elif isinstance(x, GeneratorType):
-        told |= {"kind": "generator", "name": ""}
+        feed |= {"kind": "generator", "name": ""}
         code = x.gi_code
     elif kind.__module__.startswith("torch.utils.data"):
-        told["kind"] = "DataLoader"
+        feed["kind"] = "DataLoader"
     else:
         return None
-    return told | {"place": of_code(code)}
+    return feed | {"place": of_code(code)}
 
 
 def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
@@ -298,14 +293,14 @@ def install_tensorflow(tf: ModuleType) -> None:
     functions.install(tf)
     _strategies(tf)
     TRACER.install(tf, lines=lambda: list(loops.STATE.loops.values()))
-    FACTS.parts["wall"] = WALL.told
-    FACTS.parts["load"] = LOAD.told
+    FACTS.parts["wall"] = WALL.as_json
+    FACTS.parts["load"] = LOAD.as_json
     LOAD.begin()
     FACTS.forgets += [WALL.forget, LOAD.begin]
     FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
     FACTS.parts["stages_made"] = stages.made
-    FACTS.parts["loops"] = loops.told
-    FACTS.parts["functions"] = functions.told
+    FACTS.parts["loops"] = loops.as_json
+    FACTS.parts["functions"] = functions.as_json
     FACTS.forgets += [loops.forget, functions.forget, STRATEGIES.clear]
     FACTS.parts["machine"] = lambda: _machine(tf)
 

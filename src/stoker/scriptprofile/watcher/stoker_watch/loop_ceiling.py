@@ -74,7 +74,7 @@ def after_step(loop: Loop, function: Any, given: Given) -> None:
         return
     begun_s = clock()
     real_away = LOAD.between(loop.moment, now()).away()
-    FACTS.ours = True
+    FACTS.measuring = True
     try:
         loop.no_ceiling = "the watcher failed"
         ceiling_s, away, loop.no_ceiling = _measure_step(loop, function, given, real_s / steps)
@@ -84,7 +84,7 @@ def after_step(loop: Loop, function: Any, given: Given) -> None:
             loop.rounds.append(measured | {"transfer_s": transfer_s(given) * steps})
             loop.left_out = _ahead()
     finally:
-        FACTS.ours = False
+        FACTS.measuring = False
         loop.not_its_own(clock() - begun_s)
         loop.mark, loop.moment = (loop.measured_steps, loop.period_s), now()
 
@@ -217,7 +217,7 @@ def before_pass(loop: Loop, given: Given) -> Given:
         return given
     tf: Any = sys.modules["tensorflow"]
     begun_s = clock()
-    FACTS.ours = True
+    FACTS.measuring = True
     try:
         loop.no_ceiling = "the watcher failed"
         dataset, loop.no_ceiling = dataset_of(tf, given)
@@ -232,8 +232,8 @@ def before_pass(loop: Loop, given: Given) -> Given:
         loop.sample, loop.no_ceiling = sample, ""
         return watched
     finally:
-        FACTS.ours = False
-        loop.ours_s += clock() - begun_s
+        FACTS.measuring = False
+        loop.measuring_s += clock() - begun_s
 
 
 def dataset_of(tf: Any, given: Any) -> tuple[Any, str]:
@@ -286,13 +286,13 @@ def after_pass(loop: Loop, function: Any, given: Given, real_s: float) -> None:
     if sample is None or loop.no_ceiling or len(loop.rounds) >= ROUNDS or not loop.measured_steps:
         return
     begun_s = clock()
-    FACTS.ours = True
+    FACTS.measuring = True
     try:
         loop.no_ceiling = "the watcher failed"
         loop.no_ceiling = _measure_pass(loop, function, given, real_s)
     finally:
-        FACTS.ours = False
-        loop.ours_s += clock() - begun_s
+        FACTS.measuring = False
+        loop.measuring_s += clock() - begun_s
 
 
 def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str:
@@ -304,7 +304,7 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
     if why or not sample.is_of(dataset):
         return why or "each call is given another dataset"
     batch = sample.batch()
-    loop.rows, loop.element_bytes = pipeline.size_of(batch)
+    loop.rows = pipeline.rows_of(batch)
     if count < LEAST_BATCHES:
         return f"a call has {count} batches only, and its start would be most of what is measured"
     if real_s / count > LONGEST_STEP_S:

@@ -6,6 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
@@ -38,79 +39,87 @@ MOST_ROUNDS = 3
 """As in `inner_ceiling`: pairs of windows of a loop inside a tf.function."""
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
     """Steps that begin in one line of the user's.
 
-    What is done at every step stands in few functions, and in slots: the script pays for it.
+    What is done at every step is in few functions, and in slots: the script pays for it.
     """
 
-    __slots__ = (
-        "_call_run_s", "_call_s", "_marked", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
-        "begun_s", "cache", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
-        "kind", "left_out", "load", "load_at", "look_at", "mark", "measured_steps", "measures_again", "moment", "no_ceiling", "nodes", "ours_s",
-        "pass_wait_s", "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
-        "step_calls", "steps", "sync_s", "syncs", "thread", "timeline", "trace", "wait_s",
-    )  # fmt: skip
+    place: Place
+    kind: str
+    passes: int = 0
+    steps: int = 0
+    measured_steps: int = 0
+    first_s: float = 0.0
+    wait_s: float = 0.0
+    call_s: float = 0.0
+    sync_s: float = 0.0
+    period_s: float = 0.0
+    rows: int = 0
+    replicas: int = 1
+    """That share a batch."""
+    distributed: bool = False
+    """A strategy hands its batches out."""
+    batches: int = 0
+    """That one call reads, where the loop lies inside a tf.function; 0: not known."""
+    stages: list[int] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    step_calls: list[tuple[str, int, int]] = field(default_factory=list)
+    """Where the first gradients were computed, function by function."""
+    timeline: list[list[float]] = field(default_factory=list)
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    """Windows of real steps, and of as many calls on what was there."""
+    no_ceiling: str = ""
+    """Why there are none."""
+    step: dict[str, Any] = field(default_factory=dict)
+    """Where the step's graph was written."""
+    trace: dict[str, Any] = field(default_factory=dict)
+    """Where a trace of the device was written, or why there is none."""
+    load: dict[str, float] = field(default_factory=dict)
+    """Of some steps in a row: wall time and what other programs took of it; the part outside of calls."""
+    measuring_s: float = 0.0
+    """What the measurement itself took, seconds."""
 
-    def __init__(self, place: Place, kind: str) -> None:
-        self.place, self.kind = place, kind
-        self.passes = 0
-        self.steps = self.plain_steps = self.measured_steps = 0
-        self.first_s = self.wait_s = self.call_s = self.sync_s = self.period_s = 0.0
-        self.rows = 0
-        self.replicas = 1
-        """That share a batch."""
-        self.distributed = False
-        """A strategy hands its batches out."""
-        self.batches = 0
-        """That one call reads, where the loop lies inside of a tf.function; 0: not known."""
-        self.sample: Any = None
-        """What was kept of the dataset of such a loop."""
-        self.elements: list[str] = []
-        self.element_bytes = 0
-        self.stages: list[int] = []
-        self.nodes: list[dict[str, Any]] = []
-        self.syncs: dict[Place, int] = {}
-        self.eager_gradients: dict[Place, int] = {}
-        self.step_calls: list[tuple[str, int, int]] = []
-        """Where the first ones were computed, function by function."""
-        self.functions: dict[str, int] = {}
-        self.timeline: list[list[float]] = []
-        self.rounds: list[dict[str, float]] = []
-        """Windows of real steps, and of as many calls on what was there."""
-        self.no_ceiling = ""
-        """Why there are none."""
-        self.step: dict[str, Any] = {}
-        """Where the step's graph was written."""
-        self.trace: dict[str, Any] = {}
-        """Where a trace of the device was written, or why there is none."""
-        self.ours_s = 0.0
-        self.mark = (0, 0.0)
-        """Measured steps and their time when the latest window began."""
-        self.moment: Moment | None = None
-        """When that was."""
-        self.load: dict[str, float] = {}
-        """Of some steps in a row: wall time and what other programs took of it; the part outside of calls."""
-        self.load_at = sys.maxsize if kind == "inside" else LOOK_AT_STEPS[0]
-        """Steps after which the load is looked at next."""
-        self._call_run_s = 0.0
-        """CPU time of this thread inside of all calls."""
-        self._marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
-        self.left_out = 0
-        """Steps that are not measured: of what the input made while we measured."""
-        self.begun_s = 0.0
-        self.thread = 0
-        """The one that trains."""
-        self._start_s = self._wait_s = self._call_s = self._sync_s = 0.0
-        self._trains = self._traced = self._open = False
-        self.measures_again = kind == "dataset"
-        """Whether the step is still to be run again on what it was given."""
-        self.look_at = 0
-        """Steps after which the input is looked at next."""
-        self.cache: pipeline.CacheFill | None = None
-        """Of a dataset that holds a cache."""
-        self.pass_wait_s = 0.0
-        """Time that this pass has waited for its input, seconds."""
+    syncs: dict[Place, int] = field(default_factory=dict)
+    eager_gradients: dict[Place, int] = field(default_factory=dict)
+    functions: dict[str, int] = field(default_factory=dict)
+    cache: pipeline.CacheFill | None = None
+    """Of a dataset that holds a cache."""
+    sample: Any = None
+    """What was kept of the dataset of a loop inside a tf.function."""
+    mark: tuple[int, float] = (0, 0.0)
+    """Measured steps and their time when the latest window began."""
+    moment: Moment | None = None
+    """When that was."""
+    load_at: int = LOOK_AT_STEPS[0]
+    """Steps after which the load is looked at next."""
+    left_out: int = 0
+    """Steps that are set apart: of what the input made while we measured."""
+    begun_s: float = 0.0
+    thread: int = 0
+    """The one that trains."""
+    look_at: int = 0
+    """Steps after which the input is looked at next."""
+    pass_wait_s: float = 0.0
+    """Time that this pass has waited for its input, seconds."""
+    measures_again: bool = field(init=False)
+    """Whether the step is still to be run again on what it was given."""
+    _call_run_s: float = 0.0
+    """CPU time of this thread inside of all calls."""
+    _marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
+    _start_s: float = 0.0
+    _wait_s: float = 0.0
+    _call_s: float = 0.0
+    _sync_s: float = 0.0
+    _trains: bool = False
+    _traced: bool = False
+    _open: bool = False
+
+    def __post_init__(self) -> None:
+        self.measures_again = self.kind == "dataset"
+        if self.kind == "inside":
+            self.load_at = sys.maxsize
 
     def is_measured(self) -> bool:
         """Whether it is training now, and U has been measured or cannot be."""
@@ -202,14 +211,14 @@ class Loop:
         self._marked = now(), row, outside_s, self._call_run_s
         span = LOAD.between(was, self._marked[0])
         if span.wall_s and row == was_row:
-            told = {
+            spent = {
                 "wall_s": span.wall_s,
                 "away_s": span.away_s,
                 "wait_s": span.wait_s,
                 "python_s": span.wall_s - (outside_s - was_outside_s),
                 "python_run_s": span.run_s - (self._call_run_s - was_run_s),
             }
-            self.load = {name: self.load.get(name, 0.0) + value for name, value in told.items()}
+            self.load = {name: self.load.get(name, 0.0) + value for name, value in spent.items()}
         self.not_its_own(clock() - begun_s)
 
     def synced(self, seconds: float, at: Place) -> None:
@@ -226,7 +235,7 @@ class Loop:
 
     def not_its_own(self, seconds: float) -> None:
         """Of the open step, what the measurement itself took."""
-        self.ours_s += seconds
+        self.measuring_s += seconds
         self._start_s += seconds
 
     def end_step(self, now_s: float) -> None:
@@ -236,10 +245,7 @@ class Loop:
         period_s = now_s - self._start_s
         if self._trains:
             self._book(period_s)
-        else:
-            self.plain_steps += 1
-        self._open = self._trains = self._traced = False
-        self._wait_s = self._call_s = self._sync_s = 0.0
+        self.drop_step()
 
     def drop_step(self) -> None:
         """What was open was no step."""
@@ -265,39 +271,18 @@ class Loop:
         self.sync_s += self._sync_s
         self.period_s += period_s
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The loop as facts."""
-        return {
-            "kind": self.kind,
-            "place": self.place,
-            "passes": self.passes,
-            "steps": self.steps,
-            "plain_steps": self.plain_steps,
-            "measured_steps": self.measured_steps,
-            "first_s": self.first_s,
-            "wait_s": self.wait_s,
-            "call_s": self.call_s,
-            "sync_s": self.sync_s,
-            "period_s": self.period_s,
-            "rows": self.rows,
+        plain = (
+            "kind", "place", "passes", "steps", "measured_steps", "first_s", "wait_s", "call_s", "sync_s",
+            "period_s", "rows", "batches", "stages", "nodes", "step_calls", "timeline", "rounds",
+            "no_ceiling", "load", "step", "trace", "measuring_s",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in plain} | {
             "model": {"replicas": self.replicas, "distributed": self.distributed},
-            "batches": self.batches,
-            "elements": self.elements,
-            "element_bytes": self.element_bytes,
-            "stages": self.stages,
-            "nodes": self.nodes,
             "syncs": [[*at, count] for at, count in list(self.syncs.items())],
             "eager_gradients": [[*at, count] for at, count in list(self.eager_gradients.items())],
-            "step_calls": self.step_calls,
-            "functions": dict(self.functions),
-            "timeline": self.timeline,
-            "rounds": self.rounds,
-            "no_ceiling": self.no_ceiling,
-            "load": self.load,
-            "step": self.step,
-            "trace": self.trace,
-            "ours_s": self.ours_s,
-            "cache": None if self.cache is None else self.cache.told(),
+            "cache": None if self.cache is None else self.cache.as_json(),
         }
 
 
@@ -326,9 +311,9 @@ class State:
 STATE = State()
 
 
-def told() -> list[dict[str, Any]]:
+def as_json() -> list[dict[str, Any]]:
     """Every loop, as facts."""
-    return [loop.told() for loop in list(STATE.loops.values())]
+    return [loop.as_json() for loop in list(STATE.loops.values())]
 
 
 def forget() -> None:
@@ -418,12 +403,6 @@ def _follow(tf: Any, iterator: Any, dataset: Any, begun_s: float) -> None:
     if loop.cache is None and loop.passes == 0 and stages.has_cache(chain, of_passes=True):
         loop.cache = pipeline.CacheFill()
     loop.begin_pass(begun_s)
-    if not loop.elements:
-        loop.elements = [
-            spec.dtype.name
-            for spec in tf.nest.flatten(iterator.element_spec)
-            if hasattr(getattr(spec, "dtype", None), "name")
-        ]
     setattr(iterator, KEY, loop)
 
 
@@ -436,7 +415,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
             # An iterator that a tf.function is given is another object inside of it.
             STATE.taken_in_graph = True
             return original(self, *args, **kwargs)
-        if loop is None or STATE.fits or FACTS.ours or loop is STATE.inside:
+        if loop is None or STATE.fits or FACTS.measuring or loop is STATE.inside:
             return original(self, *args, **kwargs)
         begun_s = clock()
         if STATE.current is not loop or STATE.iterator() is not self:
@@ -475,9 +454,8 @@ def _ended(loop: Loop) -> None:
 def _look(loop: Loop, iterator: Any, element: Any) -> None:
     loop.look_at = loop.next_look()
     if loop.rows == 0:
-        rows, loop.element_bytes = pipeline.size_of(element)
         # What is looked at is one replica's share.
-        loop.rows = rows * loop.replicas or -1
+        loop.rows = pipeline.rows_of(element) * loop.replicas or -1
     if loop.steps == 0:
         return
     nodes, _ = pipeline.read_model(iterator)
@@ -500,7 +478,7 @@ def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = STATE.current
         # What a map reads in `tf.py_function`, it reads in a thread of TensorFlow's.
-        if loop is None or STATE.fits or FACTS.ours or loop.thread != get_ident():
+        if loop is None or STATE.fits or FACTS.measuring or loop.thread != get_ident():
             return original(self, *args, **kwargs)
         begun_s = clock()
         result = original(self, *args, **kwargs)

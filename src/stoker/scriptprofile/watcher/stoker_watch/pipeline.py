@@ -77,19 +77,14 @@ def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
     }
 
 
-def size_of(element: Any) -> tuple[int, int]:
-    """Rows and bytes of an element; rows are its first tensor's first dimension, 0 if unknown."""
+def rows_of(element: Any) -> int:
+    """Rows of an element: its first tensor's first dimension; 0 if unknown."""
     tf: Any = sys.modules["tensorflow"]
-    rows, size = 0, 0
     for tensor in tf.nest.flatten(element, expand_composites=True):
-        shape = getattr(tensor, "shape", None)
-        if shape is None or getattr(shape, "rank", None) is None:
-            continue
-        if shape.rank and not rows:
-            rows = int(shape[0] or 0)
-        if shape.is_fully_defined() and tensor.dtype != tf.string:
-            size += int(shape.num_elements()) * int(tensor.dtype.size)
-    return rows, size
+        shape: Any = getattr(tensor, "shape", None)
+        if getattr(shape, "rank", None) and shape[0]:
+            return int(shape[0])
+    return 0
 
 
 MOST_PASSES = 8
@@ -139,7 +134,7 @@ class CacheFill:
         if self.is_filling() and len(nodes) >= len(self.nodes):
             self.nodes, self.nodes_s = nodes, time.perf_counter() - self._begun_s
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As facts."""
         names = ("passes_s", "wall_s", "away", "nodes", "nodes_s")
         return {name: getattr(self, name) for name in names}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import sysconfig
 from functools import lru_cache
 from types import FrameType
@@ -101,8 +100,3 @@ def of_code(code: object) -> Place:
 
 def _absolute(file: str) -> str:
     return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100
-
-
-def program() -> str:
-    """What was started, as its user would say it."""
-    return " ".join(sys.argv[:1])

@@ -77,30 +77,18 @@ class Stage:
         self.element_bytes: int | None = None
         self.row_bytes: int | None = None
         """Of one row, where of an element only the number of rows is not known."""
-        self.rows = 0
-        """Rows of an element, where a shape says so."""
         self.dtypes: list[str] = []
         self.operations: list[str] = []
         """Types of the TensorFlow operations in a map's function."""
         self.cardinality = -2
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The stage as facts."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "place": self.place,
-            "maker": self.maker,
-            "arguments": self.arguments,
-            "inputs": [stage.id for stage in self.inputs],
-            "python_calls": self.python_calls,
-            "random": self.random,
-            "element_bytes": self.element_bytes,
-            "row_bytes": self.row_bytes,
-            "dtypes": self.dtypes,
-            "operations": self.operations,
-            "cardinality": self.cardinality,
-        }
+        names = (
+            "id", "kind", "place", "maker", "arguments", "python_calls", "random", "element_bytes",
+            "row_bytes", "dtypes", "operations", "cardinality",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
 
 _made: list[Stage] = []
@@ -126,7 +114,7 @@ def install(tf: Any) -> None:
 
 def made() -> list[dict[str, Any]]:
     """Every stage that was made, as facts."""
-    return [stage.told() for stage in list(_made)]
+    return [stage.as_json() for stage in list(_made)]
 
 
 def of(dataset: Any) -> Stage | None:
@@ -170,7 +158,7 @@ def _makes(
     """A call that gives a dataset, or makes `self` one."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _making or FACTS.ours or not tf.executing_eagerly():
+        if _making or FACTS.measuring or not tf.executing_eagerly():
             return original(*args, **kwargs)
         inputs = [*args, *kwargs.values()]
         stage = _begin(kind, args[1:] if is_method else args, kwargs, datasets=inputs)
@@ -235,8 +223,11 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
             _made.append(stage)
         FACTS.seen += 1
         setattr(result, KEY, stage)
-        stage.dtypes, stage.element_bytes, stage.rows = _describe(tf, result.element_spec)
-        stage.row_bytes = _row_bytes(tf, result.element_spec)
+        parts = [each for each in tf.nest.flatten(result.element_spec) if hasattr(each, "dtype")]
+        stage.dtypes = [part.dtype.name for part in parts]
+        if len(parts) == len(tf.nest.flatten(result.element_spec)):
+            stage.element_bytes = _bytes(parts, lambda shape: shape)
+            stage.row_bytes = _bytes(parts, _row)
         stage.operations = _operations(result)
         if stage.kind != "from_generator":
             stage.cardinality = int(result.cardinality().numpy())
@@ -249,37 +240,21 @@ def _operations(dataset: Any) -> list[str]:
     return [] if graph is None else sorted({each.type for each in graph.get_operations()})
 
 
-def _describe(tf: Any, element_spec: Any) -> tuple[list[str], int | None, int]:
-    """The dtypes, the bytes of one element where every dimension is known, and its first one."""
-    dtypes: list[str] = []
-    size, rows = 0, 0
-    known = True
-    for spec in tf.nest.flatten(element_spec):
-        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
-        if dtype is None or not hasattr(dtype, "name"):
-            known = False
-            continue
-        dtypes.append(dtype.name)
-        if shape is None or not shape.is_fully_defined() or dtype.name in ("string", "variant"):
-            known = False
-        else:
-            size += int(shape.num_elements()) * int(dtype.size)
-        if shape is not None and shape.rank and shape[0]:
-            rows = rows or int(shape[0])
-    return dtypes, size if known else None, rows
-
-
-def _row_bytes(tf: Any, element_spec: Any) -> int | None:
-    """Bytes of a row, where the first dimension of all parts is the only one that is not known."""
+def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
+    """Bytes of what `sized` leaves of the parts' shapes; None where that is not known."""
     size = 0
-    for spec in tf.nest.flatten(element_spec):
-        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
-        if dtype is None or shape is None or not shape.rank or dtype.name in ("string", "variant"):
+    for part in parts:
+        shape: Any = None if part.shape is None else sized(part.shape)
+        is_open = shape is None or not shape.is_fully_defined()
+        if is_open or part.dtype.name in ("string", "variant"):
             return None
-        if shape[0] is not None or not shape[1:].is_fully_defined():
-            return None
-        size += int(shape[1:].num_elements()) * int(dtype.size)
-    return size or None
+        size += int(shape.num_elements()) * int(part.dtype.size)
+    return size
+
+
+def _row(shape: Any) -> Any:
+    """The shape of one row, where the number of rows is not known."""
+    return shape[1:] if shape.rank and shape[0] is None else None
 
 
 def _python_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ class Wall:
                 self._open[-1][3] += wall_s
                 self._open[-1][4] += cpu_s
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As facts; open parts count up to now."""
         found = {key: list(spent) for key, spent in list(self._spent.items())}
         now_s, now_cpu_s = time.monotonic(), time.process_time()
@@ -138,7 +138,7 @@ class BatchHooks:
         global _current
         _current = None
 
-    def told(self) -> list[dict[str, Any]]:
+    def as_json(self) -> list[dict[str, Any]]:
         """As facts."""
         return [
             {"name": name, "hook": hook, "place": place, "seconds": seconds}
@@ -284,7 +284,7 @@ class Load:
         away_s = min(wait_s + behind_s, max(0.0, spent.wall_s - spent.run_s))
         return Span(spent.wall_s, spent.run_s, wait_s, away_s)
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As facts: how long threads of this process ran, and waited for a core that another program had."""
         ended = now()
         if self._begun is None or ended is None:

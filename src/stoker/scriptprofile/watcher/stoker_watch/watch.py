@@ -9,7 +9,6 @@ import json
 import math
 import os
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,12 +44,11 @@ class Facts:
         """Called before the process ends."""
         self.on = False
         """Something is watched in this process."""
-        self.ours = False
+        self.measuring = False
         """We are running the script's step ourselves."""
         self.seen = 0
         """Grows with every step: facts that have not changed are not written again."""
         self._pid = 0
-        self._begun_s = 0.0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -69,7 +67,7 @@ class Facts:
 
     def _begin_here(self) -> None:
         """In this process, which may be a forked child: nothing of its parent's is its own."""
-        self._pid, self._begun_s, self._lock = os.getpid(), time.monotonic(), threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self.failures.clear()
         with self.guarded():
             for forget in self.forgets:
@@ -101,25 +99,19 @@ class Facts:
         if not self.on or os.getpid() != self._pid:
             return
         with self._lock, contextlib.suppress(OSError):
-            told = {
+            facts: dict[str, Any] = {
                 "version": VERSION,
                 "pid": self._pid,
-                "argv": sys.argv,
-                "folder": os.getcwd(),  # noqa: PTH109
-                "python": sys.version.split()[0],
-                "wall_s": time.monotonic() - self._begun_s,
-                "cpu_s": time.process_time(),
                 # Linux counts it in KiB.
                 "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-                "written_s": time.time(),
             }
             for name, part in list(self.parts.items()):
                 with self.guarded():
-                    told[name] = part()
-            told["failures"] = list(self.failures)
+                    facts[name] = part()
+            facts["failures"] = list(self.failures)
             path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118
             with open(path + ".part", "w") as stream:  # noqa: PTH123
-                json.dump(_plain(told), stream, allow_nan=False)
+                json.dump(_plain(facts), stream, allow_nan=False)
             os.replace(path + ".part", path)
 
     def _at_exit(self) -> None:
