@@ -17,7 +17,7 @@ from stoker.measure.device_events import DeviceEvents, Event
 from stoker.measure.kernel_class import CLASSES, LABELS, Kernel, KernelClass, class_of
 
 _NUMBERED = re.compile(r"_\d+$")
-_AROUND = re.compile(
+_WRAPPERS = re.compile(
     r"^(gradient_tape|gradients|while|body|cond|then|else|branch|(Stateful)?PartitionedCall"
     r"|replica_\d+|_\d+|cond_\d+|while_\d+|jit\(.*\)|XLA_.*)$"
 )
@@ -55,14 +55,14 @@ class LayerNames:
         parts = [
             part
             for part in scope.split("/")
-            if part and (part in self._paths or not _AROUND.match(part))
+            if part and (part in self._paths or not _WRAPPERS.match(part))
         ]
         names = [self._name(part) for part in parts]
         for at in range(len(names) - 1, -1, -1):
             paths = self._paths.get(names[at])
             if paths:
-                around = set(names[:at])
-                return max(paths, key=lambda path: len(around & set(path.split("/")[:-1])))
+                outer = set(names[:at])
+                return max(paths, key=lambda path: len(outer & set(path.split("/")[:-1])))
         return "" if self._paths else "/".join(parts[:-1][:UNKNOWN_PARTS])
 
     def _name(self, part: str) -> str:

@@ -73,7 +73,7 @@ class DeviceFinding:
     layer: str
     """The layer with most of it; empty if unknown."""
 
-    seen: str
+    observation: str
     """A clause with figures: `38 % of the step is layout transposes, most of it in norm_a`."""
 
     why: str
@@ -88,7 +88,7 @@ class DeviceFinding:
     @property
     def text(self) -> str:
         """One paragraph for the user."""
-        return f"{self.seen} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
+        return f"{self.observation} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -125,7 +125,7 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         kind=kind,
         share=share,
         layer=layer,
-        seen=_seen(found, kind, facts),
+        observation=_seen(found, kind, facts),
         why=why,
         change=change,
         most_gain=min(MOST_GAIN, 1.0 / max(1.0 - removable, 1.0 / MOST_GAIN)),
@@ -135,19 +135,19 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
 def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
     share = found.shares[kind]
     if kind == IDLE:
-        said = f"the device is idle {share:.0%} of the step"
+        text = f"the device is idle {share:.0%} of the step"
     else:
-        said = f"{share:.0%} of the step is {LABELS[kind]}"
+        text = f"{share:.0%} of the step is {LABELS[kind]}"
     layers, types = found.layers_of(kind), found.layer_types.get(kind, {})
     if types:
         name = max(types, key=lambda each: types[each])
-        said += f", {types[name]:.0%} around layers of type {name}"
+        text += f", {types[name]:.0%} around layers of type {name}"
     if layers:
         largest = layers[0]
-        said += f", most in {largest.layer} ({largest.kinds[kind]:.0%})"
+        text += f", most in {largest.layer} ({largest.kinds[kind]:.0%})"
     if facts.mfu is not None:
-        said += f"; MFU {shown_mfu(facts.mfu)}"
-    return said + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
+        text += f"; MFU {shown_mfu(facts.mfu)}"
+    return text + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
 
 
 Advice = tuple[str, str]

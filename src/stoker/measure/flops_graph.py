@@ -93,7 +93,7 @@ class Body:
             nodes: `NodeDef`s, with `_output_shapes`.
             arguments: Names of a function's arguments.
             argument_shapes: Their shapes, or none.
-            results: What it gives back, and `^node` for what has to run besides, as references.
+            results: What it gives back, and `^node` for what else has to run, as references.
         """
         self.nodes = {node.name: node for node in nodes}
         self.arguments = {name: number for number, name in enumerate(arguments)}
@@ -121,7 +121,7 @@ class Body:
     def source(self, reference: str) -> tuple[Any | None, int]:
         """The node behind a reference, and which of its outputs; no node where it is an argument.
 
-        The output is -1 where it cannot be told.
+        The output is -1 where it is unknown.
         """
         name, *place = reference.split(":")
         node = self.nodes.get(name)

@@ -162,7 +162,7 @@ UNCOUNTED = frozenset(
         "QuantizedConv2D",
     ]
 )
-"""Operations with products inside that no formula here is for: said, never passed over."""
+"""Operations with products inside that no formula here is for: each is reported as not counted."""
 
 
 Kind = Literal["convolutions", "products of matrices"]

@@ -52,7 +52,7 @@ def _value(value: str | float) -> str:
 
 
 def paragraph(*inside: str, quiet: bool = False) -> Html:
-    """A paragraph; a quiet one is a note beside what matters."""
+    """A paragraph; a quiet one is a note."""
     return element("p", *inside, **({"class_": "quiet"} if quiet else {}))
 
 
@@ -88,7 +88,7 @@ def page(title: str, parts: Iterable[str], *, beside: str = "") -> str:
     Args:
         title: Its heading, plain text.
         parts: `Html`, or plain text that becomes escaped.
-        beside: What stands next to the heading, e.g. a badge.
+        beside: What is placed next to the heading, e.g. a badge.
     """
     heading = element("h1", title, *([" ", beside] if beside else []))
     return (

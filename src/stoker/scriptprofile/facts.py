@@ -134,7 +134,7 @@ def _counts(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Place, int], ...]:
 def _stage(facts: Mapping[str, Any]) -> Stage:
     converted = {
         "place": _place(facts["place"]),
-        "by_user": facts["maker"] == "user",
+        "in_user_code": facts["maker"] == "user",
         "python_calls": tuple(map(_place, facts["python_calls"])),
     }
     return Stage(**_fields(Stage, facts) | converted)

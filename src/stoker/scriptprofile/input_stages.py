@@ -16,7 +16,7 @@ class StageCost:
     """TensorFlow's name; it fuses stages, and adds some."""
 
     place: Place | None
-    """The line of the user's that asked for it."""
+    """The user's line that wrote it."""
 
     cpu_s_per_sample: float
     """CPU time a sample, seconds."""
@@ -25,7 +25,7 @@ class StageCost:
     """Of the whole input's CPU time."""
 
     stage: Stage | None = None
-    """The call that asked for it."""
+    """The call that made it."""
 
 
 def stage_costs(
@@ -61,7 +61,7 @@ def stage_costs(
     return tuple(
         StageCost(
             name=name,
-            place=stage.place if stage is not None and stage.by_user else None,
+            place=stage.place if stage is not None and stage.in_user_code else None,
             cpu_s_per_sample=cost_s,
             share=cost_s / together_s,
             stage=stage,
@@ -79,11 +79,11 @@ def _read_by_a_shuffle(placed: Sequence[Stage | None], stages: Sequence[Stage]) 
     if last is None or last.kind != "shuffle":
         return ""
     under = stages[stages.index(last) + 1 :]
-    return ", ".join(dict.fromkeys(stage.kind for stage in under if stage.by_user))
+    return ", ".join(dict.fromkeys(stage.kind for stage in under if stage.in_user_code))
 
 
 def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | None]:
-    """For each node the stage that asked for it, None where TensorFlow added it.
+    """For each node the stage that it runs, None where TensorFlow added it.
 
     As many as fit in their order: a prefetch that TensorFlow has added stands above the user's, and
     would else take all that is between them.

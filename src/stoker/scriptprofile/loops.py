@@ -24,10 +24,10 @@ from stoker.scriptprofile.observations import (
 )
 
 LEAST_STEPS = 5
-"""Fewer measured steps say nothing."""
+"""Fewer measured steps give no split."""
 
 MOST_BUSY = 1.5
-"""A higher U is none: on one batch a step can only be quicker."""
+"""A higher U is not a measurement: on one batch a step can only be quicker."""
 
 UNPARTED = "input, Python, Keras"
 """The part of a step of `fit` that is not the compiled step, where nobody sees how long it waits."""
@@ -35,7 +35,7 @@ UNPARTED = "input, Python, Keras"
 OVER = 1.005
 """U from which on it is more than 100 % when it is written."""
 
-BESIDE = "Python, Keras, and the input's work beside the step"
+OVERLAPPED = "Python, Keras, and the input's work beside the step"
 """The part of a step of `fit` that is neither waited for nor the compiled step, where the input takes
 much of the cores."""
 
@@ -43,8 +43,8 @@ LEAST_COST = 0.5
 """Ratio of a batch's CPU time to a step's time outside computation: from here on, the input is the
 cause."""
 
-MUCH_BESIDE = 0.2
-"""Of the time of all cores that the script may use."""
+MUCH_INPUT_CPU = 0.2
+"""Share of the time of all cores that the script may use: from here on the input's CPU time matters."""
 
 ITS_INPUT = "its input"
 """The part of a step whose wait nobody sees, which one batch that is there does without."""
@@ -225,7 +225,7 @@ class Loop(ABC):
     def user_stages(self) -> list[Stage]:
         """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
         near = (self.place, NOWHERE)
-        return [each for each in self.stages if each.by_user or each.place not in near]
+        return [each for each in self.stages if each.in_user_code or each.place not in near]
 
     def counted(self) -> str:
         """`1,000 steps`, or calls of several."""
@@ -374,10 +374,10 @@ class FitLoop(Loop):
         parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
         if wait is None:
             parts = {"compiled step": compute_s, UNPARTED: rest_s}
-        elif self._input_cpu_s() > MUCH_BESIDE * self.cores * real_s:
+        elif self._input_cpu_s() > MUCH_INPUT_CPU * self.cores * real_s:
             # The resident batch has the cores for itself: what is left is the input's as much as Python's.
             python = None
-            parts = {"waiting for input": wait_s, "compiled step": compute_s, BESIDE: rest_s}
+            parts = {"waiting for input": wait_s, "compiled step": compute_s, OVERLAPPED: rest_s}
         return self._step_split(real_s, parts, compiled="compiled step", wait=wait, python=python)
 
     def _input_cpu_s(self) -> float:

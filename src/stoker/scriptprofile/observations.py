@@ -44,7 +44,7 @@ class Stage:
     place: Place
     """Where it was called."""
 
-    by_user: bool
+    in_user_code: bool
     """Called by the user's own code, and not for it by Keras or another library."""
 
     arguments: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feed:
-    """What Python makes the batches of a `fit` with."""
+    """What makes the batches of a `fit` in Python."""
 
     kind: str
     """`PyDataset`, `generator` or `DataLoader`."""
@@ -91,7 +91,7 @@ class Feed:
     processes: bool
     """Its workers are processes, and not threads."""
 
-    def told(self) -> str:
+    def label(self) -> str:
         """`the PyDataset Images (workers=1)`."""
         if self.kind != "PyDataset":
             return f"the {self.kind} {self.name}".strip()
@@ -130,7 +130,7 @@ class Node:
     """Elements given by now."""
 
     ratio: float
-    """Elements read for one that is given; 0 where that is no rule."""
+    """Elements read for one that is given; 0 where that varies."""
 
     per_output: float
     """Its elements for one of the last interleave or flat_map above it; 1 where there is none."""

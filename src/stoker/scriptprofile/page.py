@@ -13,8 +13,8 @@ from stoker.scriptprofile.loops import FitLoop, Loop, StepSplit
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
 
-_LANES = ("waiting for input", "tf.function", "reading values", "Python")
-_LANES_OF_FIT = ("step and its input", "Keras, callbacks")
+_ROWS = ("waiting for input", "tf.function", "reading values", "Python")
+_ROWS_OF_FIT = ("step and its input", "Keras, callbacks")
 
 SHOWN_STEPS = 40
 """Steps of a timeline: more are too narrow to be seen."""
@@ -54,8 +54,10 @@ def _findings(profile: ScriptProfile) -> Iterator[Html]:
         yield paragraph(profile.nothing_found())
     yield from map(_finding, profile.findings)
     if profile.minor:
-        yield element("h3", "WatchedProcess too, of less weight here")
-        rows = ([each.kind, str(each.place), each.seen, each.change] for each in profile.minor)
+        yield element("h3", "Seen too, of less weight here")
+        rows = (
+            [each.kind, str(each.place), each.observation, each.change] for each in profile.minor
+        )
         yield table(["finding", Code("line"), Prose("why"), Prose("change")], rows)
 
 
@@ -64,7 +66,7 @@ def _finding(finding: ScriptFinding) -> Html:
     return element(
         "div",
         element("h3", f"{finding.kind} in {finding.place}"),
-        paragraph(f"{finding.seen}. {finding.why}"),
+        paragraph(f"{finding.observation}. {finding.why}"),
         element("pre", finding.change),
         paragraph(gain, quiet=True),
         class_="finding",
@@ -85,12 +87,12 @@ def _loop(loop: Loop, where: str) -> Iterator[Html]:
 
 
 def _split(loop: Loop, split: StepSplit) -> Iterator[Html]:
-    said = [f"A {loop.unit} takes {seconds(split.step_s)}"]
+    measures = [f"A {loop.unit} takes {seconds(split.step_s)}"]
     if split.busy is not None:
-        said.append(split.shown_busy())
+        measures.append(split.shown_busy())
     if split.input_wait is not None:
-        said.append(f"W {percent(split.input_wait)}")
-    yield paragraph(f"{', '.join(said)}.")
+        measures.append(f"W {percent(split.input_wait)}")
+    yield paragraph(f"{', '.join(measures)}.")
     bars = [
         Bar(label=name, value=part_s, shown=f"{seconds(part_s)}, {percent(part_s / split.step_s)}")
         for name, part_s in split.parts.items()
@@ -127,7 +129,7 @@ def _steps(loop: Loop) -> Iterator[Html]:
     gaps = " Gaps: an epoch ended, or Stoker ran the step on one batch in memory." if is_fit else ""
     yield element("h3", "The first steps")
     yield paragraph(f"{len(shown)} steps after the two that compile.{gaps}", quiet=True)
-    yield timeline(spans, lanes=_LANES_OF_FIT if is_fit else _LANES, title="first steps")
+    yield timeline(spans, lanes=_ROWS_OF_FIT if is_fit else _ROWS, title="first steps")
 
 
 def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterator[Span]:

@@ -1,7 +1,7 @@
 """Model FLOP utilisation of a script's step: what it computes a second, by what the device reaches.
 
 What a step computes is counted, and the peak measured, in a process of ours after the script's end
-(`counting`), so that the script is not disturbed; here is what is asked of it, and what it says.
+(`counting`), so that the script is not disturbed; here are its request and its answer.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def with_reached(
     found: list[WatchedProcess] = []
     for number, process in enumerate(processes):
         loops = [loop for loop in process.loops if "graph" in loop.step or "folder" in loop.trace]
-        told: Mapping[int, Loop] = {}
+        counted: Mapping[int, Loop] = {}
         if loops and number == 0:
-            answers = _asked(process, loops, facts, peak_s=peak_s)
-            told = dict(zip(map(id, loops), answers, strict=True))
-        known = [told.get(id(loop)) or _unknown(loop) for loop in process.loops]
+            answers = _count(process, loops, facts, peak_s=peak_s)
+            counted = dict(zip(map(id, loops), answers, strict=True))
+        known = [counted.get(id(loop)) or _unknown(loop) for loop in process.loops]
         found.append(replace(process, loops=tuple(known)))
     return found
 
@@ -67,7 +67,7 @@ def _why(loop: Loop) -> str:
     return str(loop.step.get("why", NO_GRAPH))
 
 
-def _asked(
+def _count(
     process: WatchedProcess, loops: Sequence[Loop], facts: Path, *, peak_s: float
 ) -> list[Loop]:
     """The loops with the results of the counting process, or why there are none."""
@@ -90,7 +90,7 @@ def _asked(
     if failed:
         return [_failed(loop, failed) for loop in loops]
     answers = json.loads(answer.read_text())["steps"]
-    return [_answered(loop, told) for loop, told in zip(loops, answers, strict=True)]
+    return [_answered(loop, figures) for loop, figures in zip(loops, answers, strict=True)]
 
 
 def _failed(loop: Loop, why: str) -> Loop:
@@ -98,13 +98,13 @@ def _failed(loop: Loop, why: str) -> Loop:
     return replace(loop, reached=Reached(no_operations=why), no_device=why if traced else "")
 
 
-def _answered(loop: Loop, told: dict[str, Any]) -> Loop:
-    traced = told.pop("device")
+def _answered(loop: Loop, figures: dict[str, Any]) -> Loop:
+    traced = figures.pop("device")
     if "graph" not in loop.step:
-        told["no_operations"] = _why(loop)
+        figures["no_operations"] = _why(loop)
     return replace(
         loop,
-        reached=Reached(**(told | {"notes": tuple(told["notes"])})),
+        reached=Reached(**(figures | {"notes": tuple(figures["notes"])})),
         device=DeviceTime.from_json(traced["time"]) if "time" in traced else None,
         no_device=traced["why"],
     )
@@ -122,8 +122,8 @@ def _run(request: Path, answer: Path) -> str:
     if (child.code or 0) < 0:
         return "the counting of its operations was ended"
     if child.code or not answer.is_file():
-        said = last_line(log) or "it printed nothing"
-        return f"the counting of its operations failed: {said[:200]}"
+        printed = last_line(log) or "it printed nothing"
+        return f"the counting of its operations failed: {printed[:200]}"
     return ""
 
 
@@ -144,7 +144,7 @@ def reached_json(loop: Loop) -> dict[str, Any]:
 
 
 def reached_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
-    """What a person is told: a name, and the figure or why there is none."""
+    """Rows for the user: a name, and the figure or why there is none."""
     for loop in loops:
         split, reached = loop.split, loop.reached
         if split is None or reached is None:

@@ -227,7 +227,7 @@ def _require(part: str) -> None:
 
 
 WINDOW = 100
-"""Newest looks that the rate is taken from: work that became slower shows within so many."""
+"""Latest observations that give the rate: a slowdown shows within so many."""
 
 
 class TimeLeft:

@@ -40,7 +40,7 @@ def test_a_dataset_that_is_watched_gives_what_it_gave_and_is_counted(
 
     watched = sample.watched(tf, dataset)
 
-    # Nothing is traced anew for it.
+    # Nothing is traced again for it.
     assert watched.element_spec == dataset.element_spec
     pairs = list(zip(dataset.as_numpy_iterator(), watched.as_numpy_iterator(), strict=True))
     for plain, seen in pairs:
@@ -60,7 +60,7 @@ def test_a_dataset_that_is_watched_gives_what_it_gave_and_is_counted(
         ((NUMBERS,), {"other": NAMED}, "several datasets"),
         ((RAGGED,), {}, "ragged or sparse"),
         ((iter(NUMBERS),), {}, "is given an iterator"),
-        ((1.0, None), {}, "no argument of it"),
+        ((1.0, None), {}, "not an argument of it"),
     ],
 )
 def test_one_dataset_of_plain_tensors_is_needed(
@@ -90,5 +90,5 @@ def test_what_cannot_be_given_again_is_told_once_and_left_alone() -> None:
     loop.steps = 1
 
     assert before_pass(loop, ((3.0,), {})) == ((3.0,), {})
-    assert "no argument of it" in loop.no_ceiling
+    assert "not an argument of it" in loop.no_ceiling
     assert before_pass(loop, ((NUMBERS,), {})) == ((NUMBERS,), {})

@@ -50,7 +50,7 @@ class Ran:
     def said(self, kind: str) -> str:
         """What the only finding of this kind saw."""
         [finding] = [each for each in self.profile.findings if each.kind == kind]
-        return finding.seen
+        return finding.observation
 
     def found(self) -> dict[str, int]:
         """Finding -> its line; all of them lie in the script.
@@ -145,15 +145,15 @@ def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
     minor = {each.kind: each for each in script.profile.minor}
 
     assert minor["small_batch"].place.line == script.line("shuffle(256).batch(64)")
-    assert "batches of 64" in minor["small_batch"].seen
+    assert "batches of 64" in minor["small_batch"].observation
     assert minor["missing_prefetch"].place.line == script.line("shuffle(256).batch(64)")
-    assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].seen
+    assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].observation
 
     eager = ran["eager_loop"]
     minor = {each.kind: each for each in eager.profile.minor}
     if "missing_prefetch" not in eager.found():
         assert minor["missing_prefetch"].place.line == eager.line(").batch(20)")
-        assert "little here" in minor["missing_prefetch"].seen
+        assert "little here" in minor["missing_prefetch"].observation
 
 
 def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
@@ -162,8 +162,8 @@ def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
 
     # As Python has it, a function begins at its decorator.
     assert script.found() == {"retracing": script.line("@tf.function")}
-    assert "traced 40 times in 40 calls" in finding.seen
-    assert "its argument step was the Python value 0, 1, 2" in finding.seen
+    assert "traced 40 times in 40 calls" in finding.observation
+    assert "its argument step was the Python value 0, 1, 2" in finding.observation
     assert "step=tf.constant(step)" in finding.change
 
 
@@ -261,7 +261,7 @@ def test_a_first_pass_that_fills_a_cache_is_the_largest_part_and_named_at_its_ma
     [finding] = [each for each in script.profile.findings if each.kind == "slow_first_pass"]
 
     assert finding.place.line == script.line("dataset.map(slow)")
-    assert "in the first of 3 passes" in finding.seen
+    assert "in the first of 3 passes" in finding.observation
     assert finding.gain is not None
     assert finding.gain[1] > 1.05
     assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
@@ -276,7 +276,7 @@ def test_a_first_pass_of_ones_own_loop_is_named_at_its_map_and_one_that_traces_i
 
     assert finding.place.line == script.line("dataset.map(slow)")
     assert finding.sure in ("measured", "possible"), "possible where the machine is busy"
-    assert "in the first of 3 passes" in finding.seen
+    assert "in the first of 3 passes" in finding.observation
     assert "num_parallel_calls=tf.data.AUTOTUNE" in finding.change
     assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
     assert fills.place.line == script.line("for batch in dataset")

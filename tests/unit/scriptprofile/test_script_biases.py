@@ -196,7 +196,10 @@ def test_a_script_is_told_of_them_with_the_line_that_made_the_first() -> None:
     )
 
     assert (finding.place.file, finding.place.line) == ("/home/me/train.py", 12)
-    assert "2 layers have a bias" in finding.seen
-    assert "conv, second (8 of 292 parameters, 2.74%; the time was not measured)" in finding.seen
+    assert "2 layers have a bias" in finding.observation
+    assert (
+        "conv, second (8 of 292 parameters, 2.74%; the time was not measured)"
+        in finding.observation
+    )
     assert "use_bias=False" in finding.change
     assert finding.gain is None

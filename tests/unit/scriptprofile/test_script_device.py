@@ -264,7 +264,7 @@ def test_the_class_that_costs_most_is_the_first_finding_with_its_layers_line(
 
     assert others, "this input is waited for, which costs more"
     assert (first.kind, first.place) == ("device_time", at(7))
-    assert first.seen == (
+    assert first.observation == (
         "38% of the step is layout transposes, 38% around layers of type BatchNormalization, "
         "most in norm1 (38%); MFU 2.0%"
     )

@@ -120,7 +120,7 @@ def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path)
 
     good, unread, empty = json.loads(answer.read_text())["steps"]
     assert good["operations"] == 2 * 8 * 20 * 5
-    assert good["no_peak"] == "the script's TensorFlow saw 2 GPUs, and that beside Stoker 0"
+    assert good["no_peak"] == "the script's TensorFlow saw 2 GPUs, and the one next to Stoker 0"
     assert unread["operations"] is None
     assert "SomebodysOwn" in unread["no_operations"]
     assert empty["operations"] is None
@@ -165,7 +165,7 @@ def test_operations_on_the_cpu_are_told_where_a_gpu_is_there() -> None:
 
     [finding] = diagnose([watched(loop, gpus=1)], machine).findings
 
-    assert (finding.kind, finding.seen) == ("cpu_op", on_cpu)
+    assert (finding.kind, finding.observation) == ("cpu_op", on_cpu)
     assert finding.place == Place(file="/home/me/train.py", line=10)
     assert diagnose([watched(loop, gpus=0)], machine).findings == ()
     assert diagnose([watched(fit(reached=KNOWN), gpus=1)], machine).findings == ()

@@ -98,7 +98,7 @@ def a_finding() -> ScriptFinding:
     return ScriptFinding(
         kind="sequential_map",
         place=Place(file=BAD, line=1),
-        seen=BAD,
+        observation=BAD,
         why=BAD,
         change=BAD,
         gain=(1.0, 2.0),
@@ -167,7 +167,7 @@ def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
 
     assert 'class="finding"' not in page_html(told)
     assert "costs enough here to be a finding" in parsed.text
-    assert "WatchedProcess too, of less weight here" in parsed.text
+    assert "Seen too, of less weight here" in parsed.text
     assert [each["kind"] for each in told.to_json()["minor_findings"]] == ["sequential_map"]
     assert (
         "Nothing that was looked for was found."

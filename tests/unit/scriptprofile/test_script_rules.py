@@ -111,7 +111,7 @@ def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain()
 
     assert set(said) == {"missing_prefetch", "sequential_map"}
     for each in said.values():
-        assert "all of the input costs 40% of a step: at most 1.67x" in each.seen
+        assert "all of the input costs 40% of a step: at most 1.67x" in each.observation
         assert each.gain == pytest.approx((1.0, 1 / 0.6))
         assert each.sure == "possible"
 
@@ -211,7 +211,7 @@ def test_a_map_is_sequential_where_tensorflow_ran_it_so() -> None:
 
 
 def test_a_map_of_keras_own_is_nobodys_line_to_change() -> None:
-    stages = (stage("batch", 8), stage("map", 7, by_user=False))
+    stages = (stage("batch", 8), stage("map", 7, in_user_code=False))
 
     assert kinds(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0)))) == []
 
@@ -222,7 +222,7 @@ def test_python_in_a_map_is_told_as_that() -> None:
     [finding] = findings(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0))))
 
     assert finding.kind == "python_map"
-    assert "train.py:3" in finding.seen
+    assert "train.py:3" in finding.observation
 
 
 def test_a_generator_is_told_by_what_it_gives() -> None:
@@ -284,7 +284,7 @@ def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
 
     [finding] = told(100_000, 600_000)
     assert (finding.kind, finding.place, finding.gain) == ("shuffle_memory", at(8), None)
-    assert "55.9 GiB" in finding.seen
+    assert "55.9 GiB" in finding.observation
     assert told(10**9, 512)[0].change.startswith(".shuffle(1_048_576)")
     assert told(1000, 600_000) == []
     # A pass of 102 steps of 32 cannot fill it.
@@ -304,10 +304,10 @@ def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
     assert set(said) == {"slow_epoch_start", "generator_rows"}
     start = said["slow_epoch_start"]
     assert (start.place, start.sure) == (at(8), "measured")
-    assert "waits 2 s before its first step, 86% of the training's time" in start.seen
+    assert "waits 2 s before its first step, 86% of the training's time" in start.observation
     assert start.gain is not None
     assert start.gain[1] == pytest.approx(7.0)
-    assert "training waits 86% of its time" in said["generator_rows"].seen
+    assert "training waits 86% of its time" in said["generator_rows"].observation
     assert "slow_epoch_start" not in kinds(
         fit(stages=chain, passes=4, starts=(0.3, 0.3), wait=0.9)
     ), "its steps wait longer"
@@ -352,7 +352,7 @@ def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
     assert finding.gain == pytest.approx((1.0, 1.3))
     label = (stage("batch", 9, dtypes=("float32", "float32", "float64")),)
     [little] = findings(loop(stages=label, wait_s=0.0, call_s=1.0))
-    assert "float64 in 1 of their 3 parts" in little.seen
+    assert "float64 in 1 of their 3 parts" in little.observation
     assert little.gain == pytest.approx((1.0, 1.1))
     assert kinds(loop(stages=cast, wait_s=0.0, call_s=1.0)) == []
 
@@ -424,13 +424,13 @@ def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:
     assert set(told(0.002)) == {"steps_per_execution", "small_batch"}
     found = told(0.002)["steps_per_execution"]
     assert (found.kind, found.place, found.sure) == ("steps_per_execution", at(20), "possible")
-    assert "a step takes 2 ms, and its products are 0.20% of what" in found.seen
+    assert "a step takes 2 ms, and its products are 0.20% of what" in found.observation
     assert found.gain == (1.0, 3.0)
     small = told(0.002)["small_batch"]
     assert (small.place, small.sure, small.gain) == (at(40), "possible", (1.0, 4.0))
     assert (
         "its products are 0.20% of what the device could do in that time, with batches of 32"
-        in small.seen
+        in small.observation
     )
     assert set(told(0.002, rows=4096)) == {"steps_per_execution"}
     assert told(0.3) == {}
@@ -457,7 +457,7 @@ def test_a_distribution_of_kerass_that_does_nothing_is_told() -> None:
     [finding] = findings(set_)
 
     assert (finding.kind, finding.place, finding.gain) == ("keras_distribution", at(10), None)
-    assert "a DataParallel, and this model trains on 1 replica" in finding.seen
+    assert "a DataParallel, and this model trains on 1 replica" in finding.observation
     assert kinds(replace(one, model={**one.model, "keras_distribution": ""})) == []
 
 
@@ -471,7 +471,7 @@ def test_what_python_makes_is_said_where_the_step_hides_it() -> None:
     said = minor(loop(stages=chain, nodes=(), wait_s=0.03, call_s=0.9))
 
     assert (said["generator_rows"].place, said["python_map"].place) == (at(7), at(8))
-    assert "one sample at a time; little here: W is 3.0%" in said["generator_rows"].seen
+    assert "one sample at a time; little here: W is 3.0%" in said["generator_rows"].observation
     assert "sequential_map" not in said
     found = {finding.kind for finding in findings(loop(stages=chain, nodes=()))}
     assert {"generator_rows", "python_map"} <= found
@@ -498,7 +498,7 @@ def test_gpus_that_stay_idle_are_told() -> None:
     [finding] = findings(one, gpus=4)
 
     assert (finding.kind, finding.place, finding.gain) == ("one_gpu_of_several", at(10), (1.0, 4.0))
-    assert "4 GPUs, and every variable of the model is on GPU:0" in finding.seen
+    assert "4 GPUs, and every variable of the model is on GPU:0" in finding.observation
     assert kinds(one, gpus=1) == []
     spread = replace(one, model={**one.model, "replicas": 4})
     assert kinds(spread, gpus=4) == []
@@ -511,13 +511,13 @@ def test_gpus_that_stay_idle_are_told() -> None:
 
 def test_xla_that_was_asked_for_and_is_not_used_is_told() -> None:
     asked = fit()
-    asked = replace(asked, model={**asked.model, "jit_asked": True, "jit_compile": False})
+    asked = replace(asked, model={**asked.model, "jit_requested": True, "jit_compile": False})
 
     [finding] = findings(asked)
 
     assert (finding.kind, finding.place) == ("xla_not_used", at(20))
     assert kinds(replace(asked, model={**asked.model, "jit_compile": True})) == []
-    assert kinds(replace(asked, model={**asked.model, "jit_asked": False})) == []
+    assert kinds(replace(asked, model={**asked.model, "jit_requested": False})) == []
     eager = replace(asked, model={**asked.model, "jit_compile": True, "run_eagerly": True})
     assert sorted(kinds(eager)) == ["eager_loop", "xla_not_used"]
 
@@ -534,7 +534,7 @@ def test_sides_that_miss_the_tensor_cores_are_told_under_a_mixed_policy_on_a_gpu
     [finding] = findings(mixed, gpus=1)
 
     assert (finding.kind, finding.place) == ("tensor_core_shapes", at(12))
-    assert "bad (100, 130), half (9)" in finding.seen
+    assert "bad (100, 130), half (9)" in finding.observation
     assert kinds(mixed, gpus=0) == []
     assert kinds(replace(mixed, model={**mixed.model, "policy": "float32"}), gpus=1) == []
     whole = replace(mixed, model={**mixed.model, "kernels": kernels[:1]})
@@ -565,13 +565,13 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
     [anew] = findings(steady, functions=(function(9, made=9),))
 
     assert python.place == shape.place == anew.place == at(30)
-    assert "argument step was the Python value 0, 1, 2" in python.seen
+    assert "argument step was the Python value 0, 1, 2" in python.observation
     assert "step=tf.constant(step)" in python.change
-    assert "argument y was float32(0, 4)" in shape.seen
-    assert "9 tf.functions were made" in anew.seen
+    assert "argument y was float32(0, 4)" in shape.observation
+    assert "9 tf.functions were made" in anew.observation
     [both] = findings(steady, functions=(function(9, step="python {}", y="float32({}, 4)"),))
-    assert "argument step was the Python value" in both.seen
-    assert "; its argument y was float32(0, 4)" in both.seen
+    assert "argument step was the Python value" in both.observation
+    assert "; its argument y was float32(0, 4)" in both.observation
     assert both.change.splitlines() == [python.change, shape.change]
     assert kinds(steady, functions=(function(2, step="python {}"),)) == []
     # Nine models, each with a step of its own.
@@ -602,14 +602,14 @@ def test_what_costs_little_here_is_said_with_its_reason_and_is_no_finding() -> N
         "small_batch": at(40),
     }
     for kind in ("missing_prefetch", "sequential_map"):
-        assert "little here: W is 3.8%, at most 1.04x" in said[kind].seen
+        assert "little here: W is 3.8%, at most 1.04x" in said[kind].observation
         assert said[kind].gain == pytest.approx((1.0, 1 / 0.962))
         assert said[kind].gain_text() == "hardly any here"
     assert (
         "batches of 16; Python takes 6.2% of a step, outside of the call"
-        in said["small_batch"].seen
+        in said["small_batch"].observation
     )
-    assert "was not measured" in said["small_batch"].seen
+    assert "was not measured" in said["small_batch"].observation
     assert (said["small_batch"].gain, said["small_batch"].sure) == (None, "possible")
 
 
@@ -619,7 +619,7 @@ def test_a_step_that_python_fills_is_not_the_batchs_fault() -> None:
     assert kinds(eager) == ["eager_loop"]
     assert minor(eager) == {}
     half = minor(loop(wait_s=0.01, call_s=0.69))["small_batch"]
-    assert "Python takes 30.0% of a step" in half.seen
+    assert "Python takes 30.0% of a step" in half.observation
 
 
 def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
@@ -627,8 +627,10 @@ def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
 
     said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
 
-    assert "TensorFlow itself lets it run ahead (MapAndBatch)" in said["missing_prefetch"].seen
-    assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].seen
+    assert (
+        "TensorFlow itself lets it run ahead (MapAndBatch)" in said["missing_prefetch"].observation
+    )
+    assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].observation
     assert said["sequential_map"].gain == (1.0, 1.0)
 
 
@@ -637,7 +639,7 @@ def test_a_cheap_map_of_an_input_that_is_waited_for_is_told_by_its_share() -> No
 
     said = minor(loop(stages=BARE, nodes=cheap, wait_s=0.5))
 
-    assert "of the input's CPU time" in said["sequential_map"].seen
+    assert "of the input's CPU time" in said["sequential_map"].observation
     assert said["sequential_map"].gain is not None
     assert said["sequential_map"].gain[1] < 1.02
 
@@ -653,14 +655,14 @@ def test_what_was_found_or_is_not_the_users_is_not_said_again() -> None:
         stage("batch", 8),
     )
     assert minor(loop(stages=asked, rows=128)) == {}
-    kerass = tuple(replace(each, by_user=False) for each in BARE)
+    kerass = tuple(replace(each, in_user_code=False) for each in BARE)
     assert minor(loop(stages=kerass, nodes=BARE_NODES, wait_s=0.0, rows=128)) == {}
 
 
 def test_a_training_too_short_for_w_says_that_it_does_not_know() -> None:
     said = minor(loop(stages=BARE, nodes=(), measured_steps=2))
 
-    assert "W was not measured" in said["missing_prefetch"].seen
+    assert "W was not measured" in said["missing_prefetch"].observation
     assert {each.gain for each in said.values()} == {None}
 
 

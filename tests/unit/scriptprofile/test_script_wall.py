@@ -16,7 +16,7 @@ from stoker.scriptprofile.observations import NOWHERE, FirstPass, WallPart
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import Machine
-from stoker.scriptprofile.rules.wall_rules import parts_json, told_parts, wall_time
+from stoker.scriptprofile.rules.wall_rules import parts_json, shown_parts, wall_time
 from stoker.scriptprofile.watcher.stoker_watch.wall import Wall
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
@@ -108,7 +108,7 @@ def test_the_largest_part_is_the_first_finding_with_its_line_and_an_upper_bound(
     first, second = diagnose([told], MACHINE).findings
 
     assert (first.kind, first.place) == ("slow_predict", at(12))
-    assert "50% of the script's time without imports (45 s in 300 calls)" in first.seen
+    assert "50% of the script's time without imports (45 s in 300 calls)" in first.observation
     assert "Gather the rows" in first.change
     assert first.gain is not None
     assert first.gain[1] == pytest.approx(2.0)
@@ -144,14 +144,14 @@ def test_of_a_loop_that_takes_next_to_no_time_no_speed_is_advised() -> None:
 
 
 def test_without_the_time_nothing_is_said_of_it() -> None:
-    assert told_parts(watched()) == []
+    assert shown_parts(watched()) == []
     assert findings(script(part("predict", 50.0, 12), since_start_s=0.0)).keys() == set()
 
 
 def test_what_a_person_and_a_program_are_told() -> None:
     told = script(part("predict", 60.0, 12, calls=3), part("imports", 0.5))
 
-    assert told_parts(told) == [("predict", 0.6), ("the script's own code, and waiting", 0.395)]
+    assert shown_parts(told) == [("predict", 0.6), ("the script's own code, and waiting", 0.395)]
     assert parts_json(told)[0] == {
         "kind": "predict",
         "file": "/home/me/train.py",
@@ -189,7 +189,10 @@ def test_a_first_pass_that_fills_a_cache_is_named_at_the_map_that_takes_the_time
     found = findings(told)["slow_first_pass"]
 
     assert found.place == at(9)
-    assert "in the first of 5 passes, which takes 40 s longer than a later one, 42%" in found.seen
+    assert (
+        "in the first of 5 passes, which takes 40 s longer than a later one, 42%"
+        in found.observation
+    )
     assert "num_parallel_calls=tf.data.AUTOTUNE" in found.change
     # On 4 cores a quarter of it stays.
     assert found.gain == pytest.approx((1.0, 1 / (1 - 0.75 * 40 / 95)))

@@ -19,7 +19,7 @@ def stage(kind: str, line: int, **changes: Any) -> Stage:
     made = Stage(
         kind=kind,
         place=at(line),
-        by_user=True,
+        in_user_code=True,
         arguments={},
         python_calls=(),
         random=False,

@@ -96,7 +96,7 @@ def _print_findings(console: Console, profile: ScriptProfile) -> None:
         head = f"{number}. {finding.kind} in {finding.place}: {finding.gain_text()}, {finding.sure}"
         console.print(head, style="bold", markup=False)
         console.print(f"   {finding.place.file}:{finding.place.line}", markup=False, soft_wrap=True)
-        console.print(f"   {finding.seen}. {finding.why}", markup=False)
+        console.print(f"   {finding.observation}. {finding.why}", markup=False)
         for line in finding.change.splitlines():
             console.print(f"       {line}", markup=False, soft_wrap=True)
     if profile.loops and not profile.findings:
@@ -104,7 +104,7 @@ def _print_findings(console: Console, profile: ScriptProfile) -> None:
     if profile.minor:
         console.print("\nSeen too, of less weight here:")
     for finding in profile.minor:
-        console.print(f"  {finding.kind} in {finding.place}: {finding.seen}", markup=False)
+        console.print(f"  {finding.kind} in {finding.place}: {finding.observation}", markup=False)
         console.print(f"      {finding.change}", markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""From what was seen to what is said: all rules, each line once."""
+"""Applies all rules; each line is reported once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stoker.scriptprofile.rules.step_rules import function_findings, step_findin
 from stoker.scriptprofile.rules.wait_rules import bound_findings, feed_findings
 from stoker.scriptprofile.rules.wall_rules import LEAST_LOOP, share_of_script, wall_findings
 
-BESIDE_SPEED = ("shuffle_memory", "float64_data")
-"""Findings about an input that do not say why it is waited for."""
+NOT_ABOUT_SPEED = ("shuffle_memory", "float64_data")
+"""Findings about an input that do not explain a wait for it."""
 
 
 BY_COUNT = {
@@ -35,17 +35,17 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosed:
-    """What is said of all that was seen."""
+    """All findings about the watched processes."""
 
     findings: tuple[ScriptFinding, ...]
     """The finding about device time first, then by what it saves of the script's time."""
 
     minor: tuple[ScriptFinding, ...]
-    """What was seen too, and is worth little here."""
+    """Findings that are worth little here."""
 
 
 def diagnose(processes: Iterable[WatchedProcess], machine: Machine) -> Diagnosed:
-    """Every finding; processes that run the same lines say it once."""
+    """Every finding; processes that run the same lines give it once."""
     processes = list(processes)
     found = _once(finding for process in processes for finding in _of_process(process, machine))
     minor = _once(
@@ -97,5 +97,5 @@ def _of_loop(loop: Loop, process: WatchedProcess, machine: Machine) -> Iterable[
         *feed_findings(loop, cores=machine.cores),
     ]
     yield from about_input
-    if all(each.kind in BESIDE_SPEED for each in about_input):
+    if all(each.kind in NOT_ABOUT_SPEED for each in about_input):
         yield from bound_findings(loop)

@@ -21,7 +21,7 @@ NAMED = 3
 
 
 def gpu_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Findings about the devices that a loop trains on. None was seen on a GPU yet."""
+    """Findings about the devices that a loop trains on. Not yet checked on a GPU."""
     yield from _device_time(loop)
     yield from _cpu_op(loop, process)
     if isinstance(loop, FitLoop):
@@ -46,7 +46,7 @@ def _device_time(loop: Loop) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind=DEVICE_TIME,
             place=_line_of(loop, found.layer),
-            seen=found.seen,
+            observation=found.observation,
             why=found.why,
             change=found.change,
             # An upper bound, as if the whole share disappeared.
@@ -70,8 +70,8 @@ def _one_of_several(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFindi
     yield ScriptFinding(
         kind="one_gpu_of_several",
         place=_made(loop),
-        seen=f"TensorFlow sees {process.gpus} GPUs, and every variable of the model is on {devices[0]}",
-        why="Without a strategy one device trains; the others stay idle, and their memory is taken.",
+        observation=f"TensorFlow sees {process.gpus} GPUs, and every variable of the model is on {devices[0]}",
+        why="Without a strategy one device trains; the others stay idle, and their memory is allocated.",
         change="strategy = tf.distribute.MirroredStrategy()\nwith strategy.scope():\n    model = ...\n"
         "    model.compile(...)  # and a batch as many times as large",
         gain=(1.0, float(process.gpus)),
@@ -85,7 +85,7 @@ def _cpu_op(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="cpu_op",
         place=to_place(loop.model.get("made")) or loop.place,
-        seen=loop.reached.on_cpu,
+        observation=loop.reached.on_cpu,
         why="What they read and give is copied from the GPU and back in each step, which waits for it.",
         change="Take tf.device out of the model, or replace operations that have no GPU kernel.",
         gain=(1.0, 2.0),
@@ -95,12 +95,12 @@ def _cpu_op(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
 
 def _xla_not_used(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     eager = loop.model.get("run_eagerly") or process.functions_run_eagerly
-    if loop.model.get("jit_asked") is not True or (loop.model.get("jit_compile") and not eager):
+    if loop.model.get("jit_requested") is not True or (loop.model.get("jit_compile") and not eager):
         return
     yield ScriptFinding(
         kind="xla_not_used",
         place=to_place(loop.model.get("compiled")) or loop.place,
-        seen="jit_compile=True was asked for, and the step is not compiled"
+        observation="jit_compile=True was set, and the step is not compiled"
         + (": it runs eagerly" if eager else ""),
         why="Keras leaves XLA out where the step runs eagerly, and says so only once.",
         change="Leave out run_eagerly=True and tf.config.run_functions_eagerly(True).",
@@ -124,7 +124,7 @@ def _tensor_cores(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding
     yield ScriptFinding(
         kind="tensor_core_shapes",
         place=to_place(missing[0][0]["place"]) or loop.place,
-        seen=f"16-bit products have sides that are not multiples of {MULTIPLE}: "
+        observation=f"16-bit products have sides that are not multiples of {MULTIPLE}: "
         f"{', '.join(named)}{more}",
         why="Tensor cores take whole tiles: other sides are padded, or computed without them.",
         change=f"Round units, channels and batch size up to multiples of {MULTIPLE}.",

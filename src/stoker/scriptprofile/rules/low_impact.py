@@ -1,6 +1,6 @@
-"""What was looked for and seen, and is worth little here: it is said, with the reason why.
+"""Findings that are worth little here, each with the reason.
 
-A script that has no prefetch is not told "nothing was found" only because TensorFlow has added one, or
+A script without prefetch does not get "nothing was found" only because TensorFlow has added one, or
 because its step does not wait: with another model, or on a faster device, the same lines cost.
 """
 
@@ -31,13 +31,13 @@ from stoker.scriptprofile.rules.python_rules import (
 
 
 def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[ScriptFinding]:
-    """What of a loop is no finding, and would be one elsewhere.
+    """What is not a finding about a loop here, and would be one elsewhere.
 
     Args:
         loop: A line that trains.
-        found: What is said of it already.
+        found: Its findings.
     """
-    said = {(each.kind, each.place) for each in found}
+    known = {(each.kind, each.place) for each in found}
     minor = [
         *_prefetch(loop),
         *_made_by_python(loop),
@@ -45,15 +45,15 @@ def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[Scrip
         *_batch(loop),
         *_biases(loop),
     ]
-    dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
+    dear = {place for kind, place in known if kind in ("python_map", "generator_rows")}
     for each in minor:
-        # Where Python makes each element, no thread more helps: it has been said.
-        if (each.kind, each.place) not in said and each.place not in dear:
+        # Where Python makes each element, more threads do not help: that has been reported.
+        if (each.kind, each.place) not in known and each.place not in dear:
             yield each
 
 
 def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
-    mine = [stage for stage in loop.stages if stage.by_user]
+    mine = [stage for stage in loop.stages if stage.in_user_code]
     # A strategy fetches ahead by itself.
     spread = loop.model.get("distributed")
     if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
@@ -64,7 +64,7 @@ def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="missing_prefetch",
         place=mine[0].place,
-        seen=f"nothing that you wrote prepares the next batch meanwhile; {why}",
+        observation=f"nothing that you wrote prepares the next batch meanwhile; {why}",
         why="Without prefetch the input stands still while the step computes, and the step while "
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
@@ -77,7 +77,7 @@ def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
     """A generator, or a map that calls Python, whose step does not wait for it now."""
     for number, stage in enumerate(loop.stages):
         is_generator = stage.kind == "from_generator"
-        if not stage.by_user or is_cached(loop, stage):
+        if not stage.in_user_code or is_cached(loop, stage):
             continue
         if not is_generator and not (stage.kind == "map" and stage.python_calls):
             continue
@@ -89,7 +89,7 @@ def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind=kind,
             place=stage.place,
-            seen=f"{what} one {one} at a time; {why}",
+            observation=f"{what} one {one} at a time; {why}",
             why="Only one thread runs Python at a time: a quicker step would wait for it, however many "
             "cores there are.",
             change="Read and decode with TensorFlow's operations in a parallel map.",
@@ -102,8 +102,8 @@ def _maps(loop: Loop) -> Iterator[ScriptFinding]:
     wait = loop.wait
     ran = nodes_of(loop.nodes, loop.stages, "map")
     for stage in loop.stages:
-        asked = stage.arguments.get("num_parallel_calls") is not None
-        if stage.kind != "map" or not stage.by_user or stage.python_calls or asked:
+        is_set = stage.arguments.get("num_parallel_calls") is not None
+        if stage.kind != "map" or not stage.in_user_code or stage.python_calls or is_set:
             continue
         if is_cached(loop, stage):
             continue
@@ -118,7 +118,7 @@ def _maps(loop: Loop) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="sequential_map",
             place=stage.place,
-            seen=f"this map was asked to do one element at a time; {why}",
+            observation=f"this map is written to do one element at a time; {why}",
             why="One core prepares the data while the others have nothing to do.",
             change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
             gain=gain,
@@ -146,7 +146,7 @@ def _batch(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="small_batch",
         place=batch_line(loop),
-        seen=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
+        observation=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
         "win by a larger batch, was not measured",
         why="The device is idle between steps that are too short for it.",
         change=larger_batch(loop),
@@ -159,7 +159,7 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
     found = loop.model.get("useless_biases") or {}
     if not found.get("count"):
         return
-    told = useless_bias(
+    finding = useless_bias(
         [each["name"] for each in found["layers"]],
         count=found["count"],
         parameters=found["parameters"],
@@ -169,9 +169,9 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="useless_bias",
         place=to_place(first["place"]) or loop.place,
-        seen=told.message,
+        observation=finding.message,
         why="BatchNormalization subtracts the mean of each channel, and with it the bias.",
-        change=told.fix,
+        change=finding.fix,
         gain=None,
         sure="possible",
     )

@@ -54,7 +54,7 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
     yield ScriptFinding(
         kind="steps_per_execution",
         place=to_place(loop.model.get("compiled")) or loop.place,
-        seen=seen,
+        observation=seen,
         why=why,
         change="model.compile(..., steps_per_execution=32)",
         gain=gain,
@@ -110,7 +110,7 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
     yield ScriptFinding(
         kind="small_batch",
         place=batch_line(loop),
-        seen=f"{seen}, with batches of {loop.rows}",
+        observation=f"{seen}, with batches of {loop.rows}",
         why="The device is idle between steps that are too short for it, or starts operations that are.",
         change=larger_batch(loop),
         gain=gain,
@@ -123,7 +123,7 @@ def batch_line(loop: Loop) -> Place:
     for stage in loop.stages:
         if stage.kind in ("batch", "padded_batch"):
             # Another library's call was given it by name.
-            call, position = (stage.kind, 0) if stage.by_user else ("", None)
+            call, position = (stage.kind, 0) if stage.in_user_code else ("", None)
             size = stage.arguments.get("batch_size")
             found = argument_line(stage.place, call, "batch_size", position=position, value=size)
             if found is not None:
@@ -144,7 +144,7 @@ def _slow_hook(loop: Loop, split: StepSplit, hook: BatchHook, share: float) -> S
     return ScriptFinding(
         kind="slow_callback",
         place=hook.place or loop.place,
-        seen=f"{hook.hook} of the callback {hook.name} takes {hook.step_s * 1e3:.3g} ms of a step of "
+        observation=f"{hook.hook} of the callback {hook.name} takes {hook.step_s * 1e3:.3g} ms of a step of "
         f"{split.step_s * 1e3:.3g} ms, {share:.0%}",
         why="It runs between two steps, in the thread that trains: the device waits until it has ended.",
         change="Do it every 100 batches (if batch % 100 == 0), in on_epoch_end, or in a thread of its "

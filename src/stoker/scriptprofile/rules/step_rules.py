@@ -57,7 +57,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="eager_loop",
             place=loop.place,
-            seen="tf.config.run_functions_eagerly(True) is set: no tf.function is compiled",
+            observation="tf.config.run_functions_eagerly(True) is set: no tf.function is compiled",
             change="tf.config.run_functions_eagerly(False)",
             **common,  # type: ignore[arg-type]
         )
@@ -66,7 +66,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="eager_loop",
             place=argument_line(compiled, "compile", "run_eagerly", value=True) or compiled,
-            seen="the model was compiled with run_eagerly=True",
+            observation="the model was compiled with run_eagerly=True",
             change="model.compile(..., run_eagerly=False)",
             **common,  # type: ignore[arg-type]
         )
@@ -76,7 +76,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
             yield ScriptFinding(
                 kind="eager_loop",
                 place=step_line(loop.step_calls) or place,
-                seen=f"{count} of {loop.steps} steps computed their gradients outside of any "
+                observation=f"{count} of {loop.steps} steps computed their gradients outside of any "
                 "tf.function",
                 change="@tf.function\ndef train_step(x, y): ...  # forward pass, tape.gradient and "
                 "apply_gradients inside",
@@ -95,7 +95,7 @@ def _host_sync(loop: Loop, *, gpus: int) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="host_sync",
         place=place,
-        seen=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
+        observation=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
         "their time" + ("" if gpus else " (there is no GPU here, where it would cost more)"),
         why="Python waits until the device has ended the step, so that the next one is not prepared "
         "meanwhile.",
@@ -113,7 +113,7 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="half_output",
             place=to_place(output["place"]) or loop.place,
-            seen=f"the output layer {output['name']} computes in {output['dtype']}",
+            observation=f"the output layer {output['name']} computes in {output['dtype']}",
             why="Softmax, sigmoid and the loss lose small probabilities in half precision: training "
             "becomes unstable, or stands still.",
             change='keras.layers.Dense(..., dtype="float32")  # the output layer alone',
@@ -128,7 +128,7 @@ def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="float64_model",
             place=dtype_line(made, "float64") or made,
-            seen=f"variables are float64: {', '.join(variables[:3])}",
+            observation=f"variables are float64: {', '.join(variables[:3])}",
             why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
             change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',
             gain=(1.3, 2.0) if not loop.nodes else (1.0, 2.0),
@@ -144,7 +144,7 @@ def _outside_scope(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFindin
             yield ScriptFinding(
                 kind="outside_scope",
                 place=to_place(loop.model.get("made")) or loop.place,
-                seen=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
+                observation=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
                 "outside of its scope: one device trains, and nothing says so",
                 why="Keras takes the strategy from where the model is made; the other devices stay "
                 "idle.",
@@ -161,7 +161,7 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="keras_distribution",
         place=to_place(loop.model.get("made")) or loop.place,
-        seen=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
+        observation=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
         f"on {loop.model.get('replicas', 1)} replica: with TensorFlow it has no effect, and nothing "
         "says so",
         why="Keras hands a distribution to JAX only; TensorFlow trains as if it were not there.",
@@ -175,7 +175,7 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
 def function_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
     """Functions that were traced again and again."""
     for function in process.functions:
-        # A function of each of several models is made anew, too, and then called many times.
+        # A function of each of several models is made again, too, and then called many times.
         is_passing = function.calls <= PASSING_CALLS * function.made
         if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
             yield _made_anew(function, process)
@@ -187,7 +187,7 @@ def _made_anew(function: Function, process: WatchedProcess) -> ScriptFinding:
     return ScriptFinding(
         kind="retracing",
         place=function.place,
-        seen=f"{function.made} tf.functions were made of {function.name}, and each was traced anew, "
+        observation=f"{function.made} tf.functions were made of {function.name}, and each was traced again, "
         f"for {function.trace_s:.2g} s together",
         why="A trace belongs to its tf.function: one that is made in a loop starts from nothing.",
         change="Define the tf.function once, outside of the loop.",
@@ -215,7 +215,7 @@ def _retraced(function: Function, process: WatchedProcess) -> ScriptFinding:
     return ScriptFinding(
         kind="retracing",
         place=function.place,
-        seen=f"{function.name} was traced {function.traces} times in {function.calls} calls, for "
+        observation=f"{function.name} was traced {function.traces} times in {function.calls} calls, for "
         f"{function.trace_s:.2g} s together{cause}",
         why="Each trace runs the Python again and builds and optimizes a new graph.",
         change=change,

@@ -1,4 +1,4 @@
-"""Training that Python feeds batch by batch: a PyDataset, a generator, or calls of `train_on_batch`."""
+"""Steps that wait for their input: Python feeds them batch by batch, or no other rule knows why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_UNPARTED = 0.2
 """Share of the step that is input or Python, where nobody can tell them apart."""
 
 LEAST_CALLS = 0.5
-"""Calls of `train_on_batch` for a step, of which a loop is said to consist."""
+"""Calls of `train_on_batch` for a step, from which on a loop consists of them."""
 
 
 def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
@@ -34,7 +34,7 @@ def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="python_feed",
         place=feed.place or loop.place,
-        seen=f"{feed.told()} makes the batches in Python; {waits}",
+        observation=f"{feed.label()} makes the batches in Python; {waits}",
         why=_WHY.get(feed.kind, _WHY_ONE_THREAD),
         change=_change(feed, cores),
         gain=gain_of(share),
@@ -78,7 +78,7 @@ def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptF
     yield ScriptFinding(
         kind="train_on_batch",
         place=place,
-        seen=f"{count:,} calls of train_on_batch; of a step of {split.step_s * 1e3:.3g} ms Python takes "
+        observation=f"{count:,} calls of train_on_batch; of a step of {split.step_s * 1e3:.3g} ms Python takes "
         f"{split.python:.0%}",
         why="Each call makes an iterator of its one batch, and waits for the step's metrics.",
         change="model.compile(..., steps_per_execution=32)\nmodel.fit(dataset)  # where a step trains "
@@ -89,7 +89,7 @@ def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptF
 
 
 LEAST_BOUND = 0.1
-"""Share of the step that waits, from which on it is said also where nothing else is."""
+"""Share of the step that waits, from which on it is a finding where nothing else is."""
 
 _FIRST = {
     "batch": ".batch(..., num_parallel_calls=tf.data.AUTOTUNE)",
@@ -100,7 +100,7 @@ _FIRST = {
     "TFRecordDataset": "tf.data.TFRecordDataset(files, num_parallel_reads=tf.data.AUTOTUNE)",
     "TextLineDataset": "tf.data.TextLineDataset(files, num_parallel_reads=tf.data.AUTOTUNE)",
     "map": ".batch(...) before .map(...), where the function can do a whole batch",
-    "from_tensor_slices": ".batch(...) as the first stage: rows that are taken one by one cost each",
+    "from_tensor_slices": ".batch(...) as the first stage: rows that are read one by one cost each",
 }
 """Stage that costs most -> what is tried first."""
 
@@ -127,7 +127,7 @@ def _decodes_large(stage: Stage) -> bool:
 
 
 def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
-    """That a loop waits, for one of which nothing else was found."""
+    """A wait for input, for a loop about whose input nothing else was found."""
     split, known = loop.split, loop.input_wait()
     least = LEAST_BOUND if known is None or known.measured else LEAST_UNMEASURED
     if split is None or known is None or known.share < least:
@@ -149,7 +149,7 @@ def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="input_bound",
         place=place,
-        seen=f"{known.text} ({split.step_s * wait * 1e3:.3g} ms); {seen}"
+        observation=f"{known.text} ({split.step_s * wait * 1e3:.3g} ms); {seen}"
         if known.measured
         else f"{known.text}; {seen}",
         why="The input makes fewer batches a second than the step could take.",
@@ -160,8 +160,8 @@ def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def _dearest(loop: Loop) -> StageCost | None:
-    asked = [cost for cost in loop.costs if cost.stage is not None]
-    return max(asked, key=lambda cost: cost.share, default=None)
+    known = [cost for cost in loop.costs if cost.stage is not None]
+    return max(known, key=lambda cost: cost.share, default=None)
 
 
 def _first_tries(dearest: StageCost | None) -> str:

@@ -93,7 +93,7 @@ def wall_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind=f"slow_{part.kind}",
             place=part.place,
-            seen=f"{what} takes {share:.0%} of the script's time without imports "
+            observation=f"{what} takes {share:.0%} of the script's time without imports "
             f"({part.wall_s:.3g} s {times})",
             why=why,
             change=change,
@@ -139,7 +139,7 @@ _MANY = (
 )
 
 
-def told_parts(process: WatchedProcess) -> list[tuple[str, float]]:
+def shown_parts(process: WatchedProcess) -> list[tuple[str, float]]:
     """Label and share of each part, for the user; parts below one percent are left out."""
     parts = wall_time(process)
     whole_s = sum(parts.values())
@@ -214,7 +214,7 @@ def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="slow_first_pass",
         place=stage.place,
-        seen=f"{what} fills the cache in the first of {loop.passes} passes, which takes "
+        observation=f"{what} fills the cache in the first of {loop.passes} passes, which takes "
         f"{filled_s:.3g} s longer than a later one, {share:.0%} of the script's time without imports",
         why="Training waits for it once in each run of the script, whatever later passes read.",
         change=change,
@@ -230,7 +230,7 @@ def _below_cache(loop: Loop) -> list[Stage]:
     """The user's stages below the cache, last one first."""
     cached = [number for number, stage in enumerate(loop.stages) if stage.kind in CACHES]
     below = loop.stages[cached[-1] + 1 :] if cached else ()
-    return [stage for stage in below if stage.by_user]
+    return [stage for stage in below if stage.in_user_code]
 
 
 def _work_below_cache(loop: Loop, first: FirstPass) -> list[tuple[Stage, float]]:

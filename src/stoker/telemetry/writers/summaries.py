@@ -1,4 +1,4 @@
-"""What TensorBoard shows beside scalars, as its own messages."""
+"""Messages of TensorBoard for what is not a scalar, and for its projector."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from stoker.telemetry import catalogue
-from stoker.telemetry.writers.append_only import AppendedFile, Tolerated
+from stoker.telemetry.writers.append_only import AppendedFile, DiskFailures
 from stoker.telemetry.writers.summaries import (
     Embedding,
     Histogram,
@@ -106,7 +106,7 @@ class TensorBoard:
         self._train = EventFile(folder / "train")
         self._validation = EventFile(folder / "validation")
         self._behind = Behind("tensorboard")
-        self._projector = Tolerated(f"{folder}: the projector's embeddings")
+        self._projector = DiskFailures(f"{folder}: the projector's embeddings")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add the scalars of an interval, or (they hold `epoch`) those at an epoch's end."""

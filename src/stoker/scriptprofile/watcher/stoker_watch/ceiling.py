@@ -43,7 +43,7 @@ COPIES = 10
 """Of a batch to a GPU, one after the other: waiting for their end is then little next to them."""
 
 
-class Taken:
+class StepInput:
     """The batches of one real step, as an input that ends after them."""
 
     def __init__(self, batches: list[Any], once: Any) -> None:
@@ -51,7 +51,7 @@ class Taken:
 
 
 class Prepared:
-    """What can be measured, before its batch has been taken."""
+    """What can be measured, before its batch has been read."""
 
     def __init__(
         self, function: Callable[[Any], Any], concrete: Any, variables: list[Any], *, calls: int
@@ -60,7 +60,7 @@ class Prepared:
         self.concrete = concrete
         """What the function runs."""
 
-    def take(self, iterator: Any) -> tuple[Taken, Ceiling | None]:
+    def take(self, iterator: Any) -> tuple[StepInput, Ceiling | None]:
         """Take the batches of one call from the script's iterator.
 
         Returns:
@@ -68,7 +68,7 @@ class Prepared:
             could not be made.
 
         Raises:
-            StopIteration: the input has ended, as the step itself would have said.
+            StopIteration: the input has ended, as the step itself would have found.
         """
         batches = [next(iterator)]
         for _ in range(self._per_call - 1):
@@ -83,11 +83,11 @@ class Prepared:
                 once = once.concatenate(part)
             again = iter(plain(parts[0].repeat()))
             ceiling = Ceiling(self._function, again, self._variables, batches=batches)
-            return Taken(batches, iter(plain(once))), ceiling
-        except Exception as error:  # noqa: BLE001 - the batch was taken: it must be trained with
+            return StepInput(batches, iter(plain(once))), ceiling
+        except Exception as error:  # noqa: BLE001 - the batch was read: it must be trained with
             FACTS.failed(error)
             # A train function of Keras's takes any iterator, and traces once more for it.
-            return Taken(batches, iter(batches)), None
+            return StepInput(batches, iter(batches)), None
 
 
 class Ceiling:

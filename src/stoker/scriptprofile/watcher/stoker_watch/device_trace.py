@@ -112,7 +112,7 @@ class Tracer:
             self._done = True
             layers = [[name, kind, *at] for name, kind, at in self._layers()[:MOST_LAYERS]]
             line.trace = {"folder": _folder(), "layers": layers}
-        FACTS.seen += 1
+        FACTS.changes += 1
 
     def _take(self, line: Any, seconds: float) -> None:
         """Trace until the time is up, the epoch or the process ends, or facts are requested."""

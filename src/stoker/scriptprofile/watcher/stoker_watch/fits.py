@@ -24,7 +24,7 @@ LATEST = 2
 """Calls of which the shorter one says how long a step is."""
 
 FIRST_DRAINED = 3
-"""Calls that are left out after the batch was taken, which took time itself."""
+"""Calls that are left out after the batch was read, which took time itself."""
 
 
 class Fit:
@@ -66,7 +66,7 @@ class Fit:
         self._is_plain = False
         self._has_no_model = False
         self._look_at = 0
-        """Up to so many steps nothing but time is taken."""
+        """Up to so many steps only time is measured."""
         self._latest_s: deque[float] = deque(maxlen=LATEST)
         """Time of the latest calls, seconds."""
         self._original: Any = None
@@ -148,7 +148,7 @@ class Fit:
         if self._original is not None:
             model.train_function = self._original
         self._original = None
-        FACTS.seen += 1
+        FACTS.changes += 1
 
     def _wants_ceiling(self) -> bool:
         warm = self.steps >= WARM_CALLS and len(self._latest_s) == LATEST
@@ -173,17 +173,17 @@ class Fit:
                 made, self.no_ceiling = ceiling.prepare(function, iterator, self._model())
             if made is None:
                 return function(iterator)
-            # What is taken must be trained with: from here on nothing may be skipped.
-            taken, self._ceiling = made.take(iterator)
+            # The batch is read: it must be trained with, so from here on nothing may be skipped.
+            step_input, self._ceiling = made.take(iterator)
             self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
             with FACTS.guarded():
-                self.step = write_graph(made.concrete, batch=taken.batches[0])
+                self.step = write_graph(made.concrete, batch=step_input.batches[0])
         finally:
             FACTS.measuring = False
             self.measuring_s += clock() - begun_s
         self._drain = FIRST_DRAINED
-        self.rows = pipeline.rows_of(taken.batches[0])
-        return function(taken.once)
+        self.rows = pipeline.rows_of(step_input.batches[0])
+        return function(step_input.once)
 
     def _per_call(self) -> int:
         """Elements that a call of the train function takes."""
@@ -195,7 +195,7 @@ class Fit:
         self._last_end_s = ended_s
         self._latest_s.append(ended_s - begun_s)
         self.steps += 1
-        FACTS.seen += 1
+        FACTS.changes += 1
         if self.steps == 1:
             self._begun_s = begun_s
         if self.cache is not None and self._is_filling() and self.steps & (self.steps - 1) == 0:
@@ -227,7 +227,7 @@ class Fit:
         self.period_s += ended_s - self._last_end_s
         self.call_s += ended_s - begun_s
         self._last_end_s = ended_s
-        FACTS.seen += 1
+        FACTS.changes += 1
         self._is_plain = self.steps < self._look_at
 
     def _in_window(self, period_s: float) -> None:
@@ -246,7 +246,7 @@ class Fit:
         if self._window is None:
             self._ceiling.settle()
             self._window, self._moment = Window(), now()
-            # To settle took time that is no step's.
+            # Settling took time that belongs to no step.
             self._last_end_s = clock()
             self._row = Window()
             return
@@ -304,7 +304,7 @@ class Fit:
 
     def _model_of_input(self) -> tuple[list[dict[str, Any]], list[float]]:
         if self._has_no_model:
-            return [], []  # TensorFlow writes a warning each time that it is asked
+            return [], []  # TensorFlow writes a warning at each request
         nodes, gaps_us = pipeline.read_model(self.iterator)
         self._has_no_model = not nodes
         return nodes, gaps_us

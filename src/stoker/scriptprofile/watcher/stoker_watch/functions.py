@@ -24,7 +24,7 @@ MOST_CAUSES = 12
 
 
 TAKES = (
-    "the tf.function takes its batches from an iterator by itself, and one that is taken is gone (give "
+    "the tf.function takes its batches from an iterator by itself, and one that was read is gone (give "
     "it the batch)"
 )
 """Why a step is not run on one batch."""
@@ -33,7 +33,7 @@ QUICKEST_TRACE_S = 5e-4
 """A call that took hardly longer than the quickest one has traced nothing: no trace is quicker."""
 
 SHORT_CALL_S = 2e-3
-"""Of a longer call it is asked always, for what that costs is nothing beside it."""
+"""A longer call is always checked: the check costs next to nothing of it."""
 
 
 class Record:
@@ -53,7 +53,7 @@ class Record:
         return {name: getattr(self, name) for name in names}
 
 
-class _One:
+class _Instance:
     """One `tf.function`: its record, and how often it had been traced."""
 
     __slots__ = ("least_s", "longest_s", "loop", "record", "traces")
@@ -120,7 +120,7 @@ def _trains(*, eager: bool) -> None:
     at = place()
     loop = current()
     if loop is None or loop.kind != "dataset":
-        # A loop over arrays has no iterator: a step begins where its gradients are asked for.
+        # A loop over arrays has no iterator: a step begins where its gradients are computed.
         loop = loop_at(at, "calls")
         STATE.current = loop
         loop.begin_step(clock())
@@ -139,13 +139,13 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _running or FACTS.measuring or not is_eager():
             return original(self, *args, **kwargs)
-        one = self.__dict__.get(KEY) or _met(self)
+        one = self.__dict__.get(KEY) or _instance(self)
         record, mine, named = one.record, args, kwargs
         if record.iterates and record.trains and not STATE.fits:
             with FACTS.guarded():
                 mine, named = before_pass(loop_at(record.place, "inside"), (args, kwargs))
         _running.append(record)
-        STATE.taken_in_graph = False
+        STATE.iterated_in_graph = False
         begun_s, begun_run_s = clock(), thread_time()
         try:
             return original(self, *mine, **named)
@@ -168,17 +168,17 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 _NOBODY = Record("", NOWHERE)
 
 
-def _met(function: Any) -> _One:
-    one = _One(_NOBODY)
+def _instance(function: Any) -> _Instance:
+    one = _Instance(_NOBODY)
     with FACTS.guarded():
         name, at = _name(function)
         # Functions of Keras's that are called in one line are different ones.
         which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
         if len(_records) >= MOST_RECORDS:
-            return _One(Record(name, at))
+            return _Instance(Record(name, at))
         record = _records.setdefault((name, at, which), Record(name, at))
         record.made += 1
-        one = _One(record)
+        one = _Instance(record)
         setattr(function, KEY, one)
     return one
 
@@ -204,7 +204,7 @@ def _code(function: Any) -> Any:
 
 def _called(
     function: Any,
-    one: _One,
+    one: _Instance,
     begun_s: float,
     given: Given,
     run_s: float,
@@ -252,12 +252,12 @@ def _take_stages(loop: Loop, given: Given) -> None:
             loop.stages = loop.stages or read.stages
 
 
-def _has_traced(function: Any, one: _One, took_s: float, given: Given) -> bool:
+def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> bool:
     """Whether the call traced, and what made it."""
     record, traces = one.record, int(function.experimental_get_tracing_count())
     if traces <= one.traces:
         return False
-    record.takes |= STATE.taken_in_graph
+    record.takes |= STATE.iterated_in_graph
     record.traces += traces - one.traces
     one.traces = traces
     record.trace_s += took_s

@@ -1,4 +1,4 @@
-"""Wraps the public names of TensorFlow and Keras that are watched; all that watches is called from here."""
+"""Wraps the public names of TensorFlow and Keras that are watched, and starts all watching."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _places: dict[int, tuple[Any, Place]] = {}
 _compiled: dict[int, Place] = {}
 """Id of a model -> the line of its `compile`."""
 
-_jit_asked: dict[int, Any] = {}
+_jit_requested: dict[int, Any] = {}
 """Id of a model -> what its `compile` was given as `jit_compile`."""
 
 
@@ -105,7 +105,7 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
         with FACTS.guarded():
             _compiled[id(self)] = place()
             bound = _bound(signature, self, args, kwargs)
-            _jit_asked[id(self)] = None if bound is None else bound.arguments.get("jit_compile")
+            _jit_requested[id(self)] = None if bound is None else bound.arguments.get("jit_compile")
         return original(self, *args, **kwargs)
 
     return call
@@ -205,7 +205,7 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
         "compiled": _compiled.get(id(model), NOWHERE),
         "run_eagerly": bool(model.run_eagerly),
         "jit_compile": bool(getattr(model, "jit_compile", False)),
-        "jit_asked": _jit_asked.get(id(model)) is True,
+        "jit_requested": _jit_requested.get(id(model)) is True,
         "steps_per_execution": int(getattr(model, "steps_per_execution", 1)),
         "policy": str(keras.config.dtype_policy().name),
         "replicas": int(strategy.num_replicas_in_sync),

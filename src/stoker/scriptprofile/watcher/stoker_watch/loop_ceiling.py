@@ -256,13 +256,13 @@ def dataset_of(tf: Any, given: Any) -> tuple[Any, str]:
 def _why_none(tf: Any, values: list[Any]) -> str:
     if any(isinstance(value, tf.data.Iterator) for value in values):
         return (
-            "the loop lies inside of a tf.function that is given an iterator: a batch that is taken "
+            "the loop lies inside of a tf.function that is given an iterator: a batch that is read "
             "from it is gone (give it the dataset)"
         )
     if any(hasattr(value, "element_spec") for value in values):
         return "the batches are spread over a strategy's replicas"
     return (
-        "the loop lies inside of a tf.function, and its dataset is no argument of it: it can be given "
+        "the loop lies inside of a tf.function, and its dataset is not an argument of it: it can be given "
         "no other (write `def train(dataset): ...`)"
     )
 

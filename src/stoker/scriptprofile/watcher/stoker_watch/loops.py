@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from . import pipeline, stages
-from .places import NOWHERE, Place, asked_by_user, user_calls, who_called
+from .places import NOWHERE, Place, user_caller, user_calls, who_called
 from .wall import LOAD, Moment, now
 from .watch import FACTS, wrap
 
@@ -22,7 +22,7 @@ REPLICAS = "stoker_replicas"
 """The attribute of a distributed dataset that holds how many replicas share its batches."""
 
 WARM_STEPS = 2
-"""Steps of a loop that are set apart, beside those that traced something."""
+"""Steps of a loop that are set apart, besides those that traced something."""
 
 MOST_SHOWN = 240
 """Steps whose times are kept one by one, for the timeline."""
@@ -140,7 +140,7 @@ class Loop:
         """A pass over the data begins.
 
         Args:
-            begun_s: When its iterator was asked for.
+            begun_s: When its iterator was requested.
         """
         self.pass_wait_s = clock() - begun_s
         if self.cache is not None:
@@ -222,7 +222,7 @@ class Loop:
         self.not_its_own(clock() - begun_s)
 
     def synced(self, seconds: float, at: Place) -> None:
-        """A tensor's value was asked for."""
+        """A tensor's value was read."""
         self._sync_s += seconds
         if self._open:
             self.syncs[at] = self.syncs.get(at, 0) + 1
@@ -254,7 +254,7 @@ class Loop:
 
     def _book(self, period_s: float) -> None:
         self.steps += 1
-        FACTS.seen += 1
+        FACTS.changes += 1
         if self.steps <= MOST_SHOWN:
             begun = self._start_s - self.begun_s
             self.timeline.append([begun, self._wait_s, self._call_s, self._sync_s, period_s])
@@ -298,7 +298,7 @@ class State:
         """The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
         self.fits = 0
         """Calls of `fit` that are under way."""
-        self.taken_in_graph = False
+        self.iterated_in_graph = False
         """A tf.function that is being traced takes elements of an iterator by itself."""
 
     def is_amid(self, loop: Loop | None) -> bool:
@@ -344,7 +344,7 @@ def current() -> Loop | None:
 
 
 def install(tf: Any) -> None:
-    """Watch iteration and what is asked for of tensors."""
+    """Watch iteration, and values that are read from tensors."""
     wrap(tf.data.Dataset, "__iter__", lambda original: _iter(tf, original))
     for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
         wrap(tf.distribute.Strategy, name, lambda original: _distribute(tf, original))
@@ -386,7 +386,7 @@ def _iter(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _follow(tf: Any, iterator: Any, dataset: Any, begun_s: float) -> None:
     place, maker = who_called()
-    # What Keras iterates by itself (evaluate, predict, adapt) is no loop of the user's.
+    # What Keras iterates by itself (evaluate, predict, adapt) is not a loop of the user's.
     if maker in ("keras", "tf_keras") or place == NOWHERE:
         return
     kind = type(iterator)
@@ -413,7 +413,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
         loop = self.__dict__.get(KEY)
         if not is_eager():
             # An iterator that a tf.function is given is another object inside of it.
-            STATE.taken_in_graph = True
+            STATE.iterated_in_graph = True
             return original(self, *args, **kwargs)
         if loop is None or STATE.fits or FACTS.measuring or loop is STATE.inside:
             return original(self, *args, **kwargs)
@@ -484,7 +484,7 @@ def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(self, *args, **kwargs)
         took_s = clock() - begun_s
         with FACTS.guarded():
-            at = asked_by_user()
+            at = user_caller()
             if at is not None:
                 loop.synced(took_s, at)
         return result

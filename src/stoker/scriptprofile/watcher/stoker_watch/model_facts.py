@@ -36,7 +36,7 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
     }
     found = {}
     for name, fact in facts.items():
-        # A model may be anything: what cannot be said of it costs no other fact.
+        # A model may be anything: a fact that fails costs no other one.
         with FACTS.guarded():
             found[name] = fact()
     return found
@@ -62,7 +62,7 @@ def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str,
         names = list(dict.fromkeys(model.output_names))
         layers = [model.get_layer(name) for name in names]
     except (AttributeError, ValueError):
-        # A model that is no graph of layers: its last layer is likely its output.
+        # A model that is not a graph of layers: its last layer is likely its output.
         layers = model.layers[-1:]
     return [
         {"name": layer.name, "dtype": layer.compute_dtype, "place": made_at(layer)}
@@ -76,7 +76,7 @@ def _kernels(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]
     found: list[dict[str, Any]] = []
     for layer in _layers(model):
         shape = tuple(getattr(getattr(layer, "kernel", None), "shape", ()))
-        # Others have kernels that are no matrix, or several: nothing is said of them.
+        # Other layers have kernels that are not a matrix, or several: they are left out.
         if type(layer).__name__ not in ("Dense", "Conv1D", "Conv2D", "Conv3D") or len(shape) < 2:
             continue
         if layer.compute_dtype in HALVES and len(found) < MOST_LAYERS:
@@ -212,7 +212,7 @@ MOST_CONSTANT_BYTES = 4096
 
 
 def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[str, Any]:
-    """Write the graph of a step beside the facts.
+    """Write the graph of a step next to the facts.
 
     Args:
         concrete: The concrete function that was called.
@@ -266,7 +266,7 @@ def _shorten(node: Any) -> None:
 
 
 def _given(inputs: list[Any], given: Any) -> dict[str, list[int]]:
-    """Name of an input -> the shape that it was given; empty where they cannot be told apart."""
+    """Name of an input -> the shape that it was given; empty where they cannot be matched."""
     tf: Any = sys.modules["tensorflow"]
     leaves = [leaf for leaf in tf.nest.flatten(given) if hasattr(leaf, "shape")]
     fit = len(leaves) == len(inputs) and all(

@@ -38,8 +38,8 @@ def owner(file: str) -> str:
 def who_called() -> tuple[Place, str]:
     """The nearest place in the user's files, and whose code made the call itself.
 
-    Where the user's program is an installed package, the nearest frame that is no framework's is
-    taken.
+    Where the user's program is an installed package, the nearest frame that is not a framework's is
+    used.
     """
     frame: FrameType | None = inspect.currentframe()
     maker, installed = "", NOWHERE
@@ -77,8 +77,8 @@ def place() -> Place:
     return who_called()[0]
 
 
-def asked_by_user() -> Place | None:
-    """The place, where the user's own code (or NumPy for it) asked, and no framework by itself."""
+def user_caller() -> Place | None:
+    """The line of the user's that made this call, itself or through NumPy; None if a framework did."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = owner(frame.f_code.co_filename)

@@ -73,7 +73,7 @@ class Stage:
         self.python_calls: list[Place] = []
         """Where `tf.py_function` or `tf.numpy_function` was called inside of it."""
         self.random = False
-        """Something random was asked for inside of it."""
+        """Random numbers are drawn inside it."""
         self.element_bytes: int | None = None
         self.row_bytes: int | None = None
         """Of one row, where of an element only the number of rows is not known."""
@@ -147,7 +147,7 @@ def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
 
 
 def mark_random() -> None:
-    """Something random was asked for: the stage that is being made, if any, is random."""
+    """Mark the stage that is being made, if any, as one that draws random numbers."""
     if _making:
         _making[-1].random = True
 
@@ -221,7 +221,7 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
         # Keras makes a dozen for each call of fit: they may not crowd out the user's.
         if len(_made) < (10 * MOST_STAGES if stage.maker == "user" else MOST_STAGES):
             _made.append(stage)
-        FACTS.seen += 1
+        FACTS.changes += 1
         setattr(result, KEY, stage)
         parts = [each for each in tf.nest.flatten(result.element_spec) if hasattr(each, "dtype")]
         stage.dtypes = [part.dtype.name for part in parts]

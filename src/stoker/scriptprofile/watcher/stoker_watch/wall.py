@@ -117,7 +117,7 @@ class BatchHooks:
         self._inside = False
 
     def watch(self, keras: Any, given: Any) -> None:
-        """Stand around what these callbacks do for each batch.
+        """Time what these callbacks do for each batch.
 
         Args:
             keras: The module.

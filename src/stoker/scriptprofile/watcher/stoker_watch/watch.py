@@ -30,7 +30,7 @@ MOST_FAILURES = 20
 
 
 class Facts:
-    """Collects parts, writes them as one file, and remembers what went wrong with ourselves."""
+    """Collects parts, writes them as one file, and remembers failures of the watcher."""
 
     def __init__(self) -> None:
         self.folder = ""
@@ -45,8 +45,8 @@ class Facts:
         self.on = False
         """Something is watched in this process."""
         self.measuring = False
-        """We are running the script's step ourselves."""
-        self.seen = 0
+        """The watcher is running the script's step."""
+        self.changes = 0
         """Grows with every step: facts that have not changed are not written again."""
         self._pid = 0
         self._lock = threading.Lock()
@@ -128,16 +128,16 @@ class Facts:
             for look in self.looks:
                 with self.guarded():
                     look()
-            asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
-            due = self.seen != written and time.monotonic() - written_s > every_s
-            if asked or due:
-                written_s, written = time.monotonic(), self.seen
+            requested = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
+            due = self.changes != written and time.monotonic() - written_s > every_s
+            if requested or due:
+                written_s, written = time.monotonic(), self.changes
                 begun_s = time.thread_time()
                 # While another thread adds to what is written it may change its size: once more.
                 with self.guarded():
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
-            if asked:
+            if requested:
                 with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123
                     pass
 
@@ -165,7 +165,7 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     Args:
         owner: A module or class.
         name: Of what is replaced; nothing happens where there is none.
-        make: Given the original, gives what stands around it.
+        make: Given the original, returns its wrapper.
     """
     owner = _definer(owner, name)
     original = getattr(owner, name, None)
