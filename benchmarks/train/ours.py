@@ -13,7 +13,7 @@ from stoker.data.user_dataset.description import Count
 from stoker.data.user_dataset.features import OwnFeatures
 from stoker.data.user_dataset.load_dataset import OwnDataset, describe_element
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import JsonLines
 from stoker.train.config import CheckpointConfig, ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
 from stoker.train.context.run_context import Preemption, Progress, RunContext

@@ -7,7 +7,7 @@ import goodput
 from parts.train import stoker
 from situation import ROOT, Situation
 
-from stoker.measure.batch_norm_kernels import batch_norm_kernels
+from stoker.measure.kernel_class import batch_norm_kernels
 
 LIMIT_S = 100
 

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from stoker.app.chain import StageOutcome, results_by_stage
 from stoker.cli.output import tolerant
 from stoker.telemetry.run_time import seconds_of_run
-from stoker.telemetry.time_left import TimeLeft, shown_time
-from stoker.telemetry.wall_time import goodput, largest_other
+from stoker.telemetry.wall_time import TimeLeft, goodput, largest_other, shown_time
 
 PLAIN_EVERY_S = 10.0
 """Interval of progress lines if the output is not a terminal, seconds."""

@@ -21,7 +21,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.smoke_test import SmokeTest
 from stoker.cli.progress import goodput_line
 from stoker.evaluate.metrics import is_of_label
-from stoker.measure.device_findings import shown_mfu
+from stoker.measure.findings import shown_mfu
 from stoker.measure.kernel_class import LABELS
 
 

@@ -13,8 +13,7 @@ from stoker.evaluate.evaluation import CalibrationBin, Evaluation, OutputEvaluat
 from stoker.evaluate.gates import BaselineMetrics, SliceResult, Verdict
 from stoker.evaluate.metrics import MetricValue, Undefined, better_direction
 from stoker.pages.bars import meter
-from stoker.pages.document import page
-from stoker.pages.html import Html, badge, element, join, paragraph, section
+from stoker.pages.html import Html, badge, element, join, page, paragraph, section
 from stoker.pages.numbers import number
 from stoker.pages.plot import Axis, line_plot
 from stoker.pages.table import Code, Fill, Number, Prose, table

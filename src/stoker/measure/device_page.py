@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.measure.device_findings import DeviceFinding
 from stoker.measure.device_time import IDLE, DeviceTime
+from stoker.measure.findings import DeviceFinding
 from stoker.measure.kernel_class import CLASSES, LABELS
 from stoker.pages.bars import Bar, stacked_bar
 from stoker.pages.html import Html, element, paragraph, section
@@ -53,8 +53,8 @@ def _parts(found: DeviceTime) -> Iterator[Html]:
 
 def summary(found: DeviceTime) -> str:
     """Which devices were traced, and for how long."""
-    said = f"{', '.join(found.devices)}, traced for {seconds(found.window_s)}."
-    return f"{said} {OF_CPU}" if found.of_cpu else said
+    text = f"{', '.join(found.devices)}, traced for {seconds(found.window_s)}."
+    return f"{text} {OF_CPU}" if found.of_cpu else text
 
 
 def class_rows(found: DeviceTime) -> list[tuple[str, str]]:

@@ -45,7 +45,7 @@ QUICK_CONVOLUTIONS = {
 """The same for convolutions, as in `CONVOLUTIONS`."""
 
 AT_ONCE = 4
-"""Operations of a turn of the loop, so that the loop itself is nothing beside them."""
+"""Operations of a turn of the loop, so that the loop itself costs next to nothing."""
 
 ROUNDS = 3
 """How often each size is measured, in turn: what else the machine does hits all sizes alike."""

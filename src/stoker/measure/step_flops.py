@@ -12,8 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.measure.flops_graph import Body, bodies_of
-from stoker.measure.flops_loops import loop_turns
+from stoker.measure.flops_graph import Body, bodies_of, loop_turns
 from stoker.measure.operation_tally import Tally, tally_of
 from stoker.measure.sized_graph import (
     ANY,
@@ -55,7 +54,7 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
     """Count the operations of a step.
 
     Args:
-        step: As the watcher told it; `calls` is how many steps one call of it does, `kind` what kind
+        step: As the watcher wrote it; `calls` is how many steps one call of it does, `kind` what kind
             of loop it belongs to.
         folder: Where its graph lies.
 
@@ -114,7 +113,7 @@ class _Walk:
         Args:
             nodes: Of the definition.
             arguments: A function's, by name.
-            results: What is wanted of it, and `^node` for what has to run besides.
+            results: What is wanted of it, and `^node` for what else has to run.
 
         Returns:
             What is known of the results that are tensors, in their order; and the count.

@@ -1,9 +1,13 @@
-"""HTML and SVG from Python: every string is escaped unless it is `Html` already."""
+"""HTML and SVG from Python: every string is escaped unless it is `Html` already.
+
+`page` makes a report of it: one file without a script that loads nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
 
 class Html(str):
@@ -48,7 +52,7 @@ def _value(value: str | float) -> str:
 
 
 def paragraph(*inside: str, quiet: bool = False) -> Html:
-    """A paragraph; a quiet one is a note beside what matters."""
+    """A paragraph; a quiet one is a note."""
     return element("p", *inside, **({"class_": "quiet"} if quiet else {}))
 
 
@@ -67,3 +71,31 @@ def badge(word: str, *, kind: str) -> Html:
         kind: `good`, `bad` or `warning`.
     """
     return element("span", word, class_=f"badge {kind}")
+
+
+_FOLDER = Path(__file__).parent
+
+PICTURE_STYLE = (_FOLDER / "pictures.css").read_text(encoding="utf-8")
+"""Of a picture that is a file of its own."""
+
+PAGE_STYLE = PICTURE_STYLE + (_FOLDER / "page.css").read_text(encoding="utf-8")
+"""Of a page."""
+
+
+def page(title: str, parts: Iterable[str], *, beside: str = "") -> str:
+    """A whole page.
+
+    Args:
+        title: Its heading, plain text.
+        parts: `Html`, or plain text that becomes escaped.
+        beside: What is placed next to the heading, e.g. a badge.
+    """
+    heading = element("h1", title, *([" ", beside] if beside else []))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{element('title', title)}{element('style', Html(PAGE_STYLE))}</head><body>\n"
+        f"{join([heading, *parts], Html(chr(10)))}\n</body></html>\n"
+    )

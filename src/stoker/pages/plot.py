@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.pages.html import Html, element
-from stoker.pages.style import PICTURE_STYLE
+from stoker.pages.html import PICTURE_STYLE, Html, element
 
 LEFT_PX, TOP_PX, RIGHT_PX, BELOW_PX = 64, 10, 24, 44
 """Room around the plot for the numbers and names of the axes."""

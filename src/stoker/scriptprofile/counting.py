@@ -37,32 +37,32 @@ def main(request: Path, answer: Path) -> None:
     """Answer a request.
 
     Args:
-        request: The script's device, and its steps as the watcher wrote them, beside their graphs.
+        request: The script's device, and its steps as the watcher wrote them, next to their graphs.
         answer: Written at the end.
     """
-    asked = json.loads(request.read_text())
-    no_peak = _as_the_script(asked["device"])
-    steps = [_counted(step, request.parent) for step in asked["steps"]]
+    job = json.loads(request.read_text())
+    no_peak = _as_the_script(job["device"])
+    steps = [_counted(step, request.parent) for step in job["steps"]]
     peaks: dict[str, PeakFlops | str] = {}
-    told = []
-    for step, (tally, why) in zip(asked["steps"], steps, strict=True):
+    figures = []
+    for step, (tally, why) in zip(job["steps"], steps, strict=True):
         one = {**NOTHING, "no_operations": why}
-        if tally is not None and asked["device"]["gpus"]:
+        if tally is not None and job["device"]["gpus"]:
             one["on_cpu"] = on_the_cpu(tally.placed)
         if tally is not None and not why:
             kind = _main_type(tally)
             if kind not in peaks:
-                peaks[kind] = no_peak or _peak(kind, seconds=asked["peak_s"])
+                peaks[kind] = no_peak or _peak(kind, seconds=job["peak_s"])
             one |= {"operations": tally.total, "notes": list(tally.notes)}
             one |= _reached(tally, peaks[kind])
-        told.append(one | {"device": _device(step.get("trace", {}), request.parent)})
-    write_json(answer, {"steps": told})
+        figures.append(one | {"device": _device(step.get("trace", {}), request.parent)})
+    write_json(answer, {"steps": figures})
 
 
 def _as_the_script(device: Mapping[str, Any]) -> str:
     """Set this process as the script was; why its device cannot be measured here."""
     with suppress(OSError):
-        # Cores that are no longer ours are not asked for.
+        # Cores that this process may no longer use are left out.
         os.sched_setaffinity(0, device.get("cores", ()))
     import tensorflow as tf
 
@@ -71,7 +71,9 @@ def _as_the_script(device: Mapping[str, Any]) -> str:
     tf.config.experimental.enable_tensor_float_32_execution(device.get("tensor_float_32", True))
     gpus = len(tf.config.list_logical_devices("GPU"))
     if gpus != device["gpus"] and 0 in (gpus, device["gpus"]):
-        return f"the script's TensorFlow saw {device['gpus']} GPUs, and that beside Stoker {gpus}"
+        return (
+            f"the script's TensorFlow saw {device['gpus']} GPUs, and the one next to Stoker {gpus}"
+        )
     return ""
 
 
@@ -106,8 +108,8 @@ def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
         tally = count_step(step, folder)
     except (ValueError, TypeError, KeyError, RuntimeError, tf.errors.OpError) as error:
         # Graphs of another TensorFlow, or with operations of somebody else's.
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        return None, f"its graph could not be read here: {said[0][:200]}"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return None, f"its graph could not be read here: {lines[0][:200]}"
     if tally.unknown:
         more = f", and {len(tally.unknown) - 1} more" if len(tally.unknown) > 1 else ""
         return tally, f"{tally.unknown[0]}{more}"
@@ -186,6 +188,6 @@ def _devices(operation: str) -> frozenset[str]:
 
 
 if __name__ == "__main__":
-    # What TensorFlow says at its start is no answer.
+    # Keeps what TensorFlow prints at its start out of the log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

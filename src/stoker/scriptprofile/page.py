@@ -6,17 +6,15 @@ from collections.abc import Iterator
 
 from stoker.measure.device_page import device_section
 from stoker.pages.bars import Bar, Span, timeline, waterfall_of_parts
-from stoker.pages.document import page
-from stoker.pages.html import Html, element, paragraph, section
+from stoker.pages.html import Html, element, page, paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Code, Number, Prose, facts, table
-from stoker.scriptprofile.observations import Loop
+from stoker.scriptprofile.loops import FitLoop, Loop, StepSplit
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
-from stoker.scriptprofile.split import StepSplit, split_step, stage_costs
 
-_LANES = ("waiting for input", "tf.function", "reading values", "Python")
-_LANES_OF_FIT = ("step and its input", "Keras, callbacks")
+_ROWS = ("waiting for input", "tf.function", "reading values", "Python")
+_ROWS_OF_FIT = ("step and its input", "Keras, callbacks")
 
 SHOWN_STEPS = 40
 """Steps of a timeline: more are too narrow to be seen."""
@@ -57,7 +55,9 @@ def _findings(profile: ScriptProfile) -> Iterator[Html]:
     yield from map(_finding, profile.findings)
     if profile.minor:
         yield element("h3", "Seen too, of less weight here")
-        rows = ([each.kind, str(each.place), each.seen, each.change] for each in profile.minor)
+        rows = (
+            [each.kind, str(each.place), each.observation, each.change] for each in profile.minor
+        )
         yield table(["finding", Code("line"), Prose("why"), Prose("change")], rows)
 
 
@@ -66,7 +66,7 @@ def _finding(finding: ScriptFinding) -> Html:
     return element(
         "div",
         element("h3", f"{finding.kind} in {finding.place}"),
-        paragraph(f"{finding.seen}. {finding.why}"),
+        paragraph(f"{finding.observation}. {finding.why}"),
         element("pre", finding.change),
         paragraph(gain, quiet=True),
         class_="finding",
@@ -74,7 +74,7 @@ def _finding(finding: ScriptFinding) -> Html:
 
 
 def _loop(loop: Loop, where: str) -> Iterator[Html]:
-    split = split_step(loop)
+    split = loop.split
     counted = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
     yield section(
         where[0].upper() + where[1:],
@@ -87,13 +87,12 @@ def _loop(loop: Loop, where: str) -> Iterator[Html]:
 
 
 def _split(loop: Loop, split: StepSplit) -> Iterator[Html]:
-    what = "call" if loop.kind == "inside" and not loop.rounds else "step"
-    said = [f"A {what} takes {seconds(split.step_s)}"]
+    measures = [f"A {loop.unit} takes {seconds(split.step_s)}"]
     if split.busy is not None:
-        said.append(split.shown_busy())
+        measures.append(split.shown_busy())
     if split.input_wait is not None:
-        said.append(f"W {percent(split.input_wait)}")
-    yield paragraph(f"{', '.join(said)}.")
+        measures.append(f"W {percent(split.input_wait)}")
+    yield paragraph(f"{', '.join(measures)}.")
     bars = [
         Bar(label=name, value=part_s, shown=f"{seconds(part_s)}, {percent(part_s / split.step_s)}")
         for name, part_s in split.parts.items()
@@ -113,7 +112,7 @@ def _stages(loop: Loop) -> Iterator[Html]:
             seconds(cost.cpu_s_per_sample),
             percent(cost.share),
         ]
-        for cost in stage_costs(loop)
+        for cost in loop.costs
     ]
     if rows:
         yield element("h3", "Input stages, last one first")
@@ -126,17 +125,17 @@ def _steps(loop: Loop) -> Iterator[Html]:
     # The first steps compile, and would leave no room for the others.
     shown = loop.timeline[2 : 2 + SHOWN_STEPS] or loop.timeline
     spans = [span for step in shown for span in _spans(loop, step)]
-    is_fit = loop.kind == "fit"
+    is_fit = isinstance(loop, FitLoop)
     gaps = " Gaps: an epoch ended, or Stoker ran the step on one batch in memory." if is_fit else ""
     yield element("h3", "The first steps")
     yield paragraph(f"{len(shown)} steps after the two that compile.{gaps}", quiet=True)
-    yield timeline(spans, lanes=_LANES_OF_FIT if is_fit else _LANES, title="first steps")
+    yield timeline(spans, lanes=_ROWS_OF_FIT if is_fit else _ROWS, title="first steps")
 
 
 def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterator[Span]:
     begin_s, wait_s, call_s, sync_s, period_s = step
     rest_s = max(0.0, period_s - wait_s - call_s - sync_s)
-    if loop.kind == "fit":
+    if isinstance(loop, FitLoop):
         # What Keras does for a step comes before the call, and its input inside of it.
         yield Span(lane=0, begin_s=begin_s, length_s=call_s)
         yield Span(lane=1, begin_s=begin_s - rest_s, length_s=rest_s)

@@ -1,4 +1,4 @@
-"""What a script's profile says, as a whole."""
+"""The profile of a script: `ScriptProfile`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stoker.scriptprofile.observations import BUSY, Loop
+from stoker.scriptprofile.input_stages import StageCost
+from stoker.scriptprofile.loops import InnerLoop, Loop, StepSplit
+from stoker.scriptprofile.observations import BUSY
 from stoker.scriptprofile.rules.finding import ScriptFinding
-from stoker.scriptprofile.split import StageCost, StepSplit, epoch_starts, split_step, stage_costs
 from stoker.scriptprofile.utilization import reached_json, reached_rows
 
 GIB = 2**30
 """Bytes."""
 
 SIGNALLED = 128
-"""An exit code above it is a signal's number beside it, as shells have it."""
-
-_KINDS = {
-    "fit": "model.fit",
-    "dataset": "loop over a dataset",
-    "calls": "steps",
-    "inside": "loop inside of a tf.function",
-}
-"""What a loop is called."""
+"""Added to a signal's number in an exit code, as shells do."""
 
 Ending = Literal["itself", "time", "signal"]
-"""The script ended by itself; its time was up; somebody asked Stoker to end."""
+"""The script ended by itself; its time was up; Stoker was asked to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +90,7 @@ class ScriptProfile:
         return self.ended_by == "itself" and self.exit_code != 0
 
     def ending(self) -> str:
-        """How the command ended; that it failed is the first that is to be said."""
+        """How the command ended; a failure comes first."""
         code = f"exit code {self.exit_code}"
         if self.failed:
             number = self.exit_code - SIGNALLED
@@ -134,34 +127,34 @@ class ScriptProfile:
         same = [each for each in self.loops if (each.place, each.pid) == (loop.place, loop.pid)]
         # A model of each fold, or of each trial of a search.
         model = f" of {loop.model['name']}" if len(same) > 1 and "name" in loop.model else ""
-        return f"{_KINDS[loop.kind]} in {loop.place}{model}{process}"
+        return f"{loop.title} in {loop.place}{model}{process}"
 
     def nothing_found(self) -> str:
-        """What is said where there is no finding."""
+        """The text where there is no finding."""
         if self.minor:
             return "Nothing that was looked for costs enough here to be a finding."
         return "Nothing that was looked for was found."
 
     def machine(self) -> list[tuple[str, str]]:
-        """What a person is told of MFU, memory and GPUs: name and figure."""
-        told = []
+        """Rows about MFU, memory and GPUs: name and figure."""
+        rows = []
         if self.time_parts:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.time_parts)
-            told.append(("wall time", shares))
+            rows.append(("wall time", shares))
         if self.waited >= BUSY:
             waited = f"{self.waited:.0%} of the time that this process's threads wanted to run they waited"
-            told.append(("the machine was busy with other work", waited))
+            rows.append(("the machine was busy with other work", waited))
         if self.peak_memory_bytes:
-            told.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
+            rows.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
         for index, peak in enumerate(self.gpu_peak_bytes):
-            told.append((f"TensorFlow on GPU {index}", f"{peak / GIB:.2f} GiB, peak"))
+            rows.append((f"TensorFlow on GPU {index}", f"{peak / GIB:.2f} GiB, peak"))
         for gpu in self.gpu_states:
             figures = (
                 f"{gpu['utilization']:.0%} busy, {gpu['used_bytes'] / GIB:.1f} GiB",
                 f"{gpu['power_w']:.0f} W, {gpu['clock_mhz']:.0f} MHz, over the whole run",
             )
-            told.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
-        return [*reached_rows(self.loops), *_device_rows(self.loops), *told]
+            rows.append((f"GPU {gpu['index']} ({gpu['name']})", ", ".join(figures)))
+        return [*reached_rows(self.loops), *_device_rows(self.loops), *rows]
 
     def to_json(self) -> dict[str, Any]:
         """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
@@ -202,15 +195,14 @@ def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
         if loop.device is not None:
             shares = sorted(loop.device.rows(), key=lambda row: -row[1])
             of_cpu = " (operations of the CPU)" if loop.device.of_cpu else ""
-            said = ", ".join(f"{label} {share:.0%}" for label, share in shares)
-            yield f"device time in {loop.place}", said + of_cpu
+            text = ", ".join(f"{label} {share:.0%}" for label, share in shares)
+            yield f"device time in {loop.place}", text + of_cpu
         elif loop.no_device:
             yield f"device time in {loop.place}", f"not measured: {loop.no_device}"
 
 
 def _loop(loop: Loop) -> dict[str, Any]:
-    split = split_step(loop)
-    starts = epoch_starts(loop, split)
+    starts = loop.epoch_starts
     return {
         "kind": loop.kind,
         "pid": loop.pid,
@@ -221,14 +213,14 @@ def _loop(loop: Loop) -> dict[str, Any]:
         "epoch_start_s": None if starts is None else starts.each_s,
         "epoch_start_share": None if starts is None else starts.share,
         "batch_rows": loop.rows or None,
-        "steps_a_call": loop.batches or None,
+        "steps_a_call": (loop.batches or None) if isinstance(loop, InnerLoop) else None,
         "first_steps_s": loop.first_s,
-        "watched_extra_s": loop.ours_s,
-        "step": _split(split),
+        "watched_extra_s": loop.measuring_s,
+        "step": _split(loop.split),
         **reached_json(loop),
         "device_time": None if loop.device is None else loop.device.to_json(),
         "device_time_not_measured": loop.no_device,
-        "stages": [_stage(cost) for cost in stage_costs(loop)],
+        "stages": [_stage(cost) for cost in loop.costs],
         "rounds": [dict(each) for each in loop.rounds],
         "timeline": [list(row) for row in loop.timeline],
     }

@@ -1,4 +1,4 @@
-"""Runs a command as its user would, and reads what the watcher inside of it has seen."""
+"""Runs a command as its user would, and reads what the watcher inside it has observed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from stoker.cluster.processes import Child, ProcessOptions
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import remove, writable
 from stoker.core.signals import heard
-from stoker.scriptprofile.observations import Seen, read_all
+from stoker.scriptprofile.facts import WatchedProcess, read_all
 from stoker.scriptprofile.profile import Ending, ScriptProfile
 from stoker.scriptprofile.rules.diagnose import diagnose, this_machine
-from stoker.scriptprofile.rules.wall_rules import parts_json, told_parts
+from stoker.scriptprofile.rules.wall_rules import parts_json, shown_parts
 from stoker.scriptprofile.utilization import with_reached
 
 WATCHER = Path(__file__).resolve().parent / "watcher"
-"""What Python runs at its start; see `inside/sitecustomize.py`."""
+"""What Python runs at its start; see `watcher/sitecustomize.py`."""
 
 FOLDER_VARIABLE = "STOKER_WATCH_FOLDER"
 """Tells the watcher where to write."""
 
-ASK_S = 1.5
-"""Longest wait for what a script has seen, before it is ended: it is looked for 5 times a second,
-but Python may be in a long call."""
+FACTS_S = 1.5
+"""Longest wait for a script's facts before it is ended: the watcher looks for the request 5 times a
+second, but Python may be in a long call."""
 
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL: a script may save something."""
 
 POLL_S = 0.05
-"""Between two looks at whether what was asked for is there."""
+"""Interval between two looks at whether the facts are there."""
 
 
 def profile_script(
@@ -55,7 +55,7 @@ def profile_script(
         folder: Where the watcher writes, in a hidden folder of its own, which is removed at the end.
         seconds: End it after so long; None or 0 lets it run to its end.
         stdout: File descriptor that takes what the command prints; by default ours.
-        grace_s: From being asked to end to being killed, seconds.
+        grace_s: From SIGTERM to SIGKILL, seconds.
         mfu: Count the operations of its steps when it has ended, and measure what the device reaches:
             some 10 seconds, where there is a step to count.
 
@@ -96,26 +96,26 @@ def _profiled(
         exit_code=code if code >= 0 else 128 - code,
         ended_by=ended_by,
         wall_s=wall_s,
-        tensorflow=next((seen.tensorflow for seen in processes if seen.tensorflow), ""),
-        keras=next((seen.keras["version"] for seen in processes if seen.keras), ""),
-        backend=next((seen.keras["backend"] for seen in processes if seen.keras), ""),
-        gpus=max((seen.gpus for seen in processes), default=0),
-        peak_memory_bytes=max((seen.peak_memory_bytes for seen in processes), default=0),
-        gpu_peak_bytes=max((seen.gpu_peak_bytes for seen in processes), default=()),
+        tensorflow=next((process.tensorflow for process in processes if process.tensorflow), ""),
+        keras=next((process.keras["version"] for process in processes if process.keras), ""),
+        backend=next((process.keras["backend"] for process in processes if process.keras), ""),
+        gpus=max((process.gpus for process in processes), default=0),
+        peak_memory_bytes=max((process.peak_memory_bytes for process in processes), default=0),
+        gpu_peak_bytes=max((process.gpu_peak_bytes for process in processes), default=()),
         gpu_states=tuple(gpu_states()),
-        loops=tuple(loop for seen in processes for loop in seen.loops),
+        loops=tuple(loop for process in processes for loop in process.loops),
         findings=diagnosed.findings,
         minor=diagnosed.minor,
         failures=tuple(_failures(processes, facts)),
-        time_parts=tuple(told_parts(processes[0])) if processes else (),
+        time_parts=tuple(shown_parts(processes[0])) if processes else (),
         waited=processes[0].waited if processes else 0.0,
         time_lines=tuple(parts_json(processes[0])) if processes else (),
     )
 
 
-def _failures(processes: Sequence[Seen], facts: Path) -> Iterator[str]:
-    for seen in processes:
-        yield from seen.failures
+def _failures(processes: Sequence[WatchedProcess], facts: Path) -> Iterator[str]:
+    for process in processes:
+        yield from process.failures
     if (facts / "failed").is_file():
         yield from (facts / "failed").read_text().splitlines()
 
@@ -130,20 +130,20 @@ def _run(
 ) -> tuple[int, Ending]:
     """Run the command; its exit code, and what ended it."""
     child = _start(command, facts, stdout=stdout)
-    asked = False
+    signaled = False
 
     def pass_on(number: signal.Signals) -> None:
-        nonlocal asked
-        asked = True
-        _ask_for_facts(facts)
+        nonlocal signaled
+        signaled = True
+        _request_facts(facts)
         child.send_group(number)
 
     try:
         with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
             code = child.wait(seconds or math.inf)
             if code is not None:
-                return code, "signal" if asked else "itself"
-            _ask_for_facts(facts)
+                return code, "signal" if signaled else "itself"
+            _request_facts(facts)
             child.send_group(signal.SIGTERM)
             child.wait_for_group(grace_s)
     finally:
@@ -187,12 +187,12 @@ def _how_to_start(program: str) -> str:
     return "Check its name, and the PATH."
 
 
-def _ask_for_facts(facts: Path) -> None:
-    """Have every watched process write what it has seen by now, and wait for it a moment."""
+def _request_facts(facts: Path) -> None:
+    """Have every watched process write its facts now, and wait for them a moment."""
     (facts / "wanted").touch()
     wrote = (path.stem.removeprefix("facts-") for path in facts.glob("facts-*.json"))
     watched = [pid for pid in wrote if Path("/proc", pid).exists()]
-    until_s = time.monotonic() + ASK_S
+    until_s = time.monotonic() + FACTS_S
     while time.monotonic() < until_s:
         if all((facts / f"wanted-{pid}").exists() for pid in watched):
             return

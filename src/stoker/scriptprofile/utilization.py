@@ -1,7 +1,7 @@
 """Model FLOP utilisation of a script's step: what it computes a second, by what the device reaches.
 
 What a step computes is counted, and the peak measured, in a process of ours after the script's end
-(`counting`), so that the script is not disturbed; here is what is asked of it, and what it says.
+(`counting`), so that the script is not disturbed; here are its request and its answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.files import write_json
 from stoker.core.signals import heard
 from stoker.measure.device_time import DeviceTime
-from stoker.scriptprofile.mfu import Reached
-from stoker.scriptprofile.observations import Loop, Seen
-from stoker.scriptprofile.split import split_step
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.loops import Loop
+from stoker.scriptprofile.observations import Reached
 
 PEAK_S = 4.0
 """For the peak of one type, seconds: enough for a few rounds of each size."""
@@ -33,7 +33,9 @@ NO_GRAPH = "U was not measured, and with it the step's graph was not kept"
 """Why nothing was counted."""
 
 
-def with_reached(processes: Sequence[Seen], facts: Path, *, peak_s: float = PEAK_S) -> list[Seen]:
+def with_reached(
+    processes: Sequence[WatchedProcess], facts: Path, *, peak_s: float = PEAK_S
+) -> list[WatchedProcess]:
     """The processes, their loops with what they reached.
 
     Args:
@@ -41,15 +43,15 @@ def with_reached(processes: Sequence[Seen], facts: Path, *, peak_s: float = PEAK
         facts: Where the watcher wrote.
         peak_s: For the peak of one type, seconds.
     """
-    found: list[Seen] = []
-    for number, seen in enumerate(processes):
-        loops = [loop for loop in seen.loops if "graph" in loop.step or "folder" in loop.trace]
-        told: Mapping[int, Loop] = {}
+    found: list[WatchedProcess] = []
+    for number, process in enumerate(processes):
+        loops = [loop for loop in process.loops if "graph" in loop.step or "folder" in loop.trace]
+        counted: Mapping[int, Loop] = {}
         if loops and number == 0:
-            answers = _asked(seen, loops, facts, peak_s=peak_s)
-            told = dict(zip(map(id, loops), answers, strict=True))
-        known = [told.get(id(loop)) or _unknown(loop) for loop in seen.loops]
-        found.append(replace(seen, loops=tuple(known)))
+            answers = _count(process, loops, facts, peak_s=peak_s)
+            counted = dict(zip(map(id, loops), answers, strict=True))
+        known = [counted.get(id(loop)) or _unknown(loop) for loop in process.loops]
+        found.append(replace(process, loops=tuple(known)))
     return found
 
 
@@ -65,7 +67,9 @@ def _why(loop: Loop) -> str:
     return str(loop.step.get("why", NO_GRAPH))
 
 
-def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> list[Loop]:
+def _count(
+    process: WatchedProcess, loops: Sequence[Loop], facts: Path, *, peak_s: float
+) -> list[Loop]:
     """The loops with the results of the counting process, or why there are none."""
     if find_spec("tensorflow") is None:
         return [_failed(loop, "TensorFlow is not installed next to Stoker") for loop in loops]
@@ -75,18 +79,18 @@ def _asked(seen: Seen, loops: Sequence[Loop], facts: Path, *, peak_s: float) -> 
         {
             **loop.step,
             "kind": loop.kind,
-            "calls": int(loop.model.get("steps_per_execution", 1)),
+            "calls": loop.steps_per_execution,
             "trace": dict(loop.trace),
         }
         for loop in loops
     ]
-    device = {**seen.device, "gpus": seen.gpus}
+    device = {**process.device, "gpus": process.gpus}
     write_json(request, {"device": device, "steps": steps, "peak_s": peak_s})
     failed = _run(request, answer)
     if failed:
         return [_failed(loop, failed) for loop in loops]
     answers = json.loads(answer.read_text())["steps"]
-    return [_answered(loop, told) for loop, told in zip(loops, answers, strict=True)]
+    return [_answered(loop, figures) for loop, figures in zip(loops, answers, strict=True)]
 
 
 def _failed(loop: Loop, why: str) -> Loop:
@@ -94,13 +98,13 @@ def _failed(loop: Loop, why: str) -> Loop:
     return replace(loop, reached=Reached(no_operations=why), no_device=why if traced else "")
 
 
-def _answered(loop: Loop, told: dict[str, Any]) -> Loop:
-    traced = told.pop("device")
+def _answered(loop: Loop, figures: dict[str, Any]) -> Loop:
+    traced = figures.pop("device")
     if "graph" not in loop.step:
-        told["no_operations"] = _why(loop)
+        figures["no_operations"] = _why(loop)
     return replace(
         loop,
-        reached=Reached(**(told | {"notes": tuple(told["notes"])})),
+        reached=Reached(**(figures | {"notes": tuple(figures["notes"])})),
         device=DeviceTime.from_json(traced["time"]) if "time" in traced else None,
         no_device=traced["why"],
     )
@@ -118,14 +122,14 @@ def _run(request: Path, answer: Path) -> str:
     if (child.code or 0) < 0:
         return "the counting of its operations was ended"
     if child.code or not answer.is_file():
-        said = last_line(log) or "it printed nothing"
-        return f"the counting of its operations failed: {said[:200]}"
+        printed = last_line(log) or "it printed nothing"
+        return f"the counting of its operations failed: {printed[:200]}"
     return ""
 
 
 def reached_json(loop: Loop) -> dict[str, Any]:
     """For profile.json."""
-    split, reached = split_step(loop), loop.reached
+    split, reached = loop.split, loop.reached
     if split is None or reached is None:
         return {"mfu": None, "mfu_not_measured": "too few steps were measured" if reached else ""}
     return {
@@ -140,9 +144,9 @@ def reached_json(loop: Loop) -> dict[str, Any]:
 
 
 def reached_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
-    """What a person is told: a name, and the figure or why there is none."""
+    """Rows for the user: a name, and the figure or why there is none."""
     for loop in loops:
-        split, reached = split_step(loop), loop.reached
+        split, reached = loop.split, loop.reached
         if split is None or reached is None:
             continue
         name, mfu = f"MFU in {loop.place}", reached.mfu(split.step_s)

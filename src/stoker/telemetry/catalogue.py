@@ -48,4 +48,4 @@ MFU = Metric(
 EPOCH = Metric(name="epoch", unit="", help="Epochs finished.")
 
 TRAINING = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, MFU, GOODPUT, EPOCH)
-"""What a training run writes beside the model's own loss and metrics (`loss`, `val_loss`, ...)."""
+"""What a training run writes in addition to the model's own loss and metrics (`loss`, `val_loss`, ...)."""

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import Finding
-from stoker.measure.device_findings import DeviceFinding
 from stoker.measure.device_page import device_section, finding_section
 from stoker.measure.device_time import DeviceTime
+from stoker.measure.findings import DeviceFinding
 from stoker.pages.bars import Bar, Span, timeline, waterfall, waterfall_of_parts
-from stoker.pages.document import page
-from stoker.pages.html import Html, badge, paragraph, section
+from stoker.pages.html import Html, badge, page, paragraph, section
 from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Number, Prose, facts, table
 from stoker.tune.compare import Gain

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.cluster.devices import find_devices
-from stoker.measure.batch_norm_kernels import batch_norm_kernels
+from stoker.measure.kernel_class import batch_norm_kernels
 
 pytestmark = pytest.mark.gpu
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
-from stoker.telemetry.writers.projector import Embedding
+from stoker.telemetry.writers.append_only import JsonLines
+from stoker.telemetry.writers.summaries import Embedding
 from stoker.telemetry.writers.tensorboard import TensorBoard
 
 Ask = Callable[..., Any]

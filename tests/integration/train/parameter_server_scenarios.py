@@ -31,7 +31,7 @@ from stoker.core.errors import UserError
 from stoker.data.dataset import load_dataset
 from stoker.data.features.preprocessing.transform import load_transform
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import JsonLines
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat

@@ -22,7 +22,7 @@ from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.pipeline import as_it_is
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.checkpoints.state import TrainingState, restore_model
 from stoker.train.checkpoints.store import best, places, read_manifest

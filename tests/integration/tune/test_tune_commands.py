@@ -355,7 +355,7 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
     [line] = {each.place.line for each in told.minor if each.kind == "sequential_map"}
     assert "from_tensor_slices" in lines[line - 1]
     assert captured["steps"] == 3
-    assert "its dataset is no argument of it" in captured["step"]["busy_not_measured"]
+    assert "its dataset is not an argument of it" in captured["step"]["busy_not_measured"]
     assert "takes its batches from an iterator by itself" in taken["step"]["busy_not_measured"]
     for loop in (captured, taken):
         assert loop["step"]["busy_fraction"] is None

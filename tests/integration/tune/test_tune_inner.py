@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from stoker.scriptprofile.watcher.stoker_watch.inner_ceiling import Sample, before_call, dataset_of
+from stoker.scriptprofile.watcher.stoker_watch.loop_ceiling import Sample, before_pass, dataset_of
 from stoker.scriptprofile.watcher.stoker_watch.loops import Loop
 
 ROWS = np.arange(14, dtype=np.float32).reshape(7, 2)
@@ -40,7 +40,7 @@ def test_a_dataset_that_is_watched_gives_what_it_gave_and_is_counted(
 
     watched = sample.watched(tf, dataset)
 
-    # Nothing is traced anew for it.
+    # Nothing is traced again for it.
     assert watched.element_spec == dataset.element_spec
     pairs = list(zip(dataset.as_numpy_iterator(), watched.as_numpy_iterator(), strict=True))
     for plain, seen in pairs:
@@ -60,7 +60,7 @@ def test_a_dataset_that_is_watched_gives_what_it_gave_and_is_counted(
         ((NUMBERS,), {"other": NAMED}, "several datasets"),
         ((RAGGED,), {}, "ragged or sparse"),
         ((iter(NUMBERS),), {}, "is given an iterator"),
-        ((1.0, None), {}, "no argument of it"),
+        ((1.0, None), {}, "not an argument of it"),
     ],
 )
 def test_one_dataset_of_plain_tensors_is_needed(
@@ -74,21 +74,21 @@ def test_one_dataset_of_plain_tensors_is_needed(
 
 def test_one_call_alone_is_given_another_dataset_and_never_the_first() -> None:
     loop = Loop(("train.py", 1), "inside")
-    assert before_call(loop, (NUMBERS, 2.0), {}) == ((NUMBERS, 2.0), {})
+    assert before_pass(loop, ((NUMBERS, 2.0), {})) == ((NUMBERS, 2.0), {})
 
     loop.steps = 1
-    (watched, number), named = before_call(loop, (NUMBERS, 2.0), {})
+    (watched, number), named = before_pass(loop, ((NUMBERS, 2.0), {}))
 
     assert watched is not NUMBERS
     assert (number, named) == (2.0, {})
     assert loop.no_ceiling == ""
-    assert before_call(loop, (NUMBERS, 2.0), {}) == ((NUMBERS, 2.0), {})
+    assert before_pass(loop, ((NUMBERS, 2.0), {})) == ((NUMBERS, 2.0), {})
 
 
 def test_what_cannot_be_given_again_is_told_once_and_left_alone() -> None:
     loop = Loop(("train.py", 1), "inside")
     loop.steps = 1
 
-    assert before_call(loop, (3.0,), {}) == ((3.0,), {})
-    assert "no argument of it" in loop.no_ceiling
-    assert before_call(loop, (NUMBERS,), {}) == ((NUMBERS,), {})
+    assert before_pass(loop, ((3.0,), {})) == ((3.0,), {})
+    assert "not an argument of it" in loop.no_ceiling
+    assert before_pass(loop, ((NUMBERS,), {})) == ((NUMBERS,), {})

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from stoker.scriptprofile import ScriptProfile, profile_script
+from stoker.scriptprofile.loops import OwnLoop
+from stoker.scriptprofile.rules.wall_rules import filling_s
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 NAMES = (
     "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
     "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager", "fed_by_python",
-    "whole_scans", "first_pass", "outside_steps",
+    "whole_scans", "first_pass", "own_first_pass", "outside_steps",
 )  # fmt: skip
 
 
@@ -48,7 +50,7 @@ class Ran:
     def said(self, kind: str) -> str:
         """What the only finding of this kind saw."""
         [finding] = [each for each in self.profile.findings if each.kind == kind]
-        return finding.seen
+        return finding.observation
 
     def found(self) -> dict[str, int]:
         """Finding -> its line; all of them lie in the script.
@@ -143,15 +145,15 @@ def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
     minor = {each.kind: each for each in script.profile.minor}
 
     assert minor["small_batch"].place.line == script.line("shuffle(256).batch(64)")
-    assert "batches of 64" in minor["small_batch"].seen
+    assert "batches of 64" in minor["small_batch"].observation
     assert minor["missing_prefetch"].place.line == script.line("shuffle(256).batch(64)")
-    assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].seen
+    assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].observation
 
     eager = ran["eager_loop"]
     minor = {each.kind: each for each in eager.profile.minor}
     if "missing_prefetch" not in eager.found():
         assert minor["missing_prefetch"].place.line == eager.line(").batch(20)")
-        assert "little here" in minor["missing_prefetch"].seen
+        assert "little here" in minor["missing_prefetch"].observation
 
 
 def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
@@ -160,8 +162,8 @@ def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
 
     # As Python has it, a function begins at its decorator.
     assert script.found() == {"retracing": script.line("@tf.function")}
-    assert "traced 40 times in 40 calls" in finding.seen
-    assert "its argument step was the Python value 0, 1, 2" in finding.seen
+    assert "traced 40 times in 40 calls" in finding.observation
+    assert "its argument step was the Python value 0, 1, 2" in finding.observation
     assert "step=tf.constant(step)" in finding.change
 
 
@@ -186,7 +188,7 @@ def test_batches_that_python_makes_and_a_model_that_cannot_be_called(
     assert script.found()["train_on_batch"] == script.line("net.train_on_batch(")
     assert set(script.found()) <= {"python_feed", "train_on_batch", *IF_SLOW}
     assert (fit.kind, fit.steps, calls.kind) == ("fit", 80, "calls")
-    assert fit.model["devices"] == ["CPU:0"], "it has its own train_step, and no call"
+    assert fit.model["devices"] == ("CPU:0",), "it has its own train_step, and no call"
 
 
 def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
@@ -198,10 +200,10 @@ def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
     [loop] = script.profile.loops
     kernels = [(each["sides"], each["place"][1]) for each in loop.model["kernels"]]
     assert kernels == [
-        ([16, 16], script.line('activation="relu"')),
-        ([16, 4], script.line('activation="softmax"')),
+        ((16, 16), script.line('activation="relu"')),
+        ((16, 4), script.line('activation="softmax"')),
     ]
-    assert loop.model["devices"] == ["CPU:0"]
+    assert loop.model["devices"] == ("CPU:0",)
 
 
 def test_xla_that_an_eager_step_leaves_out(ran: Mapping[str, Ran]) -> None:
@@ -234,6 +236,7 @@ def test_python_for_each_element_and_nothing_that_runs_ahead(ran: Mapping[str, R
     }
     assert "tf.py_function" in script.said("python_map")
     # What the map reads (`.numpy()`) in a thread of TensorFlow's, the loop does not read.
+    assert isinstance(loop, OwnLoop)
     assert loop.syncs == ()
 
 
@@ -258,10 +261,30 @@ def test_a_first_pass_that_fills_a_cache_is_the_largest_part_and_named_at_its_ma
     [finding] = [each for each in script.profile.findings if each.kind == "slow_first_pass"]
 
     assert finding.place.line == script.line("dataset.map(slow)")
-    assert "in the first of 3 passes" in finding.seen
+    assert "in the first of 3 passes" in finding.observation
     assert finding.gain is not None
     assert finding.gain[1] > 1.05
     assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
+
+
+def test_a_first_pass_of_ones_own_loop_is_named_at_its_map_and_one_that_traces_is_not(
+    ran: Mapping[str, Ran],
+) -> None:
+    script = ran["own_first_pass"]
+    [finding] = [each for each in script.profile.findings if each.kind == "slow_first_pass"]
+    fills, reads = script.profile.loops
+
+    assert finding.place.line == script.line("dataset.map(slow)")
+    assert finding.sure in ("measured", "possible"), "possible where the machine is busy"
+    assert "in the first of 3 passes" in finding.observation
+    assert "keeps the results on disk" in finding.change
+    assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
+    assert fills.place.line == script.line("for batch in dataset")
+    assert (fills.passes, fills.steps) == (3, 90)
+    assert fills.measured_steps <= 60, "steps that wait for the cache to be filled are not measured"
+    assert reads.first_pass is not None
+    assert filling_s(fills) > 2
+    assert filling_s(reads) == 0, "its first pass traces for long, and the cache was full"
 
 
 def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stoker.cli import progress
 from stoker.cli.progress import PLAIN_EVERY_S, ConsoleListener
-from stoker.telemetry.time_left import TimeLeft
+from stoker.telemetry.wall_time import TimeLeft
 
 
 class Clock:

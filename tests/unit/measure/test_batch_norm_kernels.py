@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.measure.batch_norm_kernels import batch_norm_kernels
+from stoker.measure.kernel_class import batch_norm_kernels
 
 CONVOLUTION = "sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32"
 RELU = "void tensorflow::functor::ReluGradHalfKernelVector(Eigen::half const*, int)"

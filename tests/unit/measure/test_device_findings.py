@@ -8,8 +8,8 @@ import pytest
 from tests.unit.measure.traces import resnet_step
 
 from stoker.measure.device_events import read_events
-from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime, KernelTime, device_time
+from stoker.measure.findings import DeviceFinding, StepFacts, device_finding
 from stoker.measure.kernel_class import CLASSES
 
 SCRIPT, EXPERIMENT = StepFacts(of_script=True), StepFacts(of_script=False)
@@ -45,7 +45,7 @@ def test_transposes_around_a_normalization() -> None:
     finding = found(time, replace(EXPERIMENT, mfu=0.042))
 
     assert (finding.kind, finding.layer) == ("transposes", "norm1")
-    assert finding.seen == (
+    assert finding.observation == (
         "38% of the step is layout transposes, 38% around layers of type BatchNormalization, "
         "most in norm1 (38%); MFU 4.2%"
     )
@@ -172,7 +172,7 @@ def test_each_class_says_what_helps(
 
     assert expected in finding.change
     assert finding.why.endswith(".")
-    assert finding.text.startswith(finding.seen)
+    assert finding.text.startswith(finding.observation)
 
 
 def test_a_share_that_is_nearly_all_promises_no_more_than_is_known() -> None:
@@ -186,4 +186,4 @@ def test_casts_are_named_where_they_cost() -> None:
 def test_a_stand_in_says_that_it_is_one() -> None:
     finding = found(replace(time_of(idle=0.5), of_cpu=True))
 
-    assert "operations of the CPU, not kernels of a GPU" in finding.seen
+    assert "operations of the CPU, not kernels of a GPU" in finding.observation

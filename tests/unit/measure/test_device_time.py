@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tests.unit.measure.traces import ADD, CONVOLUTION, Ran, Trace, program, resnet_step
 
 from stoker.measure.device_events import DeviceEvents, Event, read_events
-from stoker.measure.device_time import DeviceTime, device_time
+from stoker.measure.device_time import DeviceTime, LayerNames, device_time
 from stoker.measure.kernel_class import Kernel
-from stoker.measure.layers import LayerNames
 
 LAYERS = {"conv1": "Conv2D", "norm1": "BatchNormalization"}
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.measure.flops import ModelFlops, count_flops
+from stoker.measure.mfu import ModelFlops, count_flops
 from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
 

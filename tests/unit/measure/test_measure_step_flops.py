@@ -15,8 +15,8 @@ from keras import layers
 from stoker.measure.operation_tally import Tally
 from stoker.measure.step_flops import count_step
 from stoker.scriptprofile.counting import on_the_cpu
-from stoker.scriptprofile.watcher.stoker_watch import step_graph
-from stoker.scriptprofile.watcher.stoker_watch.facts import FACTS
+from stoker.scriptprofile.watcher.stoker_watch.model_facts import write_graph
+from stoker.scriptprofile.watcher.stoker_watch.watch import FACTS
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def step_of(
 def counted(folder: Path, function: Any, x: Any, *, traced: Any = None) -> Tally:
     """The count of a function that was traced with open shapes and called with this tensor."""
     concrete = function.get_concrete_function(x if traced is None else traced)
-    told = step_graph.written(concrete, given=(x,))
+    told = write_graph(concrete, given=(x,))
     return count_step({**told, "kind": "dataset", "calls": 1}, folder)
 
 
@@ -190,7 +190,7 @@ def test_a_step_of_keras_with_an_open_batch_is_counted_for_the_batch_that_was_fe
     batch = tf.ones([16, 12, 12, 3]), tf.zeros([16], tf.int64)
     function = tf.function(model.train_step).get_concrete_function(spec)
 
-    told = step_graph.written(function, given=(batch,))
+    told = write_graph(function, given=(batch,))
     found = count_step({**told, "kind": "fit", "calls": 1}, folder)
 
     # Of the first layer only the weights' gradient is needed.
@@ -215,7 +215,7 @@ def test_a_turn_of_a_loop_over_a_dataset_is_one_step(folder: Path) -> None:
     rows = np.ones([100, 20], np.float32), np.ones([100], np.float32)
     dataset = tf.data.Dataset.from_tensor_slices(rows).batch(16)
     batch = tf.ones([16, 20]), tf.ones([16])
-    told = step_graph.written(epoch.get_concrete_function(dataset), batch=batch)
+    told = write_graph(epoch.get_concrete_function(dataset), batch=batch)
 
     found = count_step({**told, "kind": "inside", "calls": 1}, folder)
 
@@ -230,7 +230,7 @@ def test_a_large_constant_is_written_without_its_values(folder: Path) -> None:
         # Captured as an input it would be: so it is made a constant of the graph.
         return x @ tf.constant(large.numpy())
 
-    told = step_graph.written(
+    told = write_graph(
         step.get_concrete_function(tf.TensorSpec([None, 500])), given=(tf.ones([2, 500]),)
     )
 
@@ -245,8 +245,8 @@ def test_shapes_that_cannot_be_told_apart_are_left_open(folder: Path) -> None:
 
     concrete = step.get_concrete_function(OPEN)
 
-    assert step_graph.written(concrete, given=(tf.ones([8, 20]), tf.ones([3])))["given"] == {}
-    assert step_graph.written(concrete, given=(tf.ones([8, 21]),))["given"] == {}
+    assert write_graph(concrete, given=(tf.ones([8, 20]), tf.ones([3])))["given"] == {}
+    assert write_graph(concrete, given=(tf.ones([8, 21]),))["given"] == {}
 
 
 def test_work_that_a_script_puts_on_the_cpu_is_named_and_what_belongs_there_is_not(

@@ -25,8 +25,7 @@ from stoker.data.features.analysis.statistics import (
     infer_schema,
 )
 from stoker.evaluate.report import report_html
-from stoker.pages.document import page
-from stoker.pages.html import section
+from stoker.pages.html import page, section
 from stoker.pages.table import Code, Number, Prose, facts, table
 from stoker.scriptprofile.page import page_html
 from stoker.tune.report import report

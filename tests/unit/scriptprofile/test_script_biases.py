@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from tests.unit.scriptprofile.watched import fit, seen
+from tests.unit.scriptprofile.watched import fit, watched
 
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
-from stoker.scriptprofile.watcher.stoker_watch.biases import useless_biases
-from stoker.scriptprofile.watcher.stoker_watch.model_facts import late_facts
+from stoker.scriptprofile.watcher.stoker_watch.model_facts import late_facts, useless_biases
 
 
 def conv(**changes: Any) -> Any:
@@ -189,15 +188,18 @@ def test_a_script_is_told_of_them_with_the_line_that_made_the_first() -> None:
     model = chain(conv(), norm(), conv(name="second"), norm())
     model.compile(loss="mse")
     facts = late_facts(model, lambda _: ("/home/me/train.py", 12))
-    watched = fit(model=dict(fit().model) | facts)
+    biased = fit(model=dict(fit().model) | facts)
     (finding,) = (
         each
-        for each in diagnose([seen(watched)], Machine(cores=4, memory_bytes=8 << 30)).minor
+        for each in diagnose([watched(biased)], Machine(cores=4, memory_bytes=8 << 30)).minor
         if each.kind == "useless_bias"
     )
 
     assert (finding.place.file, finding.place.line) == ("/home/me/train.py", 12)
-    assert "2 layers have a bias" in finding.seen
-    assert "conv, second (8 of 292 parameters, 2.74%; the time was not measured)" in finding.seen
+    assert "2 layers have a bias" in finding.observation
+    assert (
+        "conv, second (8 of 292 parameters, 2.74%; the time was not measured)"
+        in finding.observation
+    )
     assert "use_bias=False" in finding.change
     assert finding.gain is None

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from tests.unit.measure.traces import resnet_step
-from tests.unit.scriptprofile.watched import at, fit, loop, seen
+from tests.unit.scriptprofile.watched import at, fit, loop, watched
 
 from stoker.measure.device_events import read_events
 from stoker.measure.device_time import DeviceTime, device_time
 from stoker.scriptprofile.counting import _device
-from stoker.scriptprofile.mfu import Reached
+from stoker.scriptprofile.observations import Reached
 from stoker.scriptprofile.page import page_html
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
 from stoker.scriptprofile.watcher.stoker_watch import device_trace
 from stoker.scriptprofile.watcher.stoker_watch.device_trace import STAND_IN, Tracer
-from stoker.scriptprofile.watcher.stoker_watch.facts import FACTS
+from stoker.scriptprofile.watcher.stoker_watch.watch import FACTS
 
 MACHINE = Machine(cores=4, memory_bytes=2**33)
 
@@ -73,14 +73,10 @@ def tracer(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace
         monkeypatch.setattr(FACTS, name, value)
     monkeypatch.setenv(STAND_IN, "1")
 
-    def around(owner: Any, name: str, make: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-        wrapped = make(original)
-        wrapped.stoker_original = original
-        monkeypatch.setattr(owner, name, wrapped)
-
+    # Wrapped by the tracer, and as before after the test.
+    monkeypatch.setattr(tf.profiler.experimental, "start", tf.profiler.experimental.start)
     found = Tracer()
-    found.install(tf, around, lines=lambda: [line])
+    found.install(tf, lines=lambda: [line])
     found.knows_keras(list, lambda: [("conv1", "Conv2D", ("/home/me/train.py", 7))])
     return found
 
@@ -229,7 +225,7 @@ def device() -> DeviceTime:
 
 
 def profiled(*loops: Any) -> ScriptProfile:
-    found = diagnose([seen(*loops, gpus=1)], MACHINE)
+    found = diagnose([watched(*loops, gpus=1)], MACHINE)
     return ScriptProfile(
         command=("python", "train.py"),
         exit_code=0,
@@ -268,7 +264,7 @@ def test_the_class_that_costs_most_is_the_first_finding_with_its_layers_line(
 
     assert others, "this input is waited for, which costs more"
     assert (first.kind, first.place) == ("device_time", at(7))
-    assert first.seen == (
+    assert first.observation == (
         "38% of the step is layout transposes, 38% around layers of type BatchNormalization, "
         "most in norm1 (38%); MFU 2.0%"
     )

@@ -6,25 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, stage, watched
 
-from stoker.scriptprofile.observations import Feed, Loop
+from stoker.scriptprofile.input_stages import stages_of
+from stoker.scriptprofile.loops import OVERLAPPED, UNPARTED, CallLoop, Loop, OwnLoop
+from stoker.scriptprofile.observations import Feed
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import Machine, map_share
-from stoker.scriptprofile.split import BESIDE, UNPARTED, split_step, stage_costs, stages_of
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
 
 
 def findings(each: Loop, **changes: Any) -> dict[str, ScriptFinding]:
-    found = diagnose([seen(each, **changes)], MACHINE).findings
+    found = diagnose([watched(each, **changes)], MACHINE).findings
     assert len({finding.kind for finding in found}) == len(found)
     return {finding.kind: finding for finding in found}
 
 
 def minor(each: Loop) -> dict[str, ScriptFinding]:
-    return {found.kind: found for found in diagnose([seen(each)], MACHINE).minor}
+    return {found.kind: found for found in diagnose([watched(each)], MACHINE).minor}
 
 
 def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
@@ -44,7 +45,14 @@ def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
     )
     waits = loop(stages=stages, nodes=nodes)
 
-    assert stages_of(waits) == [None, None, stages[0], stages[1], stages[2], stages[3]]
+    assert stages_of(waits.nodes, waits.stages) == [
+        None,
+        None,
+        stages[0],
+        stages[1],
+        stages[2],
+        stages[3],
+    ]
     share = map_share(waits, stages[1])
     assert share is not None
     assert share > 0.9
@@ -55,11 +63,11 @@ def test_of_two_that_fit_the_last_one_is_taken_and_the_other_is_not_known() -> N
     stages = (stage("map", 9), stage("map", 8), stage("range", 7))
     one = loop(stages=stages, nodes=(node("Root"), node("Map", 2.0), node("Range")))
 
-    assert stages_of(one) == [None, stages[0], stages[2]]
+    assert stages_of(one.nodes, one.stages) == [None, stages[0], stages[2]]
     assert map_share(one, stages[1]) is None
     told = [
         finding
-        for finding in diagnose([seen(one)], MACHINE).findings
+        for finding in diagnose([watched(one)], MACHINE).findings
         if finding.kind == "sequential_map"
     ]
     assert {(finding.place, finding.sure) for finding in told} == {
@@ -102,9 +110,9 @@ def test_a_shuffle_that_had_read_everything_is_named_with_what_it_read() -> None
         nodes=(*whole.nodes, node("Map", 1.0), node("Generator", 1.0)),
     )
 
-    names = {cost.name for cost in stage_costs(whole)}
+    names = {cost.name for cost in whole.costs}
     assert names == {"BatchV2", "ShuffleV3, and all that it reads (map, from_generator)"}
-    assert {cost.name for cost in stage_costs(parted)} == {
+    assert {cost.name for cost in parted.costs} == {
         "BatchV2",
         "ShuffleV3",
         "Map",
@@ -119,7 +127,7 @@ def test_a_wait_before_epochs_that_the_inputs_work_is_too_little_for_is_not_the_
         nodes = (node("Root"), node("BatchV2"), node("ShuffleV3", cpu_s), node("TensorSlice"))
         # 100 batches of 32 rows a pass, each node's CPU time for 1,000 elements.
         return set(
-            findings(fit(stages=chain, nodes=nodes, passes=4, batches=100, starts=(2.0, 2.0, 2.0)))
+            findings(fit(stages=chain, nodes=nodes, passes=4, steps=400, starts=(2.0, 2.0, 2.0)))
         )
 
     assert "slow_epoch_start" in told(10.0)
@@ -137,7 +145,7 @@ def test_a_map_over_batches_of_unknown_rows_can_be_cached_too() -> None:
     found = findings(each)["uncached"]
 
     # 10 batches of 32 rows of 500 bytes.
-    assert "its results take 0.16 MB" in found.seen
+    assert "its results take 0.16 MB" in found.observation
     assert found.change.startswith(".map(...).cache().shuffle(...).batch(...)")
     unknown = replace(mapped, row_bytes=None)
     unsized = replace(each, stages=(stage("prefetch", 10), unknown))
@@ -156,8 +164,12 @@ def test_a_map_behind_a_shuffle_is_told_to_go_before_it() -> None:
 
 def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     """As `keras.utils.image_dataset_from_directory` does."""
-    mapped = stage("map", 7, by_user=False, arguments=MAP_ASKED)
-    chain = (stage("prefetch", 7, by_user=False), stage("batch", 7, by_user=False), mapped)
+    mapped = stage("map", 7, in_user_code=False, arguments=MAP_ASKED)
+    chain = (
+        stage("prefetch", 7, in_user_code=False),
+        stage("batch", 7, in_user_code=False),
+        mapped,
+    )
     nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
     each = fit(stages=chain, nodes=nodes, passes=5, wait=0.5, starts=(0.2,) * 4)
 
@@ -172,7 +184,7 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     arrays = fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)
     [(kind, begun)] = findings(arrays).items()
     assert (kind, begun.place) == ("slow_epoch_start", each.place)
-    assert "an iterator over the arrays is made anew" in begun.seen
+    assert "an iterator over the arrays is made again" in begun.observation
     assert "from_tensor_slices((x, y))" in begun.change
     assert findings(replace(arrays, starts=(0.3, 0.3))) == {}, "two may be the machine's"
 
@@ -198,19 +210,19 @@ def test_batches_that_python_makes_are_told_where_they_are_waited_for() -> None:
     told = findings(fit(wait=0.85, feed=pydataset(), ceiling_s=0.001))["python_feed"]
 
     assert told.place == at(5)
-    assert "the PyDataset Images (workers=1) makes the batches in Python" in told.seen
-    assert "the step waits 85% of its time" in told.seen
+    assert "the PyDataset Images (workers=1) makes the batches in Python" in told.observation
+    assert "the step waits 85% of its time" in told.observation
     assert "workers=4, use_multiprocessing=True" in told.change
     assert findings(fit(wait=0.01, feed=pydataset())) == {}
     assert findings(fit(wait=0.01, feed=None)) == {}
     processes = pydataset(workers=2, processes=True)
     again = findings(fit(wait=0.5, feed=processes, ceiling_s=0.001))["python_feed"]
-    assert "(workers=2, use_multiprocessing=True)" in again.seen
+    assert "(workers=2, use_multiprocessing=True)" in again.observation
     assert again.change.startswith("tf.data")
     generator = Feed(kind="generator", name="", place=None, workers=1, processes=False)
     anywhere = findings(fit(wait=0.5, feed=generator, ceiling_s=0.001))["python_feed"]
     assert anywhere.place == at(40)
-    assert "the generator makes the batches" in anywhere.seen
+    assert "the generator makes the batches" in anywhere.observation
 
 
 def without_gaps(**changes: Any) -> Loop:
@@ -224,7 +236,7 @@ def without_gaps(**changes: Any) -> Loop:
 
 
 def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
-    split = split_step(without_gaps())
+    split = without_gaps().split
 
     assert split is not None
     assert split.input_wait is None
@@ -235,7 +247,7 @@ def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
     assert findings(without_gaps()) == {}, "neither steps_per_execution nor a small batch"
     [(kind, told)] = findings(without_gaps(feed=pydataset(workers=4))).items()
     assert kind == "python_feed"
-    assert "70% of the step is input and Python, which cannot be told apart" in told.seen
+    assert "70% of the step is input and Python, which cannot be told apart" in told.observation
 
 
 def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:
@@ -245,15 +257,17 @@ def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:
     told = findings(waits)["input_bound"]
 
     assert (told.place, told.sure) == (at(8), "possible")
-    assert "waits 30% of its time (3 ms); BatchV2 takes" in told.seen
+    assert "waits 30% of its time (3 ms); BatchV2 takes" in told.observation
     assert told.change.startswith(".batch(..., num_parallel_calls=tf.data.AUTOTUNE)")
     assert findings(replace(waits, wait_s=0.05, call_s=0.9)) == {}
     unknown = findings(replace(waits, nodes=()))["input_bound"]
     assert unknown.place == waits.place
-    assert "what its stages cost is not known" in unknown.seen
+    assert "what its stages cost is not known" in unknown.observation
     handed_out = replace(waits, nodes=(), model={"replicas": 1, "distributed": True})
     assert "for batch in dataset:" in findings(handed_out)["input_bound"].change
-    arrays = fit(wait=0.5, ceiling_s=0.004, stages=(stage("map", 40, by_user=False),), nodes=())
+    arrays = fit(
+        wait=0.5, ceiling_s=0.004, stages=(stage("map", 40, in_user_code=False),), nodes=()
+    )
     assert findings(arrays) == {}
     bare = replace(waits, stages=waits.stages[1:], nodes=())
     assert set(findings(bare)) == {"missing_prefetch"}, "that is why"
@@ -263,27 +277,27 @@ def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
     # 10 ms a step, of which 3 are neither waited for nor the step; the input takes 10 ms of CPU for it.
     busy = fit(ceiling_s=0.007, cores=4, nodes=(node("Root"), node("Map", 100 * 0.010)))
 
-    split = split_step(busy)
+    split = busy.split
 
     assert split is not None
     assert split.python is None
-    assert split.parts[BESIDE] == pytest.approx(0.003)
+    assert split.parts[OVERLAPPED] == pytest.approx(0.003)
     for idle in (
         replace(busy, nodes=(node("Root"), node("Map", 1e-6))),
         replace(busy, cores=64),  # it takes nothing from anybody there
     ):
-        split = split_step(idle)
+        split = idle.split
         assert split is not None
         assert split.python == pytest.approx(0.3)
 
 
 def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
-    calls = loop(kind="calls", wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
+    calls = loop(CallLoop, wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
 
     told = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
 
     assert told.place == at(41)
-    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in told.seen
+    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in told.observation
     assert findings(calls) == {}
     assert findings(calls, on_batches=((at(41), 3),)) == {}
     busy = replace(calls, call_s=0.95)
@@ -293,12 +307,12 @@ def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
 def test_what_other_programs_took_of_a_call_hides_no_python() -> None:
     """Of 1 s other programs had 0.9 s, nearly all of it in the calls: of the rest Python is 40%."""
     load = {"wall_s": 1.0, "away_s": 0.9, "wait_s": 0.8, "python_s": 0.05, "python_run_s": 0.04}
-    calls = loop(kind="calls", wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
+    calls = loop(CallLoop, wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
 
     [told] = findings(calls, on_batches=((at(41), 102),), waited=0.8).values()
 
     assert told.kind == "train_on_batch"
-    assert "Python takes 40%" in told.seen
+    assert "Python takes 40%" in told.observation
     assert told.sure == "possible"
     quiet = replace(calls, load={**load, "away_s": 0.0, "wait_s": 0.0})
     assert findings(quiet, on_batches=((at(41), 102),)) == {}
@@ -323,9 +337,9 @@ def test_where_w_is_missing_u_and_the_stages_say_what_the_step_waits_for() -> No
     told = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
 
     assert told.place == at(7)
-    assert "70% of the step is not computation" in told.seen
-    assert "W was not measured" in told.seen
-    assert "a batch costs 2" in told.seen
+    assert "70% of the step is not computation" in told.observation
+    assert "W was not measured" in told.observation
+    assert "a batch costs 2" in told.observation
     assert told.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
     # Python may be the cause if the input costs almost nothing, or if its cost is unknown.
     assert findings(fed_by(DECODES, cpu_s=1e-5)) == {}
@@ -340,10 +354,10 @@ def test_without_w_a_rule_that_knows_why_speaks_too() -> None:
     told = findings(replace(each, nodes=nodes))
 
     assert set(told) == {"sequential_map"}
-    assert "W was not measured" in told["sequential_map"].seen
+    assert "W was not measured" in told["sequential_map"].observation
 
 
-def parsed(*operations: str, **changes: Any) -> Loop:
+def parsed(*operations: str, **changes: Any) -> OwnLoop:
     """A loop that waits 30 % of its time for a map below its batch."""
     mapped = stage("map", 7, operations=operations, arguments={"num_parallel_calls": 2}, **changes)
     nodes = (node("Root"), node("Prefetch"), node("MapAndBatch", 1.0), node("TFRecord"))
@@ -368,7 +382,7 @@ def test_work_that_has_a_form_for_batches_is_named_where_it_is_done_row_by_row(
 
     assert told.place == at(7)
     assert change in told.change
-    assert "for one row at a time" in told.seen
+    assert "for one row at a time" in told.observation
     assert told.gain is not None
     assert told.gain[1] < 1 / 0.69
 

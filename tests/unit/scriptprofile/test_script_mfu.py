@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.unit.scriptprofile.watched import at, loop, seen
+from tests.unit.scriptprofile.watched import at, watched
+from tests.unit.scriptprofile.watched import fit as watched_fit
 
 from stoker.scriptprofile import counting
-from stoker.scriptprofile.mfu import Reached
-from stoker.scriptprofile.observations import Loop, Place
+from stoker.scriptprofile.loops import TRANSFER, Loop
+from stoker.scriptprofile.observations import Place, Reached
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.input_rules import Machine
-from stoker.scriptprofile.split import TRANSFER, split_step
 from stoker.scriptprofile.utilization import reached_json, reached_rows, with_reached
-from stoker.scriptprofile.watcher.stoker_watch.transfer import copied_s, transfer_s
+from stoker.scriptprofile.watcher.stoker_watch.ceiling import copied_s, transfer_s
 
 KNOWN = Reached(operations=2e9, peak_per_s=1e12, peak_of="products of matrices in float32")
 
@@ -30,18 +30,16 @@ def fit(*, transfer_s: float = 0.0, **changes: Any) -> Loop:
     one: Mapping[str, float] = {
         "calls": 10, "real_s": 0.1, "ceiling_s": 0.08, "transfer_s": 10 * transfer_s,
     }  # fmt: skip
-    facts = {
-        "kind": "fit",
+    facts: dict[str, Any] = {
         "place": at(30),
         "steps": 100,
-        "wait_s": 0.0,
         "call_s": 0.9,
         "stages": (),
         "nodes": (),
         "rounds": (one,) * 3,
         "model": {"made": ["/home/me/train.py", 10]},
     }
-    return loop(**(facts | changes))
+    return watched_fit(**(facts | changes))
 
 
 def test_the_figure_is_operations_by_the_steps_time_and_the_peak() -> None:
@@ -75,7 +73,7 @@ def test_without_one_of_them_there_is_no_figure_and_it_is_said_why(
 def test_a_loop_whose_graph_was_not_kept_says_so_without_any_process(tmp_path: Path) -> None:
     too_large = fit(step={"why": "the step's graph takes more than 256 MiB"})
 
-    [process] = with_reached([seen(fit(), too_large)], tmp_path)
+    [process] = with_reached([watched(fit(), too_large)], tmp_path)
 
     reasons = [loop.reached.why_none() for loop in process.loops if loop.reached]
     assert reasons == [
@@ -86,7 +84,7 @@ def test_a_loop_whose_graph_was_not_kept_says_so_without_any_process(tmp_path: P
 
 
 def test_the_second_process_is_not_counted(tmp_path: Path) -> None:
-    _, second = with_reached([seen(), seen(fit(step={"graph": "step-1-1.pb"}))], tmp_path)
+    _, second = with_reached([watched(), watched(fit(step={"graph": "step-1-1.pb"}))], tmp_path)
 
     [loop] = second.loops
     assert loop.reached is not None
@@ -122,7 +120,7 @@ def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path)
 
     good, unread, empty = json.loads(answer.read_text())["steps"]
     assert good["operations"] == 2 * 8 * 20 * 5
-    assert good["no_peak"] == "the script's TensorFlow saw 2 GPUs, and that beside Stoker 0"
+    assert good["no_peak"] == "the script's TensorFlow saw 2 GPUs, and the one next to Stoker 0"
     assert unread["operations"] is None
     assert "SomebodysOwn" in unread["no_operations"]
     assert empty["operations"] is None
@@ -130,7 +128,7 @@ def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path)
 
 
 def test_the_transfer_is_a_part_of_the_compiled_step() -> None:
-    without, with_it = split_step(fit()), split_step(fit(transfer_s=0.003))
+    without, with_it = fit().split, fit(transfer_s=0.003).split
     assert without is not None
     assert with_it is not None
 
@@ -142,7 +140,7 @@ def test_the_transfer_is_a_part_of_the_compiled_step() -> None:
 
 
 def test_a_transfer_that_takes_longer_alone_than_the_step_is_all_of_it() -> None:
-    split = split_step(fit(transfer_s=0.5))
+    split = fit(transfer_s=0.5).split
     assert split is not None
 
     assert split.parts[TRANSFER] == pytest.approx(0.008)
@@ -165,9 +163,9 @@ def test_operations_on_the_cpu_are_told_where_a_gpu_is_there() -> None:
     loop = fit(reached=replace(KNOWN, on_cpu=on_cpu))
     machine = Machine(cores=4, memory_bytes=8 << 30)
 
-    [finding] = diagnose([seen(loop, gpus=1)], machine).findings
+    [finding] = diagnose([watched(loop, gpus=1)], machine).findings
 
-    assert (finding.kind, finding.seen) == ("cpu_op", on_cpu)
+    assert (finding.kind, finding.observation) == ("cpu_op", on_cpu)
     assert finding.place == Place(file="/home/me/train.py", line=10)
-    assert diagnose([seen(loop, gpus=0)], machine).findings == ()
-    assert diagnose([seen(fit(reached=KNOWN), gpus=1)], machine).findings == ()
+    assert diagnose([watched(loop, gpus=0)], machine).findings == ()
+    assert diagnose([watched(fit(reached=KNOWN), gpus=1)], machine).findings == ()

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 from tests.unit.scriptprofile.watched import loop, node
 
-from stoker.scriptprofile.observations import Loop, Place
+from stoker.scriptprofile.loops import Loop
+from stoker.scriptprofile.observations import Place
 from stoker.scriptprofile.page import page_html
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.rules.finding import ScriptFinding
@@ -97,7 +98,7 @@ def a_finding() -> ScriptFinding:
     return ScriptFinding(
         kind="sequential_map",
         place=Place(file=BAD, line=1),
-        seen=BAD,
+        observation=BAD,
         why=BAD,
         change=BAD,
         gain=(1.0, 2.0),

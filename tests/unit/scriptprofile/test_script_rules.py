@@ -9,25 +9,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.scriptprofile.watched import at, fit, loop, node, seen, stage
+from tests.unit.scriptprofile.watched import at, fit, loop, node, stage, watched
 
-from stoker.scriptprofile.mfu import Reached
-from stoker.scriptprofile.observations import BatchHook, Function, Loop, Place, Stage
+from stoker.scriptprofile.loops import InnerLoop, Loop
+from stoker.scriptprofile.observations import BatchHook, Function, Place, Reached, Stage
 from stoker.scriptprofile.rules.diagnose import diagnose
 from stoker.scriptprofile.rules.finding import MOST_GAIN, ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import Machine
-from stoker.scriptprofile.split import split_step, stage_costs
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
 
 
 def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[ScriptFinding]:
-    return list(diagnose([seen(*loops, **changes)], machine).findings)
+    return list(diagnose([watched(*loops, **changes)], machine).findings)
 
 
 def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
     """What is said to be worth little, by its name."""
-    said = diagnose([seen(*loops, **changes)], MACHINE).minor
+    said = diagnose([watched(*loops, **changes)], MACHINE).minor
     assert len({each.kind for each in said}) == len(said)
     return {each.kind: each for each in said}
 
@@ -44,14 +43,14 @@ def test_a_healthy_loop_and_a_healthy_fit_are_left_alone() -> None:
 
 def test_the_parts_of_a_step_are_the_step() -> None:
     for each in (loop(), fit(wait=0.2), fit(rounds=())):
-        split = split_step(each)
+        split = each.split
 
         assert split is not None
         assert sum(split.parts.values()) == pytest.approx(split.step_s)
 
 
 def test_u_and_w_are_what_the_rounds_say() -> None:
-    split = split_step(fit(real_s=0.010, ceiling_s=0.004, wait=0.5))
+    split = fit(real_s=0.010, ceiling_s=0.004, wait=0.5).split
 
     assert split is not None
     assert split.busy == pytest.approx(0.4)
@@ -63,13 +62,13 @@ def test_what_other_programs_took_of_a_window_is_none_of_its_figures() -> None:
     """The step on a resident batch took 1.8 times as long as a real one: for 0.9 of it others ran."""
     one = {"real_away": 0.5, "ceiling_away": 0.75}
     shown = fit(real_s=0.010, ceiling_s=0.018, wait=0.3)
-    split = split_step(replace(shown, rounds=tuple({**each, **one} for each in shown.rounds)))
+    split = replace(shown, rounds=tuple({**each, **one} for each in shown.rounds)).split
 
     assert split is not None
     assert split.busy == pytest.approx(0.9)
     assert split.input_wait == pytest.approx(0.1), "waits for a core are none for input"
     assert split.parts["compiled step"] == pytest.approx(0.009)
-    without = split_step(shown)
+    without = shown.split
     assert without is not None
     assert without.busy is None
 
@@ -89,9 +88,9 @@ def test_on_a_busy_machine_what_follows_from_times_is_possible() -> None:
 
 def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
-    inside = loop(kind="inside", steps=5, measured_steps=3, rounds=(one,) * 3, batches=50)
+    inside = loop(InnerLoop, steps=5, measured_steps=3, rounds=(one,) * 3, batches=50)
 
-    split = split_step(inside)
+    split = inside.split
 
     assert split is not None
     assert split.busy == pytest.approx(0.6)
@@ -99,7 +98,7 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     assert split.input_wait is None
     assert "one call holds many steps" in split.no_wait
     assert inside.counted() == "5 calls of 50 steps"
-    seldom = split_step(loop(kind="inside", steps=3, measured_steps=1))
+    seldom = loop(InnerLoop, steps=3, measured_steps=1).split
     assert seldom is not None
     assert seldom.busy is None
     assert "called too seldom" in seldom.no_busy
@@ -108,11 +107,11 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
 def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain() -> None:
     one: Mapping[str, float] = {"calls": 50, "real_s": 1.0, "ceiling_s": 0.6}
 
-    said = minor(loop(kind="inside", rounds=(one,) * 3, batches=50, stages=BARE, nodes=()))
+    said = minor(loop(InnerLoop, rounds=(one,) * 3, batches=50, stages=BARE, nodes=()))
 
     assert set(said) == {"missing_prefetch", "sequential_map"}
     for each in said.values():
-        assert "all of the input costs 40% of a step: at most 1.67x" in each.seen
+        assert "all of the input costs 40% of a step: at most 1.67x" in each.observation
         assert each.gain == pytest.approx((1.0, 1 / 0.6))
         assert each.sure == "possible"
 
@@ -131,7 +130,7 @@ def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
 
     def told(batches: int) -> list[str]:
         changes: dict[str, Any] = {"nodes": (), "passes": 5, "steps": 5, "batches": batches}
-        return kinds(loop(kind="inside", stages=chain, **changes))
+        return kinds(loop(InnerLoop, stages=chain, **changes))
 
     # Batches of 32 elements of 1 MB, on 8 GiB.
     assert told(100) == ["shuffle_memory"]
@@ -139,7 +138,7 @@ def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
 
 
 def test_too_few_steps_are_not_measured() -> None:
-    assert split_step(loop(measured_steps=4)) is None
+    assert loop(measured_steps=4).split is None
 
 
 def test_noise_in_one_round_is_not_pythons() -> None:
@@ -157,7 +156,7 @@ def test_cpu_time_is_by_sample_on_both_sides_of_a_batch() -> None:
         node("Map", 3.2, elements=320),
     )
 
-    costs = stage_costs(loop(stages=(stage("batch", 8), stage("map", 7)), nodes=nodes))
+    costs = loop(stages=(stage("batch", 8), stage("map", 7)), nodes=nodes).costs
 
     assert [(cost.name, cost.place) for cost in costs] == [
         ("Prefetch", None),
@@ -184,7 +183,7 @@ def test_what_tensorflow_builds_around_a_generator_is_the_generators_and_its_beg
     dropped = (*nodes[:2], node("FlatMap", 0.5, elements=320), nodes[3])
 
     for each in (nodes, dropped):
-        costs = stage_costs(loop(stages=stages, nodes=each))
+        costs = loop(stages=stages, nodes=each).costs
         assert [(cost.name, cost.place) for cost in costs] == [
             ("BatchV2", at(8)),
             ("Generator", at(7)),
@@ -212,7 +211,7 @@ def test_a_map_is_sequential_where_tensorflow_ran_it_so() -> None:
 
 
 def test_a_map_of_keras_own_is_nobodys_line_to_change() -> None:
-    stages = (stage("batch", 8), stage("map", 7, by_user=False))
+    stages = (stage("batch", 8), stage("map", 7, in_user_code=False))
 
     assert kinds(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0)))) == []
 
@@ -223,7 +222,7 @@ def test_python_in_a_map_is_told_as_that() -> None:
     [finding] = findings(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0))))
 
     assert finding.kind == "python_map"
-    assert "train.py:3" in finding.seen
+    assert "train.py:3" in finding.observation
 
 
 def test_a_generator_is_told_by_what_it_gives() -> None:
@@ -285,7 +284,7 @@ def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
 
     [finding] = told(100_000, 600_000)
     assert (finding.kind, finding.place, finding.gain) == ("shuffle_memory", at(8), None)
-    assert "55.9 GiB" in finding.seen
+    assert "55.9 GiB" in finding.observation
     assert told(10**9, 512)[0].change.startswith(".shuffle(1_048_576)")
     assert told(1000, 600_000) == []
     # A pass of 102 steps of 32 cannot fill it.
@@ -305,10 +304,10 @@ def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
     assert set(said) == {"slow_epoch_start", "generator_rows"}
     start = said["slow_epoch_start"]
     assert (start.place, start.sure) == (at(8), "measured")
-    assert "waits 2 s before its first step, 86% of the training's time" in start.seen
+    assert "waits 2 s before its first step, 86% of the training's time" in start.observation
     assert start.gain is not None
     assert start.gain[1] == pytest.approx(7.0)
-    assert "training waits 86% of its time" in said["generator_rows"].seen
+    assert "training waits 86% of its time" in said["generator_rows"].observation
     assert "slow_epoch_start" not in kinds(
         fit(stages=chain, passes=4, starts=(0.3, 0.3), wait=0.9)
     ), "its steps wait longer"
@@ -318,15 +317,15 @@ def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
 
 def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_no_measure() -> None:
     for each in (fit(ceiling_s=0.017), loop(rounds=fit(ceiling_s=0.017).rounds)):
-        split = split_step(each)
+        split = each.split
         assert split is not None
         assert split.busy is None
         assert "took 1.7 times as long as a real one" in split.no_busy
-    split = split_step(fit(ceiling_s=0.0101))
+    split = fit(ceiling_s=0.0101).split
     assert split is not None
     assert split.busy == pytest.approx(1.01)
     assert split.shown_busy() == "U 100% (101% as measured)"
-    quick = split_step(fit())
+    quick = fit().split
     assert quick is not None
     assert quick.shown_busy() == "U 95%"
 
@@ -353,7 +352,7 @@ def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
     assert finding.gain == pytest.approx((1.0, 1.3))
     label = (stage("batch", 9, dtypes=("float32", "float32", "float64")),)
     [little] = findings(loop(stages=label, wait_s=0.0, call_s=1.0))
-    assert "float64 in 1 of their 3 parts" in little.seen
+    assert "float64 in 1 of their 3 parts" in little.observation
     assert little.gain == pytest.approx((1.0, 1.1))
     assert kinds(loop(stages=cast, wait_s=0.0, call_s=1.0)) == []
 
@@ -425,13 +424,13 @@ def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:
     assert set(told(0.002)) == {"steps_per_execution", "small_batch"}
     found = told(0.002)["steps_per_execution"]
     assert (found.kind, found.place, found.sure) == ("steps_per_execution", at(20), "possible")
-    assert "a step takes 2 ms, and its products are 0.20% of what" in found.seen
+    assert "a step takes 2 ms, and its products are 0.20% of what" in found.observation
     assert found.gain == (1.0, 3.0)
     small = told(0.002)["small_batch"]
     assert (small.place, small.sure, small.gain) == (at(40), "possible", (1.0, 4.0))
     assert (
         "its products are 0.20% of what the device could do in that time, with batches of 32"
-        in small.seen
+        in small.observation
     )
     assert set(told(0.002, rows=4096)) == {"steps_per_execution"}
     assert told(0.3) == {}
@@ -458,7 +457,7 @@ def test_a_distribution_of_kerass_that_does_nothing_is_told() -> None:
     [finding] = findings(set_)
 
     assert (finding.kind, finding.place, finding.gain) == ("keras_distribution", at(10), None)
-    assert "a DataParallel, and this model trains on 1 replica" in finding.seen
+    assert "a DataParallel, and this model trains on 1 replica" in finding.observation
     assert kinds(replace(one, model={**one.model, "keras_distribution": ""})) == []
 
 
@@ -472,7 +471,7 @@ def test_what_python_makes_is_said_where_the_step_hides_it() -> None:
     said = minor(loop(stages=chain, nodes=(), wait_s=0.03, call_s=0.9))
 
     assert (said["generator_rows"].place, said["python_map"].place) == (at(7), at(8))
-    assert "one sample at a time; little here: W is 3.0%" in said["generator_rows"].seen
+    assert "one sample at a time; little here: W is 3.0%" in said["generator_rows"].observation
     assert "sequential_map" not in said
     found = {finding.kind for finding in findings(loop(stages=chain, nodes=()))}
     assert {"generator_rows", "python_map"} <= found
@@ -499,7 +498,7 @@ def test_gpus_that_stay_idle_are_told() -> None:
     [finding] = findings(one, gpus=4)
 
     assert (finding.kind, finding.place, finding.gain) == ("one_gpu_of_several", at(10), (1.0, 4.0))
-    assert "4 GPUs, and every variable of the model is on GPU:0" in finding.seen
+    assert "4 GPUs, and every variable of the model is on GPU:0" in finding.observation
     assert kinds(one, gpus=1) == []
     spread = replace(one, model={**one.model, "replicas": 4})
     assert kinds(spread, gpus=4) == []
@@ -512,13 +511,13 @@ def test_gpus_that_stay_idle_are_told() -> None:
 
 def test_xla_that_was_asked_for_and_is_not_used_is_told() -> None:
     asked = fit()
-    asked = replace(asked, model={**asked.model, "jit_asked": True, "jit_compile": False})
+    asked = replace(asked, model={**asked.model, "jit_requested": True, "jit_compile": False})
 
     [finding] = findings(asked)
 
     assert (finding.kind, finding.place) == ("xla_not_used", at(20))
     assert kinds(replace(asked, model={**asked.model, "jit_compile": True})) == []
-    assert kinds(replace(asked, model={**asked.model, "jit_asked": False})) == []
+    assert kinds(replace(asked, model={**asked.model, "jit_requested": False})) == []
     eager = replace(asked, model={**asked.model, "jit_compile": True, "run_eagerly": True})
     assert sorted(kinds(eager)) == ["eager_loop", "xla_not_used"]
 
@@ -535,7 +534,7 @@ def test_sides_that_miss_the_tensor_cores_are_told_under_a_mixed_policy_on_a_gpu
     [finding] = findings(mixed, gpus=1)
 
     assert (finding.kind, finding.place) == ("tensor_core_shapes", at(12))
-    assert "bad (100, 130), half (9)" in finding.seen
+    assert "bad (100, 130), half (9)" in finding.observation
     assert kinds(mixed, gpus=0) == []
     assert kinds(replace(mixed, model={**mixed.model, "policy": "float32"}), gpus=1) == []
     whole = replace(mixed, model={**mixed.model, "kernels": kernels[:1]})
@@ -566,13 +565,13 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
     [anew] = findings(steady, functions=(function(9, made=9),))
 
     assert python.place == shape.place == anew.place == at(30)
-    assert "argument step was the Python value 0, 1, 2" in python.seen
+    assert "argument step was the Python value 0, 1, 2" in python.observation
     assert "step=tf.constant(step)" in python.change
-    assert "argument y was float32(0, 4)" in shape.seen
-    assert "9 tf.functions were made" in anew.seen
+    assert "argument y was float32(0, 4)" in shape.observation
+    assert "9 tf.functions were made" in anew.observation
     [both] = findings(steady, functions=(function(9, step="python {}", y="float32({}, 4)"),))
-    assert "argument step was the Python value" in both.seen
-    assert "; its argument y was float32(0, 4)" in both.seen
+    assert "argument step was the Python value" in both.observation
+    assert "; its argument y was float32(0, 4)" in both.observation
     assert both.change.splitlines() == [python.change, shape.change]
     assert kinds(steady, functions=(function(2, step="python {}"),)) == []
     # Nine models, each with a step of its own.
@@ -582,7 +581,7 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
 def test_processes_that_run_the_same_lines_say_it_once() -> None:
     eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
 
-    assert len(diagnose([seen(eager), seen(eager)], MACHINE).findings) == 1
+    assert len(diagnose([watched(eager), watched(eager)], MACHINE).findings) == 1
 
 
 BARE = (stage("batch", 8), stage("map", 7), stage("from_tensor_slices", 6))
@@ -603,14 +602,14 @@ def test_what_costs_little_here_is_said_with_its_reason_and_is_no_finding() -> N
         "small_batch": at(40),
     }
     for kind in ("missing_prefetch", "sequential_map"):
-        assert "little here: W is 3.8%, at most 1.04x" in said[kind].seen
+        assert "little here: W is 3.8%, at most 1.04x" in said[kind].observation
         assert said[kind].gain == pytest.approx((1.0, 1 / 0.962))
         assert said[kind].gain_text() == "hardly any here"
     assert (
         "batches of 16; Python takes 6.2% of a step, outside of the call"
-        in said["small_batch"].seen
+        in said["small_batch"].observation
     )
-    assert "was not measured" in said["small_batch"].seen
+    assert "was not measured" in said["small_batch"].observation
     assert (said["small_batch"].gain, said["small_batch"].sure) == (None, "possible")
 
 
@@ -620,7 +619,7 @@ def test_a_step_that_python_fills_is_not_the_batchs_fault() -> None:
     assert kinds(eager) == ["eager_loop"]
     assert minor(eager) == {}
     half = minor(loop(wait_s=0.01, call_s=0.69))["small_batch"]
-    assert "Python takes 30.0% of a step" in half.seen
+    assert "Python takes 30.0% of a step" in half.observation
 
 
 def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
@@ -628,8 +627,10 @@ def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
 
     said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
 
-    assert "TensorFlow itself lets it run ahead (MapAndBatch)" in said["missing_prefetch"].seen
-    assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].seen
+    assert (
+        "TensorFlow itself lets it run ahead (MapAndBatch)" in said["missing_prefetch"].observation
+    )
+    assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].observation
     assert said["sequential_map"].gain == (1.0, 1.0)
 
 
@@ -638,7 +639,7 @@ def test_a_cheap_map_of_an_input_that_is_waited_for_is_told_by_its_share() -> No
 
     said = minor(loop(stages=BARE, nodes=cheap, wait_s=0.5))
 
-    assert "of the input's CPU time" in said["sequential_map"].seen
+    assert "of the input's CPU time" in said["sequential_map"].observation
     assert said["sequential_map"].gain is not None
     assert said["sequential_map"].gain[1] < 1.02
 
@@ -654,14 +655,14 @@ def test_what_was_found_or_is_not_the_users_is_not_said_again() -> None:
         stage("batch", 8),
     )
     assert minor(loop(stages=asked, rows=128)) == {}
-    kerass = tuple(replace(each, by_user=False) for each in BARE)
+    kerass = tuple(replace(each, in_user_code=False) for each in BARE)
     assert minor(loop(stages=kerass, nodes=BARE_NODES, wait_s=0.0, rows=128)) == {}
 
 
 def test_a_training_too_short_for_w_says_that_it_does_not_know() -> None:
     said = minor(loop(stages=BARE, nodes=(), measured_steps=2))
 
-    assert "W was not measured" in said["missing_prefetch"].seen
+    assert "W was not measured" in said["missing_prefetch"].observation
     assert {each.gain for each in said.values()} == {None}
 
 

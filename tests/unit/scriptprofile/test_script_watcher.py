@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.scriptprofile.script import FOLDER_VARIABLE, WATCHER
-from stoker.scriptprofile.watcher.stoker_watch.facts import Facts
-from stoker.scriptprofile.watcher.stoker_watch.load import Load, Moment, now
 from stoker.scriptprofile.watcher.stoker_watch.places import owner, who_called
+from stoker.scriptprofile.watcher.stoker_watch.wall import Load, Moment, now
+from stoker.scriptprofile.watcher.stoker_watch.watch import Facts
 
 
 def run(code: str, *, path: list[Path], folder: Path | None) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def test_a_python_without_tensorflow_sees_and_says_nothing(tmp_path: Path) -> No
     path, modules = json.loads(watched.stdout)
     assert path == plain_path
     assert watched.stderr == plain.stderr
-    assert {"stoker_watch", "stoker_watch.hook"} <= set(modules) - set(plain_modules)
+    assert {"stoker_watch", "stoker_watch.import_hook"} <= set(modules) - set(plain_modules)
     assert not {name for name in modules if name.split(".")[0] in ("tensorflow", "keras", "stoker")}
     assert list(tmp_path.glob("facts-*")) == []
 
@@ -72,7 +72,7 @@ def test_a_watcher_that_cannot_start_stops_nothing(tmp_path: Path) -> None:
     (inside / "stoker_watch").mkdir(parents=True)
     (inside / "sitecustomize.py").write_text((WATCHER / "sitecustomize.py").read_text())
     (inside / "stoker_watch" / "__init__.py").write_text("")
-    (inside / "stoker_watch" / "hook.py").write_text("raise RuntimeError('broken')\n")
+    (inside / "stoker_watch" / "import_hook.py").write_text("raise RuntimeError('broken')\n")
 
     ran = run("print('runs')", path=[inside], folder=tmp_path)
 
@@ -151,7 +151,7 @@ def test_a_forked_child_does_not_write_its_parents_facts(tmp_path: Path) -> None
 
 WAITING = """
 import json, os, subprocess, sys, time
-from stoker.scriptprofile.watcher.stoker_watch.load import Load, now
+from stoker.scriptprofile.watcher.stoker_watch.wall import Load, now
 
 load = Load()
 load.begin()
@@ -162,7 +162,7 @@ with subprocess.Popen(busy, stdout=subprocess.PIPE, start_new_session=True) as o
     begun, until_s = now(), time.thread_time() + 0.3
     while time.thread_time() < until_s:
         pass
-    span, told = load.between(begun, now()), load.told()
+    span, told = load.between(begun, now()), load.as_json()
     other.kill()
 print(json.dumps({**span._asdict(), "waited_s": told["waited_s"]}))
 """
@@ -204,4 +204,4 @@ def test_what_others_took_of_a_time_is_by_threads_that_it_waits_for_too() -> Non
 
 def test_where_linux_does_not_say_nothing_is_taken_off() -> None:
     assert Load().between(None, now()).away() == 0.0
-    assert Load().told() == {}
+    assert Load().as_json() == {}

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.scriptprofile.observations import Loop, Node, Place, Seen, Stage
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.loops import DatasetLoop, FitLoop, Loop, OwnLoop
+from stoker.scriptprofile.observations import Node, Place, Stage
 
 
 def at(line: int) -> Place:
@@ -17,7 +19,7 @@ def stage(kind: str, line: int, **changes: Any) -> Stage:
     made = Stage(
         kind=kind,
         place=at(line),
-        by_user=True,
+        in_user_code=True,
         arguments={},
         python_calls=(),
         random=False,
@@ -42,31 +44,32 @@ def node(name: str, cpu_s: float = 0.001, **changes: Any) -> Node:
     return replace(made, **changes)
 
 
-def loop(**changes: Any) -> Loop:
-    """A loop over a dataset that spends 10 ms a step, 6 of them in its tf.function."""
-    made = Loop(
-        kind="dataset",
-        place=at(40),
-        passes=1,
-        steps=102,
-        measured_steps=100,
-        first_s=1.0,
-        period_s=1.0,
-        wait_s=0.3,
-        call_s=0.6,
-        sync_s=0.0,
-        rows=32,
-        stages=(stage("prefetch", 9), stage("batch", 8), stage("from_tensor_slices", 7)),
-        nodes=(node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
-        timeline=(),
-        cores=4,
-    )
-    return replace(made, **changes)
+def common() -> dict[str, Any]:
+    """Of a line that spends 10 ms a step, 6 of them in its tf.function."""
+    return {
+        "place": at(40),
+        "passes": 1,
+        "steps": 102,
+        "measured_steps": 100,
+        "first_s": 1.0,
+        "period_s": 1.0,
+        "call_s": 0.6,
+        "rows": 32,
+        "stages": (stage("prefetch", 9), stage("batch", 8), stage("from_tensor_slices", 7)),
+        "nodes": (node("Root"), node("Prefetch"), node("BatchV2"), node("TensorSlice")),
+        "timeline": (),
+        "cores": 4,
+    }
+
+
+def loop(kind: type[OwnLoop] = DatasetLoop, **changes: Any) -> OwnLoop:
+    """A loop of the user's own that waits 3 ms a step."""
+    return kind(**{**common(), "wait_s": 0.3, **changes})
 
 
 def fit(
     *, real_s: float = 0.01, ceiling_s: float = 0.0095, wait: float = 0.0, **changes: Any
-) -> Loop:
+) -> FitLoop:
     """A fit, three rounds of ten steps."""
     one: Mapping[str, float] = {
         "calls": 10,
@@ -82,25 +85,19 @@ def fit(
         "made": ["/home/me/train.py", 10],
         "policy": "float32",
     }
-    made = loop(kind="fit", rounds=(one,) * 3, wait_s=0.0, model=model)
-    return replace(made, **changes)
+    return FitLoop(**{**common(), "rounds": (one,) * 3, "model": model, **changes})
 
 
-def seen(*loops: Loop, **changes: Any) -> Seen:
-    made = Seen(
-        pid=1,
-        argv=("train.py",),
+def watched(*loops: Loop, **changes: Any) -> WatchedProcess:
+    made = WatchedProcess(
         tensorflow="2.21.0",
         keras={},
         gpus=0,
         gpu_peak_bytes=(),
         peak_memory_bytes=0,
         functions_run_eagerly=False,
-        wall_s=10.0,
-        cpu_s=10.0,
         loops=loops,
         functions=(),
-        stages=(),
         strategies=(),
         failures=(),
     )

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from stoker.telemetry.writers.behind import Behind
+from stoker.telemetry.writers.tensorboard import Behind
 
 
 def test_pieces_are_done_in_their_order_by_one_other_thread() -> None:

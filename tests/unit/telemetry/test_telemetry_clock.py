@@ -31,8 +31,8 @@ CHILD = """
 import ctypes, json, sys, time
 from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event
-from stoker.telemetry.time_left import TimeLeft
-from stoker.telemetry.writers.events import EventFile
+from stoker.telemetry.wall_time import TimeLeft
+from stoker.telemetry.writers.tensorboard import EventFile
 
 shift = ctypes.CDLL(sys.argv[1]).shift
 folder, day = Path(sys.argv[2]), 86400

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from stoker.core.errors import UserError
-from stoker.telemetry.writers.appended import AppendedFile
-from stoker.telemetry.writers.events import framed
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import AppendedFile, JsonLines
 from stoker.telemetry.writers.summaries import flat_settings
+from stoker.telemetry.writers.tensorboard import framed
 
 
 @contextmanager

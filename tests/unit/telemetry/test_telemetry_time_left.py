@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.telemetry.time_left import WINDOW, TimeLeft, shown_time
+from stoker.telemetry.wall_time import WINDOW, TimeLeft, shown_time
 
 
 class Clock:

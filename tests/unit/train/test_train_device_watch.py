@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 from tests.unit.train import profiling_callback
 
-from stoker.measure.device_findings import StepFacts
 from stoker.measure.device_time import DeviceTime
 from stoker.measure.device_trace import STAND_IN, time_in
+from stoker.measure.findings import StepFacts
 from stoker.telemetry import catalogue
 from stoker.telemetry.wall_time import WallTime
 from stoker.train.watch import device_watch

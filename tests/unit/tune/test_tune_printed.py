@@ -18,8 +18,8 @@ from stoker.cli.commands.profile import _print as print_profile
 from stoker.cli.commands.tune import _print as print_tuning
 from stoker.cli.commands.tune import _print_check, _time
 from stoker.measure.device_events import read_events
-from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import device_time
+from stoker.measure.findings import StepFacts, device_finding
 from stoker.tune.compare import Gain
 from stoker.tune.profile import diagnose
 from stoker.tune.report import ProfileReport, mfu, profile_page

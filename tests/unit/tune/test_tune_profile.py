@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.pages.bars import Bar, Span, timeline, waterfall
-from stoker.pages.document import page
-from stoker.pages.html import paragraph
+from stoker.pages.html import page, paragraph
 from stoker.pages.table import table
 from stoker.tune.client import Turns, enough_turns
 from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain

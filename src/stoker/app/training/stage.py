@@ -43,10 +43,10 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
-from stoker.measure.device_findings import StepFacts, nhwc_is_allowed
+from stoker.measure.findings import StepFacts, nhwc_is_allowed
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import Everywhere
-from stoker.telemetry.writers.jsonl import JsonLines
+from stoker.telemetry.writers.append_only import JsonLines
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.callbacks.hooks import apply_user_hooks
 from stoker.train.checkpoints.identity import Identity

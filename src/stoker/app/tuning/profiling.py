@@ -10,8 +10,8 @@ from stoker.app.experiment import Experiment
 from stoker.app.tuning.trials import TRIALS, Trials, cannot_measure, locked_folder
 from stoker.core.errors import Finding
 from stoker.core.files import write_atomic, write_json
-from stoker.measure.device_findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.measure.device_time import DeviceTime
+from stoker.measure.findings import DeviceFinding, StepFacts, device_finding, nhwc_is_allowed
 from stoker.train.config import ResolvedTraining
 from stoker.tune.compare import Gain
 from stoker.tune.process import TrialFailed

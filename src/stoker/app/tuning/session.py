@@ -198,8 +198,8 @@ class Session:
         }
 
     def _findings(self) -> list[dict[str, str]]:
-        from stoker.measure.model_findings import useless_bias
-        from stoker.scriptprofile.watcher.stoker_watch.biases import useless_biases
+        from stoker.measure.findings import useless_bias
+        from stoker.scriptprofile.watcher.stoker_watch.model_facts import useless_biases
 
         model = self._measured().run.built.model
         layers = useless_biases(model)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stoker.scriptprofile import ScriptProfile
-    from stoker.scriptprofile.observations import Loop
+    from stoker.scriptprofile.loops import Loop
     from stoker.tune.report import ProfileReport
 
 
@@ -242,7 +242,7 @@ def _print_findings(console: Console, profile: ScriptProfile) -> None:
         head = f"{number}. {finding.kind} in {finding.place}: {finding.gain_text()}, {finding.sure}"
         console.print(head, style="bold", markup=False)
         console.print(f"   {finding.place.file}:{finding.place.line}", markup=False, soft_wrap=True)
-        console.print(f"   {finding.seen}. {finding.why}", markup=False)
+        console.print(f"   {finding.observation}. {finding.why}", markup=False)
         for line in finding.change.splitlines():
             console.print(f"       {line}", markup=False, soft_wrap=True)
     if profile.loops and not profile.findings:
@@ -250,7 +250,7 @@ def _print_findings(console: Console, profile: ScriptProfile) -> None:
     if profile.minor:
         console.print("\nAlso found, with less effect here:")
     for finding in profile.minor:
-        console.print(f"  {finding.kind} in {finding.place}: {finding.seen}", markup=False)
+        console.print(f"  {finding.kind} in {finding.place}: {finding.observation}", markup=False)
         console.print(f"      {finding.change}", markup=False, soft_wrap=True)
 
 
@@ -259,19 +259,17 @@ def _print_loop(console: Console, loop: Loop, name: str) -> None:
     from rich.table import Table
 
     from stoker.pages.numbers import seconds
-    from stoker.scriptprofile.split import epoch_starts, split_step, stage_costs
 
-    split = split_step(loop)
+    split = loop.split
     console.print()
     console.print(f"{name}: {loop.counted()}", style="bold", markup=False)
     if split is None:
         console.print("  too few steps to measure")
         return
-    whole = loop.kind == "inside" and not loop.rounds
-    measures = [f"{'a call' if whole else 'step'} {seconds(split.step_s)}"]
+    measures = [f"{'a call' if loop.unit == 'call' else 'step'} {seconds(split.step_s)}"]
     measures += [split.shown_busy()] if split.busy is not None else []
     measures += [f"W {split.input_wait:.1%}"] if split.input_wait is not None else []
-    starts = epoch_starts(loop, split)
+    starts = loop.epoch_starts
     if starts is not None and starts.share >= SHOWN_SHARE:
         measures += [f"{seconds(starts.each_s)} before an epoch ({starts.share:.0%} of the time)"]
     console.print(f"  {', '.join(measures)}")
@@ -285,7 +283,7 @@ def _print_loop(console: Console, loop: Loop, name: str) -> None:
     table.add_column(justify="right")
     for part, part_s in split.parts.items():
         table.add_row(escape(part), seconds(part_s), f"{part_s / split.step_s:.0%}")
-    for cost in stage_costs(loop):
+    for cost in loop.costs:
         if cost.place is None and cost.share < SHOWN_SHARE:
             continue
         where = f" ({cost.place})" if cost.place else ""

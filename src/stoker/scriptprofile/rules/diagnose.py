@@ -1,4 +1,4 @@
-"""From what was seen to what is said: all rules, each line once."""
+"""Applies all rules; each line is reported once."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stoker.cluster.limits import usable_memory
-from stoker.scriptprofile.observations import BUSY, Loop, Seen
-from stoker.scriptprofile.rules.feed_rules import feed_findings
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.loops import Loop
+from stoker.scriptprofile.observations import BUSY
 from stoker.scriptprofile.rules.finding import DEVICE_TIME, ScriptFinding
-from stoker.scriptprofile.rules.input_bound import bound_findings
 from stoker.scriptprofile.rules.input_rules import Machine, input_findings
 from stoker.scriptprofile.rules.low_impact import minor_findings
 from stoker.scriptprofile.rules.step_rules import function_findings, step_findings
+from stoker.scriptprofile.rules.wait_rules import bound_findings, feed_findings
 from stoker.scriptprofile.rules.wall_rules import LEAST_LOOP, share_of_script, wall_findings
-from stoker.scriptprofile.split import split_step
 
-BESIDE_SPEED = ("shuffle_memory", "float64_data")
-"""Findings about an input that do not say why it is waited for."""
+NOT_ABOUT_SPEED = ("shuffle_memory", "float64_data")
+"""Findings about an input that do not explain a wait for it."""
 
 
 BY_COUNT = {
@@ -35,24 +35,24 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosed:
-    """What is said of all that was seen."""
+    """All findings about the watched processes."""
 
     findings: tuple[ScriptFinding, ...]
     """The finding about device time first, then by what it saves of the script's time."""
 
     minor: tuple[ScriptFinding, ...]
-    """What was seen too, and is worth little here."""
+    """Findings that are worth little here."""
 
 
-def diagnose(processes: Iterable[Seen], machine: Machine) -> Diagnosed:
-    """Every finding; processes that run the same lines say it once."""
+def diagnose(processes: Iterable[WatchedProcess], machine: Machine) -> Diagnosed:
+    """Every finding; processes that run the same lines give it once."""
     processes = list(processes)
-    found = _once(finding for seen in processes for finding in _of_process(seen, machine))
+    found = _once(finding for process in processes for finding in _of_process(process, machine))
     minor = _once(
         finding
-        for seen in processes
-        for loop in seen.loops
-        for finding in minor_findings(loop, split_step(loop), found)
+        for process in processes
+        for loop in process.loops
+        for finding in minor_findings(loop, found)
     )
     return Diagnosed(
         findings=tuple(sorted(found, key=_weight)),
@@ -73,30 +73,29 @@ def _once(findings: Iterable[ScriptFinding]) -> list[ScriptFinding]:
     return list(found.values())
 
 
-def _of_process(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
-    for finding in _found(seen, machine):
+def _of_process(process: WatchedProcess, machine: Machine) -> Iterable[ScriptFinding]:
+    for finding in _found(process, machine):
         by_time = finding.gain is not None and finding.kind not in BY_COUNT
-        yield replace(finding, sure="possible") if by_time and seen.waited >= BUSY else finding
+        yield replace(finding, sure="possible") if by_time and process.waited >= BUSY else finding
 
 
-def _found(seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
-    yield from wall_findings(seen)
-    for loop in seen.loops:
-        share = share_of_script(loop, seen)
-        for each in _of_loop(loop, seen, machine):
+def _found(process: WatchedProcess, machine: Machine) -> Iterable[ScriptFinding]:
+    yield from wall_findings(process)
+    for loop in process.loops:
+        share = share_of_script(loop, process)
+        for each in _of_loop(loop, process, machine):
             # For a loop that takes almost no time, only errors are reported.
             if each.gain is None or share >= LEAST_LOOP:
                 yield replace(each, of_script=share)
-    yield from function_findings(seen)
+    yield from function_findings(process)
 
 
-def _of_loop(loop: Loop, seen: Seen, machine: Machine) -> Iterable[ScriptFinding]:
-    split = split_step(loop)
-    yield from step_findings(loop, split, seen)
+def _of_loop(loop: Loop, process: WatchedProcess, machine: Machine) -> Iterable[ScriptFinding]:
+    yield from step_findings(loop, process)
     about_input = [
-        *input_findings(loop, split, machine),
-        *feed_findings(loop, split, cores=machine.cores),
+        *input_findings(loop, machine),
+        *feed_findings(loop, cores=machine.cores),
     ]
     yield from about_input
-    if all(each.kind in BESIDE_SPEED for each in about_input):
-        yield from bound_findings(loop, split)
+    if all(each.kind in NOT_ABOUT_SPEED for each in about_input):
+        yield from bound_findings(loop)

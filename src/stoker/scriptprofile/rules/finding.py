@@ -1,4 +1,4 @@
-"""What is said of a script: seen where, why it costs, what to change, and what it should bring."""
+"""A finding about a script: which line, why it costs, what to change, and the expected gain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from stoker.scriptprofile.observations import Place
 
 Sureness = Literal["measured", "likely", "possible"]
-"""Measured in this run; follows from what was seen; depends on what was not seen."""
+"""Measured in this run; follows from what was observed; depends on what was not observed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class ScriptFinding:
     place: Place
     """The line to change."""
 
-    seen: str
+    observation: str
     """What was observed, a clause with figures."""
 
     why: str
@@ -56,7 +56,7 @@ class ScriptFinding:
             "kind": self.kind,
             "file": self.place.file,
             "line": self.place.line,
-            "seen": self.seen,
+            "seen": self.observation,
             "why": self.why,
             "change": self.change,
             "gain": list(self.gain) if self.gain else None,
@@ -68,7 +68,7 @@ DEVICE_TIME = "device_time"
 """Kind of the finding about the most expensive kernel class: its gain is an upper bound."""
 
 LEAST_GAIN = 1.05
-"""What is less is no promise."""
+"""A smaller gain is not reported as one."""
 
 MOST_GAIN = 20.0
 """No estimate goes further: a share that is nearly all is not known that well."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.measure.device_findings import StepFacts, device_finding
-from stoker.scriptprofile.observations import Loop, Place, Seen, place_told
+from stoker.measure.findings import StepFacts, device_finding
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.loops import FitLoop, Loop
+from stoker.scriptprofile.observations import Place, to_place
 from stoker.scriptprofile.rules.finding import DEVICE_TIME, ScriptFinding
-from stoker.scriptprofile.split import StepSplit
 
 MULTIPLE = 8
 """Sides of 16-bit products that tensor cores take without padding.
@@ -19,34 +20,33 @@ NAMED = 3
 """Layers that are named; the others are counted."""
 
 
-def gpu_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
-    """Findings about the devices that a loop trains on. None was seen on a GPU yet."""
-    yield from _device_time(loop, split)
-    yield from _cpu_op(loop, seen)
-    if loop.kind == "fit":
-        yield from _one_of_several(loop, seen)
-        yield from _xla_not_used(loop, seen)
-        yield from _tensor_cores(loop, seen)
+def gpu_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
+    """Findings about the devices that a loop trains on. Not yet checked on a GPU."""
+    yield from _device_time(loop)
+    yield from _cpu_op(loop, process)
+    if isinstance(loop, FitLoop):
+        yield from _one_of_several(loop, process)
+        yield from _xla_not_used(loop, process)
+        yield from _tensor_cores(loop, process)
 
 
-def _device_time(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+def _device_time(loop: Loop) -> Iterator[ScriptFinding]:
     if loop.device is None:
         return
-    step_s = None if split is None else split.step_s
     facts = StepFacts(
         of_script=True,
-        mfu=loop.reached.mfu(step_s) if loop.reached is not None and step_s else None,
+        mfu=loop.mfu,
         precision=str(loop.model.get("policy", "")),
         xla=bool(loop.model.get("jit_compile") or loop.step.get("compiled")),
         steps_per_call=loop.model.get("steps_per_execution"),
-        input_wait=None if split is None else split.input_wait,
+        input_wait=loop.wait,
     )
     found = device_finding(loop.device, facts)
     if found is not None:
         yield ScriptFinding(
             kind=DEVICE_TIME,
             place=_line_of(loop, found.layer),
-            seen=found.seen,
+            observation=found.observation,
             why=found.why,
             change=found.change,
             # An upper bound, as if the whole share disappeared.
@@ -57,35 +57,35 @@ def _device_time(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]
 
 def _line_of(loop: Loop, layer: str) -> Place:
     """The line that created a layer; the loop's own line if that is unknown."""
-    lines = {name: place_told(at) for name, _, *at in loop.trace.get("layers", ())}
+    lines = {name: to_place(at) for name, _, *at in loop.trace.get("layers", ())}
     return lines.get(layer) or loop.place
 
 
-def _one_of_several(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+def _one_of_several(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     # A strategy that the model is outside of is a finding of its own.
-    several = any(replicas > 1 for _, _, replicas in seen.strategies)
+    several = any(replicas > 1 for _, _, replicas in process.strategies)
     devices = loop.model.get("devices", ())
-    if seen.gpus < 2 or several or loop.model.get("replicas", 1) > 1 or len(devices) != 1:
+    if process.gpus < 2 or several or loop.model.get("replicas", 1) > 1 or len(devices) != 1:
         return
     yield ScriptFinding(
         kind="one_gpu_of_several",
         place=_made(loop),
-        seen=f"TensorFlow sees {seen.gpus} GPUs, and every variable of the model is on {devices[0]}",
-        why="Without a strategy one device trains; the others stay idle, and their memory is taken.",
+        observation=f"TensorFlow sees {process.gpus} GPUs, and every variable of the model is on {devices[0]}",
+        why="Without a strategy one device trains; the others stay idle, and their memory is allocated.",
         change="strategy = tf.distribute.MirroredStrategy()\nwith strategy.scope():\n    model = ...\n"
         "    model.compile(...)  # and a batch as many times as large",
-        gain=(1.0, float(seen.gpus)),
+        gain=(1.0, float(process.gpus)),
         sure="measured",
     )
 
 
-def _cpu_op(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
-    if not seen.gpus or loop.reached is None or not loop.reached.on_cpu:
+def _cpu_op(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
+    if not process.gpus or loop.reached is None or not loop.reached.on_cpu:
         return
     yield ScriptFinding(
         kind="cpu_op",
-        place=place_told(loop.model.get("made")) or loop.place,
-        seen=loop.reached.on_cpu,
+        place=to_place(loop.model.get("made")) or loop.place,
+        observation=loop.reached.on_cpu,
         why="What they read and give is copied from the GPU and back in each step, which waits for it.",
         change="Take tf.device out of the model, or replace operations that have no GPU kernel.",
         gain=(1.0, 2.0),
@@ -93,14 +93,14 @@ def _cpu_op(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
     )
 
 
-def _xla_not_used(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
-    eager = loop.model.get("run_eagerly") or seen.functions_run_eagerly
-    if loop.model.get("jit_asked") is not True or (loop.model.get("jit_compile") and not eager):
+def _xla_not_used(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
+    eager = loop.model.get("run_eagerly") or process.functions_run_eagerly
+    if loop.model.get("jit_requested") is not True or (loop.model.get("jit_compile") and not eager):
         return
     yield ScriptFinding(
         kind="xla_not_used",
-        place=place_told(loop.model.get("compiled")) or loop.place,
-        seen="jit_compile=True was asked for, and the step is not compiled"
+        place=to_place(loop.model.get("compiled")) or loop.place,
+        observation="jit_compile=True was set, and the step is not compiled"
         + (": it runs eagerly" if eager else ""),
         why="Keras leaves XLA out where the step runs eagerly, and says so only once.",
         change="Leave out run_eagerly=True and tf.config.run_functions_eagerly(True).",
@@ -109,8 +109,8 @@ def _xla_not_used(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
     )
 
 
-def _tensor_cores(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
-    if not seen.gpus or not str(loop.model.get("policy", "")).startswith("mixed"):
+def _tensor_cores(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
+    if not process.gpus or not str(loop.model.get("policy", "")).startswith("mixed"):
         return
     missing = [
         (layer, wrong)
@@ -123,8 +123,8 @@ def _tensor_cores(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     yield ScriptFinding(
         kind="tensor_core_shapes",
-        place=place_told(missing[0][0]["place"]) or loop.place,
-        seen=f"16-bit products have sides that are not multiples of {MULTIPLE}: "
+        place=to_place(missing[0][0]["place"]) or loop.place,
+        observation=f"16-bit products have sides that are not multiples of {MULTIPLE}: "
         f"{', '.join(named)}{more}",
         why="Tensor cores take whole tiles: other sides are padded, or computed without them.",
         change=f"Round units, channels and batch size up to multiples of {MULTIPLE}.",
@@ -134,4 +134,4 @@ def _tensor_cores(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
 
 
 def _made(loop: Loop) -> Place:
-    return place_told(loop.model.get("made")) or loop.place
+    return to_place(loop.model.get("made")) or loop.place

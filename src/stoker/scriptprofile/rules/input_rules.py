@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker.scriptprofile.observations import Loop, Node, Place, Stage
+from stoker.scriptprofile.input_stages import stages_of
+from stoker.scriptprofile.loops import EpochStarts, FitLoop, Loop
+from stoker.scriptprofile.observations import Node, Place, Stage
 from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line, array_line
-from stoker.scriptprofile.split import (
-    EpochStarts,
-    StepSplit,
-    epoch_starts,
-    input_wait,
-    stage_costs,
-    stages_of,
-)
 
 LEAST_WAIT = 0.05
-"""Share of the step: below it the input is no matter, and its noise is as large."""
+"""Share of the step: below it the input does not matter, and its noise is as large."""
 
 LEAST_UNMEASURED = 0.2
 """The same if W is unknown, so that Keras and Python are part of the share."""
@@ -51,18 +45,14 @@ class Machine:
     gpus: int = 0
 
 
-def input_findings(
-    loop: Loop, split: StepSplit | None, machine: Machine
-) -> Iterator[ScriptFinding]:
+def input_findings(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
     """Findings about a loop's dataset; those about speed only where the step waits for it."""
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
-    starts = epoch_starts(loop, split)
-    if starts is not None and loop.feed is None and _matters(loop, starts, split):
+    starts = loop.epoch_starts if isinstance(loop, FitLoop) and _matters(loop) else None
+    if starts is not None:
         yield _slow_start(loop, starts)
-    else:
-        starts = None
-    waiting = _waiting(loop, split, starts)
+    waiting = _waiting(loop, starts)
     if waiting is None:
         return
     generator = list(_generator(loop, waiting))
@@ -71,8 +61,8 @@ def input_findings(
     yield from _row_by_row(loop, waiting)
     if not generator:
         yield from _uncached(loop, waiting, machine)
-    if split is not None and split.input_wait is not None and split.input_wait >= LEAST_WAIT:
-        yield from _prefetch(loop, split.input_wait)
+    if loop.wait is not None and loop.wait >= LEAST_WAIT:
+        yield from _prefetch(loop, loop.wait)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,29 +75,32 @@ class _Waiting:
     text: str
 
 
-def _waiting(loop: Loop, split: StepSplit | None, starts: EpochStarts | None) -> _Waiting | None:
-    """By what its steps wait, and its epochs; None where that is no matter."""
-    known = input_wait(loop, split)
+def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
+    """How long its steps and epochs wait; None where that does not matter."""
+    known = loop.input_wait()
     wait = 0.0 if known is None else known.share
     if starts is None:
         least = LEAST_WAIT if known is None or known.measured else LEAST_UNMEASURED
         if known is None or wait < least:
             return None
         return _Waiting(share=wait, text=known.text)
-    # Of the time that is no wait before an epoch, the steps wait their own part.
+    # Of the time outside of waits before epochs, the steps wait their own part.
     share = starts.share + (1.0 - starts.share) * wait
     return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
 
 
-def _matters(loop: Loop, starts: EpochStarts, split: StepSplit | None) -> bool:
-    # One wait may have been anything's on this machine; of short ones, and of what Keras begins anew
+def _matters(loop: FitLoop) -> bool:
+    """Whether the waits before epochs are worth a finding."""
+    starts = loop.epoch_starts
+    if starts is None or loop.feed is not None or starts.share < LEAST_START:
+        return False
+    # One wait may have been anything's on this machine; of short ones, and of what Keras builds again
     # for arrays, it takes more to be sure.
-    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.asked_for())
+    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.user_stages())
     often |= len(loop.starts) > 2 and starts.share >= LARGE_START
-    wait = 0.0 if split is None or split.input_wait is None else split.input_wait
-    # Where steps wait longer, all together, it is that which has to be mended.
-    most = starts.share >= (1.0 - starts.share) * wait
-    return often and most and starts.share >= LEAST_START and _may_be_the_input(loop, starts)
+    # Where steps wait longer, all together, it is that which has to be fixed.
+    most = starts.share >= (1.0 - starts.share) * (loop.wait or 0.0)
+    return often and most and _may_be_the_input(loop, starts)
 
 
 def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
@@ -116,11 +109,11 @@ def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
     Else it is something else's: tf.data's own tuner stops at a pass's end now and then, and so does a
     busy machine.
     """
-    costs = stage_costs(loop)
-    rows = loop.batches * loop.rows if loop.batches else 0
-    if not costs or not rows:
+    rows, ran = loop.batches_a_pass * loop.rows, stages_of(loop.nodes, loop.stages)
+    if not loop.costs or not rows or any(stage not in ran for stage in loop.user_stages()):
+        # Not all that the input does is known: a shuffle may have read all that is below it.
         return True
-    return rows * sum(cost.cpu_s_per_sample for cost in costs) >= starts.each_s * LEAST_WORK
+    return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * LEAST_WORK
 
 
 _ENDLESS = (
@@ -134,19 +127,19 @@ _ENDLESS_ARRAYS = (
 
 
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
-    mine = loop.asked_for()
-    shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.by_user]
+    mine = loop.user_stages()
+    shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.in_user_code]
     stage = next(iter(shuffles or mine), None)
-    filled, change = "the input begins anew", _ENDLESS
+    filled, change = "the input starts again", _ENDLESS
     if shuffles:
-        filled = "the shuffle buffer is filled anew"
+        filled = "the shuffle buffer is filled again"
         change = ".cache() before .shuffle(...), or shuffle file names or indices and read after"
     elif not mine:
-        filled, change = "an iterator over the arrays is made anew", _ENDLESS_ARRAYS
+        filled, change = "an iterator over the arrays is made again", _ENDLESS_ARRAYS
     return ScriptFinding(
         kind="slow_epoch_start",
         place=loop.place if stage is None else stage.place,
-        seen=f"each epoch but the first waits {starts.each_s:.2g} s before its first step, "
+        observation=f"each epoch but the first waits {starts.each_s:.2g} s before its first step, "
         f"{starts.share:.0%} of the training's time: {filled}",
         why="Nothing is trained until the first batch is there, and all that was made for the epoch "
         "before is made once more.",
@@ -158,12 +151,12 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
 
 def map_share(loop: Loop, stage: Stage) -> float | None:
     """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures of it."""
-    shares = [cost.share for cost in stage_costs(loop) if cost.stage is stage]
+    shares = [cost.share for cost in loop.costs if cost.stage is stage]
     return sum(shares) if shares else None
 
 
 def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
-    mine = [stage for stage in loop.stages if stage.by_user]
+    mine = [stage for stage in loop.stages if stage.in_user_code]
     if not mine or any(stage.kind == "prefetch" for stage in loop.stages):
         return
     if any(runs_ahead(node) for node in loop.nodes[:3]) or loop.model.get("distributed"):
@@ -172,7 +165,7 @@ def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="missing_prefetch",
         place=last.place,
-        seen=f"the step waits {wait:.0%} of its time, and nothing prepares the next batch meanwhile",
+        observation=f"the step waits {wait:.0%} of its time, and nothing prepares the next batch meanwhile",
         why="Without prefetch the input stands still while the step computes, and the step while "
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
@@ -183,15 +176,19 @@ def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
 
 
 def runs_ahead(node: Node) -> bool:
-    """Whether a stage makes elements before they are asked for."""
+    """Whether a stage makes elements before they are requested."""
     return node.name.startswith(("Prefetch", "ParallelMap", "MapAndBatch", "ParallelBatch"))
 
 
 def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
-    ran = nodes_of(loop, "map")
+    ran = nodes_of(loop.nodes, loop.stages, "map")
     for stage in loop.stages:
         share = map_share(loop, stage)
-        if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
+        if (
+            stage.kind != "map"
+            or not stage.in_user_code
+            or (share is not None and share < LEAST_SHARE)
+        ):
             continue
         if is_cached(loop, stage):
             continue
@@ -203,7 +200,7 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
             yield ScriptFinding(
                 kind="sequential_map",
                 place=stage.place,
-                seen=f"this map does one element at a time{part}; {waiting.text}",
+                observation=f"this map does one element at a time{part}; {waiting.text}",
                 why="One core prepares the data while the others have nothing to do.",
                 change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
                 gain=gain_of(parallel),
@@ -244,7 +241,11 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
     """A map before the batch that runs, row by row, operations that could run on a whole batch."""
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
-        if stage.kind != "map" or not stage.by_user or (share is not None and share < LEAST_SHARE):
+        if (
+            stage.kind != "map"
+            or not stage.in_user_code
+            or (share is not None and share < LEAST_SHARE)
+        ):
             continue
         batched = any(each.kind in BATCHES for each in loop.stages[:number])
         named = [each for each in ROW_WISE if each in stage.operations]
@@ -257,7 +258,7 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="row_by_row",
             place=stage.place,
-            seen=f"this map runs {', '.join(named[:NAMED])} for one row at a time{part}; {waiting.text}",
+            observation=f"this map runs {', '.join(named[:NAMED])} for one row at a time{part}; {waiting.text}",
             why="Each call costs far more than the row's own work, which a batch shares.",
             change=f".batch(...).map(...)  # the batch first; then {ROW_WISE[named[0]]}",
             gain=gain_of(waiting.share * (1.0 if share is None else share)),
@@ -269,14 +270,14 @@ NAMED = 3
 """Largest number of operations in the message."""
 
 
-def nodes_of(loop: Loop, kind: str) -> dict[Place, Node]:
+def nodes_of(nodes: Sequence[Node], stages: Sequence[Stage], kind: str) -> dict[Place, Node]:
     """Line -> the stage that TensorFlow ran for it, of all stages of a kind."""
-    pairs = zip(loop.nodes, stages_of(loop), strict=True)
+    pairs = zip(nodes, stages_of(nodes, stages), strict=True)
     return {stage.place: node for node, stage in pairs if stage and stage.kind == kind}
 
 
 def is_sequential(stage: Stage, node: Node | None) -> bool:
-    """Whether a map does one element at a time, as it was asked for and as it ran."""
+    """Whether a map does one element at a time, as it was written and as it ran."""
     if stage.arguments.get("num_parallel_calls") is not None:
         return False
     if node is None or node.name == "Map":
@@ -305,7 +306,7 @@ def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
     return ScriptFinding(
         kind="python_map",
         place=stage.place,
-        seen=f"each element calls Python (tf.py_function or tf.numpy_function{at}); {waiting.text}",
+        observation=f"each element calls Python (tf.py_function or tf.numpy_function{at}); {waiting.text}",
         why="Only one thread runs Python at a time: more parallel calls do not help, and it takes "
         "turns with your training loop.",
         change="Write the function with TensorFlow's operations (tf.io, tf.image, tf.strings), or "
@@ -317,14 +318,14 @@ def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
 
 def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
     for number, stage in enumerate(loop.stages):
-        if stage.kind != "from_generator" or not stage.by_user:
+        if stage.kind != "from_generator" or not stage.in_user_code:
             continue
         above = {each.kind for each in loop.stages[:number]}
         per_row = bool(above & BATCHES)
         yield ScriptFinding(
             kind="generator_rows" if per_row else "generator_batches",
             place=stage.place,
-            seen=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; "
+            observation=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; "
             f"{waiting.text}",
             why="Each element goes through one Python thread, which also runs your training loop: "
             "no number of cores makes it faster.",
@@ -343,7 +344,7 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
         share = map_share(loop, stage)
         if stage.kind != "map" or share is None or share < LEAST_SHARE:
             continue
-        if not stage.by_user and stage not in loop.asked_for():
+        if not stage.in_user_code and stage not in loop.user_stages():
             continue
         size = _size(loop, number)
         if any(each.random for each in loop.stages[number:]) or size is None:
@@ -352,7 +353,7 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
             yield ScriptFinding(
                 kind="uncached",
                 place=stage.place,
-                seen=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
+                observation=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
                 f"input's CPU time; its results take {size / 1e6:.3g} MB; {waiting.text}",
                 why="Nothing that is drawn goes into it: from the second pass on its results could be "
                 "read from memory.",
@@ -364,7 +365,7 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
 
 
 def _where_to_cache(loop: Loop, number: int) -> str:
-    if not loop.stages[number].by_user:
+    if not loop.stages[number].in_user_code:
         return (
             "dataset = dataset.cache().shuffle(1_000).prefetch(tf.data.AUTOTUNE)  # behind the call; "
             "its batches keep their members"
@@ -388,10 +389,10 @@ def _size(loop: Loop, number: int) -> int | None:
 
 
 def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
-    held = nodes_of(loop, "shuffle")
+    held = nodes_of(loop.nodes, loop.stages, "shuffle")
     for stage in loop.stages:
         count = stage.arguments.get("buffer_size")
-        if stage.kind != "shuffle" or not stage.by_user or not isinstance(count, int):
+        if stage.kind != "shuffle" or not stage.in_user_code or not isinstance(count, int):
             continue
         each = stage.element_bytes
         node = held.get(stage.place)
@@ -407,7 +408,7 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
             yield ScriptFinding(
                 kind="shuffle_memory",
                 place=line or stage.place,
-                seen=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
+                observation=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
                 f"of this machine's {machine.memory_bytes / 2**30:.1f}",
                 why="The buffer is filled before the first batch comes, and never given back.",
                 change=f".shuffle({fitting:_})  # or shuffle file names, and read after",
@@ -420,7 +421,7 @@ def _elements(loop: Loop, stage: Stage) -> int:
     """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
     if stage.cardinality > 0:
         return stage.cardinality
-    batches = loop.batches or (-(-loop.steps // loop.passes) if loop.passes else 0)
+    batches = loop.batches_a_pass
     above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
     # Where nothing above it makes batches, its elements are batches themselves.
     return batches * (max(1, loop.rows) if above & BATCHES else 1)
@@ -428,7 +429,7 @@ def _elements(loop: Loop, stage: Stage) -> int:
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:
     # Last one first: the finding belongs to the first stage that is the user's.
-    wide = [stage for stage in loop.stages if stage.by_user and "float64" in stage.dtypes]
+    wide = [stage for stage in loop.stages if stage.in_user_code and "float64" in stage.dtypes]
     if not wide or (loop.stages and "float64" not in loop.stages[0].dtypes):
         return
     dtypes, line = wide[-1].dtypes, None
@@ -439,7 +440,7 @@ def _float64(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="float64_data",
         place=line or wide[-1].place,
-        seen=f"the dataset's elements hold float64{parts}",
+        observation=f"the dataset's elements hold float64{parts}",
         why="It takes twice the memory and bandwidth of float32, and is converted in each step "
         "(or, in a loop of your own, computed with).",
         change="Give float32: array.astype('float32'), or tf.cast(x, tf.float32) in the map.",

@@ -1,6 +1,6 @@
-"""What was looked for and seen, and is worth little here: it is said, with the reason why.
+"""Findings that are worth little here, each with the reason.
 
-A script that has no prefetch is not told "nothing was found" only because TensorFlow has added one, or
+A script without prefetch does not get "nothing was found" only because TensorFlow has added one, or
 because its step does not wait: with another model, or on a faster device, the same lines cost.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stoker.measure.model_findings import useless_bias
-from stoker.scriptprofile.observations import Loop, Node, Stage, place_told
+from stoker.measure.findings import useless_bias
+from stoker.scriptprofile.loops import DatasetLoop, FitLoop, Loop
+from stoker.scriptprofile.observations import Node, Stage, to_place
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import (
     BATCHES,
@@ -27,64 +28,60 @@ from stoker.scriptprofile.rules.python_rules import (
     batch_line,
     larger_batch,
 )
-from stoker.scriptprofile.split import StepSplit, input_share
 
 
-def minor_findings(
-    loop: Loop, split: StepSplit | None, found: Iterable[ScriptFinding]
-) -> Iterator[ScriptFinding]:
-    """What of a loop is no finding, and would be one elsewhere.
+def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[ScriptFinding]:
+    """What is not a finding about a loop here, and would be one elsewhere.
 
     Args:
         loop: A line that trains.
-        split: Where its steps' time goes; None where too few were measured.
-        found: What is said of it already.
+        found: Its findings.
     """
-    said = {(each.kind, each.place) for each in found}
+    known = {(each.kind, each.place) for each in found}
     minor = [
-        *_prefetch(loop, split),
-        *_made_by_python(loop, split),
-        *_maps(loop, split),
-        *_batch(loop, split),
+        *_prefetch(loop),
+        *_made_by_python(loop),
+        *_maps(loop),
+        *_batch(loop),
         *_biases(loop),
     ]
-    dear = {place for kind, place in said if kind in ("python_map", "generator_rows")}
+    dear = {place for kind, place in known if kind in ("python_map", "generator_rows")}
     for each in minor:
-        # Where Python makes each element, no thread more helps: it has been said.
-        if (each.kind, each.place) not in said and each.place not in dear:
+        # Where Python makes each element, more threads do not help: that has been reported.
+        if (each.kind, each.place) not in known and each.place not in dear:
             yield each
 
 
-def _prefetch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
-    mine = [stage for stage in loop.stages if stage.by_user]
+def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
+    mine = [stage for stage in loop.stages if stage.in_user_code]
     # A strategy fetches ahead by itself.
     spread = loop.model.get("distributed")
     if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
         return
     ahead = next((node for node in loop.nodes[:3] if runs_ahead(node)), None)
     done = None if ahead is None else f"lets it run ahead ({ahead.name})"
-    why, gain = _worth(split, done=done)
+    why, gain = _worth(loop, done=done)
     yield ScriptFinding(
         kind="missing_prefetch",
         place=mine[0].place,
-        seen=f"nothing that you wrote prepares the next batch meanwhile; {why}",
+        observation=f"nothing that you wrote prepares the next batch meanwhile; {why}",
         why="Without prefetch the input stands still while the step computes, and the step while "
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
         gain=gain,
-        sure="measured" if split is not None and split.input_wait is not None else "possible",
+        sure="measured" if loop.wait is not None else "possible",
     )
 
 
-def _made_by_python(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
     """A generator, or a map that calls Python, whose step does not wait for it now."""
     for number, stage in enumerate(loop.stages):
         is_generator = stage.kind == "from_generator"
-        if not stage.by_user or is_cached(loop, stage):
+        if not stage.in_user_code or is_cached(loop, stage):
             continue
         if not is_generator and not (stage.kind == "map" and stage.python_calls):
             continue
-        why, gain = _worth(split, done=None)
+        why, gain = _worth(loop, done=None)
         per_row = is_generator and any(s.kind in BATCHES for s in loop.stages[:number])
         what = "a Python generator gives" if is_generator else "tf.py_function makes"
         one = "sample" if per_row or not is_generator else "batch"
@@ -92,25 +89,25 @@ def _made_by_python(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFindi
         yield ScriptFinding(
             kind=kind,
             place=stage.place,
-            seen=f"{what} one {one} at a time; {why}",
+            observation=f"{what} one {one} at a time; {why}",
             why="Only one thread runs Python at a time: a quicker step would wait for it, however many "
             "cores there are.",
             change="Read and decode with TensorFlow's operations in a parallel map.",
             gain=gain,
-            sure="measured" if split is not None and split.input_wait is not None else "possible",
+            sure="measured" if loop.wait is not None else "possible",
         )
 
 
-def _maps(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
-    wait = None if split is None else split.input_wait
-    ran = nodes_of(loop, "map")
+def _maps(loop: Loop) -> Iterator[ScriptFinding]:
+    wait = loop.wait
+    ran = nodes_of(loop.nodes, loop.stages, "map")
     for stage in loop.stages:
-        asked = stage.arguments.get("num_parallel_calls") is not None
-        if stage.kind != "map" or not stage.by_user or stage.python_calls or asked:
+        is_set = stage.arguments.get("num_parallel_calls") is not None
+        if stage.kind != "map" or not stage.in_user_code or stage.python_calls or is_set:
             continue
         if is_cached(loop, stage):
             continue
-        why, gain = _worth(split, done=_made_parallel(stage, ran.get(stage.place)))
+        why, gain = _worth(loop, done=_made_parallel(stage, ran.get(stage.place)))
         share = map_share(loop, stage)
         cheap = share is not None and share < LEAST_SHARE
         if wait is not None and wait >= LEAST_WAIT and share is not None and cheap:
@@ -121,7 +118,7 @@ def _maps(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind="sequential_map",
             place=stage.place,
-            seen=f"this map was asked to do one element at a time; {why}",
+            observation=f"this map is written to do one element at a time; {why}",
             why="One core prepares the data while the others have nothing to do.",
             change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
             gain=gain,
@@ -135,10 +132,10 @@ def _made_parallel(stage: Stage, node: Node | None) -> str | None:
     return f"made it parallel ({node.name})"
 
 
-def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
-    if not 0 < loop.rows <= SMALL_BATCH or loop.kind not in ("fit", "dataset"):
+def _batch(loop: Loop) -> Iterator[ScriptFinding]:
+    if not 0 < loop.rows <= SMALL_BATCH or not isinstance(loop, FitLoop | DatasetLoop):
         return
-    python = None if split is None else split.python
+    python = None if loop.split is None else loop.split.python
     if python is None:
         why = "what Python takes of a step was not measured"
     elif python < MUCH_PYTHON:
@@ -149,7 +146,7 @@ def _batch(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="small_batch",
         place=batch_line(loop),
-        seen=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
+        observation=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
         "win by a larger batch, was not measured",
         why="The device is idle between steps that are too short for it.",
         change=larger_batch(loop),
@@ -162,7 +159,7 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
     found = loop.model.get("useless_biases") or {}
     if not found.get("count"):
         return
-    told = useless_bias(
+    finding = useless_bias(
         [each["name"] for each in found["layers"]],
         count=found["count"],
         parameters=found["parameters"],
@@ -171,18 +168,18 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
     first = found["layers"][0]
     yield ScriptFinding(
         kind="useless_bias",
-        place=place_told(first["place"]) or loop.place,
-        seen=told.message,
+        place=to_place(first["place"]) or loop.place,
+        observation=finding.message,
         why="BatchNormalization subtracts the mean of each channel, and with it the bias.",
-        change=told.fix,
+        change=finding.fix,
         gain=None,
         sure="possible",
     )
 
 
-def _worth(split: StepSplit | None, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
+def _worth(loop: Loop, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
     """Why it is worth little, and the gain at most."""
-    wait, whole = None if split is None else split.input_wait, input_share(split)
+    wait, whole = loop.wait, None if loop.split is None else loop.split.input_share()
     if done is not None:
         return f"little here: TensorFlow itself {done}", (1.0, 1.0)
     if wait is None and whole is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.scriptprofile.observations import BatchHook, Loop, Place, place_told
+from stoker.scriptprofile.loops import FitLoop, Loop, StepSplit
+from stoker.scriptprofile.observations import BatchHook, Place, to_place
 from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line
-from stoker.scriptprofile.split import StepSplit
 
 LEAST_PYTHON = 0.2
 """Share of a step that Python takes: below it nothing is worth a change."""
@@ -35,7 +35,7 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
     hardly any arithmetic.
     """
     one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
-    if loop.kind != "fit" or not one or split.step_s >= TINY_STEP_S:
+    if not isinstance(loop, FitLoop) or not one or split.step_s >= TINY_STEP_S:
         return
     sure: Sureness = "measured"
     gain = gain_of(python, least=0.5)
@@ -53,8 +53,8 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
         return
     yield ScriptFinding(
         kind="steps_per_execution",
-        place=place_told(loop.model.get("compiled")) or loop.place,
-        seen=seen,
+        place=to_place(loop.model.get("compiled")) or loop.place,
+        observation=seen,
         why=why,
         change="model.compile(..., steps_per_execution=32)",
         gain=gain,
@@ -64,31 +64,29 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
 
 def _is_hardly_any(loop: Loop, split: StepSplit) -> bool:
     """Whether a tiny step is little more than its call and the starts of its operations."""
-    mfu = _mfu(loop, split)
     is_busy = split.busy is not None and split.busy >= MUCH_BUSY
-    return split.step_s < TINY_STEP_S and mfu is not None and mfu < HARDLY_ANY and is_busy
+    is_tiny = split.step_s < TINY_STEP_S and loop.mfu is not None and loop.mfu < HARDLY_ANY
+    return is_tiny and is_busy
 
 
 def _hardly_any(loop: Loop, split: StepSplit) -> str:
     return (
-        f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {_mfu(loop, split) or 0:.2%} "
+        f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {loop.mfu or 0:.2%} "
         "of what the device could do in that time"
     )
-
-
-def _mfu(loop: Loop, split: StepSplit) -> float | None:
-    return None if loop.reached is None else loop.reached.mfu(split.step_s)
 
 
 def _share_of(split: StepSplit, python: float) -> str:
     return f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
 
 
-def python_findings(loop: Loop, split: StepSplit | None) -> Iterator[ScriptFinding]:
+def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
     """Findings about what Python does between the calls of the compiled step."""
+    split = loop.split
     if split is None:
         return
-    hooks = [(each, min(1.0, each.step_s / split.step_s)) for each in loop.hooks]
+    given = loop.hooks if isinstance(loop, FitLoop) else ()
+    hooks = [(each, min(1.0, each.step_s / split.step_s)) for each in given]
     for hook, share in hooks:
         if share >= LEAST_PYTHON:
             yield _slow_hook(loop, split, hook, share)
@@ -112,7 +110,7 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
     yield ScriptFinding(
         kind="small_batch",
         place=batch_line(loop),
-        seen=f"{seen}, with batches of {loop.rows}",
+        observation=f"{seen}, with batches of {loop.rows}",
         why="The device is idle between steps that are too short for it, or starts operations that are.",
         change=larger_batch(loop),
         gain=gain,
@@ -125,7 +123,7 @@ def batch_line(loop: Loop) -> Place:
     for stage in loop.stages:
         if stage.kind in ("batch", "padded_batch"):
             # Another library's call was given it by name.
-            call, position = (stage.kind, 0) if stage.by_user else ("", None)
+            call, position = (stage.kind, 0) if stage.in_user_code else ("", None)
             size = stage.arguments.get("batch_size")
             found = argument_line(stage.place, call, "batch_size", position=position, value=size)
             if found is not None:
@@ -146,7 +144,7 @@ def _slow_hook(loop: Loop, split: StepSplit, hook: BatchHook, share: float) -> S
     return ScriptFinding(
         kind="slow_callback",
         place=hook.place or loop.place,
-        seen=f"{hook.hook} of the callback {hook.name} takes {hook.step_s * 1e3:.3g} ms of a step of "
+        observation=f"{hook.hook} of the callback {hook.name} takes {hook.step_s * 1e3:.3g} ms of a step of "
         f"{split.step_s * 1e3:.3g} ms, {share:.0%}",
         why="It runs between two steps, in the thread that trains: the device waits until it has ended.",
         change="Do it every 100 batches (if batch % 100 == 0), in on_epoch_end, or in a thread of its "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stoker.scriptprofile.observations import Function, Loop, Seen, place_told
-from stoker.scriptprofile.rules.feed_rules import batch_call_findings
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.loops import FitLoop, Loop, OwnLoop
+from stoker.scriptprofile.observations import Function, to_place
 from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
 from stoker.scriptprofile.rules.gpu_rules import gpu_findings
 from stoker.scriptprofile.rules.origin import argument_line, dtype_line, step_line
 from stoker.scriptprofile.rules.python_rules import python_findings
-from stoker.scriptprofile.split import StepSplit
+from stoker.scriptprofile.rules.wait_rules import batch_call_findings
 
 MOST_TRACES = 4
 """Of one function: twice for its first call that makes variables, and an epoch's short batch."""
@@ -28,54 +29,54 @@ LEAST_SYNCS = 20
 """Fewer say nothing of a habit."""
 
 
-def step_findings(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
+def step_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     """Findings about a loop's step."""
-    eager = list(_eager(loop, split, seen))
+    eager = list(_eager(loop, process))
     yield from eager
     if not eager:
-        yield from _host_sync(loop, split, gpus=seen.gpus)
-        yield from batch_call_findings(loop, split, seen)
-        yield from python_findings(loop, split)
-    if loop.kind == "fit":
+        yield from _host_sync(loop, gpus=process.gpus)
+        yield from batch_call_findings(loop, process)
+        yield from python_findings(loop)
+    if isinstance(loop, FitLoop):
         yield from _half_output(loop)
         yield from _float64_model(loop)
-        yield from _outside_scope(loop, seen)
+        yield from _outside_scope(loop, process)
         yield from _keras_distribution(loop)
-    yield from gpu_findings(loop, split, seen)
+    yield from gpu_findings(loop, process)
 
 
-def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFinding]:
-    share = 0.5 if split is None or split.python is None else split.python
+def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
+    share = 0.5 if loop.split is None or loop.split.python is None else loop.split.python
     common = {
         "why": "Python starts each operation by itself, and TensorFlow can neither fuse nor order "
         "them.",
         "gain": gain_of(max(0.5, share), least=0.5),
         "sure": "likely",
     }
-    if seen.functions_run_eagerly:
+    if process.functions_run_eagerly:
         yield ScriptFinding(
             kind="eager_loop",
             place=loop.place,
-            seen="tf.config.run_functions_eagerly(True) is set: no tf.function is compiled",
+            observation="tf.config.run_functions_eagerly(True) is set: no tf.function is compiled",
             change="tf.config.run_functions_eagerly(False)",
             **common,  # type: ignore[arg-type]
         )
     elif loop.model.get("run_eagerly"):
-        compiled = place_told(loop.model.get("compiled")) or loop.place
+        compiled = to_place(loop.model.get("compiled")) or loop.place
         yield ScriptFinding(
             kind="eager_loop",
             place=argument_line(compiled, "compile", "run_eagerly", value=True) or compiled,
-            seen="the model was compiled with run_eagerly=True",
+            observation="the model was compiled with run_eagerly=True",
             change="model.compile(..., run_eagerly=False)",
             **common,  # type: ignore[arg-type]
         )
-    elif loop.eager_gradients:
+    elif isinstance(loop, OwnLoop) and loop.eager_gradients:
         place, count = max(loop.eager_gradients, key=lambda each: each[1])
         if count >= max(3, loop.steps // 2):
             yield ScriptFinding(
                 kind="eager_loop",
                 place=step_line(loop.step_calls) or place,
-                seen=f"{count} of {loop.steps} steps computed their gradients outside of any "
+                observation=f"{count} of {loop.steps} steps computed their gradients outside of any "
                 "tf.function",
                 change="@tf.function\ndef train_step(x, y): ...  # forward pass, tape.gradient and "
                 "apply_gradients inside",
@@ -83,19 +84,18 @@ def _eager(loop: Loop, split: StepSplit | None, seen: Seen) -> Iterator[ScriptFi
             )
 
 
-def _host_sync(loop: Loop, split: StepSplit | None, *, gpus: int) -> Iterator[ScriptFinding]:
-    if loop.kind == "fit" or loop.steps < LEAST_SYNCS or not loop.syncs:
+def _host_sync(loop: Loop, *, gpus: int) -> Iterator[ScriptFinding]:
+    if not isinstance(loop, OwnLoop) or loop.steps < LEAST_SYNCS or not loop.syncs:
         return
     place, count = max(loop.syncs, key=lambda each: each[1])
     if count < SYNC_SHARE * loop.steps:
         return
-    took = 0.0
-    if split is not None and split.step_s > 0:
-        took = split.parts.get("reading values", 0.0) / split.step_s
+    split = loop.split
+    took = split.parts.get("reading values", 0.0) / split.step_s if split else 0.0
     yield ScriptFinding(
         kind="host_sync",
         place=place,
-        seen=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
+        observation=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
         "their time" + ("" if gpus else " (there is no GPU here, where it would cost more)"),
         why="Python waits until the device has ended the step, so that the next one is not prepared "
         "meanwhile.",
@@ -112,8 +112,8 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
     for output in loop.model.get("half_outputs", ()):
         yield ScriptFinding(
             kind="half_output",
-            place=place_told(output["place"]) or loop.place,
-            seen=f"the output layer {output['name']} computes in {output['dtype']}",
+            place=to_place(output["place"]) or loop.place,
+            observation=f"the output layer {output['name']} computes in {output['dtype']}",
             why="Softmax, sigmoid and the loss lose small probabilities in half precision: training "
             "becomes unstable, or stands still.",
             change='keras.layers.Dense(..., dtype="float32")  # the output layer alone',
@@ -124,11 +124,11 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
 
 def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
     if variables := loop.model.get("float64"):
-        made = place_told(loop.model.get("made")) or loop.place
+        made = to_place(loop.model.get("made")) or loop.place
         yield ScriptFinding(
             kind="float64_model",
             place=dtype_line(made, "float64") or made,
-            seen=f"variables are float64: {', '.join(variables[:3])}",
+            observation=f"variables are float64: {', '.join(variables[:3])}",
             why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
             change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',
             gain=(1.3, 2.0) if not loop.nodes else (1.0, 2.0),
@@ -136,15 +136,15 @@ def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
         )
 
 
-def _outside_scope(loop: Loop, seen: Seen) -> Iterator[ScriptFinding]:
+def _outside_scope(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     if loop.model.get("replicas", 1) > 1:
         return
-    for kind, place, replicas in seen.strategies:
+    for kind, place, replicas in process.strategies:
         if replicas > 1:
             yield ScriptFinding(
                 kind="outside_scope",
-                place=place_told(loop.model.get("made")) or loop.place,
-                seen=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
+                place=to_place(loop.model.get("made")) or loop.place,
+                observation=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
                 "outside of its scope: one device trains, and nothing says so",
                 why="Keras takes the strategy from where the model is made; the other devices stay "
                 "idle.",
@@ -160,8 +160,8 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
         return
     yield ScriptFinding(
         kind="keras_distribution",
-        place=place_told(loop.model.get("made")) or loop.place,
-        seen=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
+        place=to_place(loop.model.get("made")) or loop.place,
+        observation=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
         f"on {loop.model.get('replicas', 1)} replica: with TensorFlow it has no effect, and nothing "
         "says so",
         why="Keras hands a distribution to JAX only; TensorFlow trains as if it were not there.",
@@ -172,31 +172,31 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
     )
 
 
-def function_findings(seen: Seen) -> Iterator[ScriptFinding]:
+def function_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
     """Functions that were traced again and again."""
-    for function in seen.functions:
-        # A function of each of several models is made anew, too, and then called many times.
+    for function in process.functions:
+        # A function of each of several models is made again, too, and then called many times.
         is_passing = function.calls <= PASSING_CALLS * function.made
         if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
-            yield _made_anew(function, seen)
+            yield _made_anew(function, process)
         elif function.traces > MOST_TRACES * function.made:
-            yield _retraced(function, seen)
+            yield _retraced(function, process)
 
 
-def _made_anew(function: Function, seen: Seen) -> ScriptFinding:
+def _made_anew(function: Function, process: WatchedProcess) -> ScriptFinding:
     return ScriptFinding(
         kind="retracing",
         place=function.place,
-        seen=f"{function.made} tf.functions were made of {function.name}, and each was traced anew, "
+        observation=f"{function.made} tf.functions were made of {function.name}, and each was traced again, "
         f"for {function.trace_s:.2g} s together",
         why="A trace belongs to its tf.function: one that is made in a loop starts from nothing.",
         change="Define the tf.function once, outside of the loop.",
-        gain=_gain_of_traces(function, seen),
+        gain=_gain_of_traces(function, process),
         sure="measured",
     )
 
 
-def _retraced(function: Function, seen: Seen) -> ScriptFinding:
+def _retraced(function: Function, process: WatchedProcess) -> ScriptFinding:
     causes, changes = [], []
     for name, values in _changing(function.causes):
         what = ", ".join(value.removeprefix("python ") for value in values[:3])
@@ -215,11 +215,11 @@ def _retraced(function: Function, seen: Seen) -> ScriptFinding:
     return ScriptFinding(
         kind="retracing",
         place=function.place,
-        seen=f"{function.name} was traced {function.traces} times in {function.calls} calls, for "
+        observation=f"{function.name} was traced {function.traces} times in {function.calls} calls, for "
         f"{function.trace_s:.2g} s together{cause}",
         why="Each trace runs the Python again and builds and optimizes a new graph.",
         change=change,
-        gain=_gain_of_traces(function, seen),
+        gain=_gain_of_traces(function, process),
         sure="measured",
     )
 
@@ -240,6 +240,6 @@ def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str
     return sorted(changed, key=lambda each: -len(each[1]))[:MOST_NAMED]
 
 
-def _gain_of_traces(function: Function, seen: Seen) -> tuple[float, float]:
-    trained_s = sum(loop.period_s + loop.first_s for loop in seen.loops)
+def _gain_of_traces(function: Function, process: WatchedProcess) -> tuple[float, float]:
+    trained_s = sum(loop.period_s + loop.first_s for loop in process.loops)
     return gain_of(function.trace_s / max(trained_s, function.trace_s, 1e-9), least=0.5)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stoker.scriptprofile.observations import Loop, Seen, WallPart
+from stoker.scriptprofile.facts import WatchedProcess
+from stoker.scriptprofile.input_stages import stages_of
+from stoker.scriptprofile.loops import FitLoop, Loop
+from stoker.scriptprofile.observations import FirstPass, Stage, WallPart
 from stoker.scriptprofile.rules.finding import ScriptFinding
-from stoker.scriptprofile.rules.first_pass import filling_s, first_pass_findings
+from stoker.scriptprofile.rules.input_rules import is_sequential, nodes_of
 
 LEAST_PART = 0.10
 """From this share of the time without imports, a part is a finding."""
@@ -35,45 +38,45 @@ NAMES = {
 """Part -> label for the user."""
 
 
-def wall_time(seen: Seen) -> Mapping[str, float]:
+def wall_time(process: WatchedProcess) -> Mapping[str, float]:
     """Part of the process's time -> seconds, the largest first; empty if unknown.
 
     They add up to the time from the process's start to its last report.
     """
-    if seen.since_start_s <= 0:
+    if process.since_start_s <= 0:
         return {}
     found: dict[str, float] = {}
-    for part in seen.wall_parts:
+    for part in process.wall_parts:
         name = "training" if part.kind == "fit" else part.kind
         found[name] = found.get(name, 0.0) + max(0.0, part.wall_s)
-    for loop in seen.loops:
-        found["measuring"] = found.get("measuring", 0.0) + loop.ours_s
-        if loop.kind == "fit":
-            found["training"] = max(0.0, found.get("training", 0.0) - loop.ours_s)
+    for loop in process.loops:
+        found["measuring"] = found.get("measuring", 0.0) + loop.measuring_s
+        if isinstance(loop, FitLoop):
+            found["training"] = max(0.0, found.get("training", 0.0) - loop.measuring_s)
         else:
             found["training"] = found.get("training", 0.0) + loop.first_s + loop.period_s
         filled_s = min(filling_s(loop), found["training"])
         if filled_s > 0:
             found["training"] -= filled_s
             found["first_pass"] = found.get("first_pass", 0.0) + filled_s
-    found["rest"] = max(0.0, seen.since_start_s - sum(found.values()))
+    found["rest"] = max(0.0, process.since_start_s - sum(found.values()))
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def share_of_script(loop: Loop, seen: Seen) -> float:
+def share_of_script(loop: Loop, process: WatchedProcess) -> float:
     """What a line that trains takes of the script's time without imports, in [0, 1]; 1 if unknown."""
-    parts = wall_time(seen)
+    parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
-    fits = sum(part.wall_s for part in seen.wall_parts if part.place == loop.place)
-    whole_s = fits if loop.kind == "fit" else loop.first_s + loop.period_s
+    fits = sum(part.wall_s for part in process.wall_parts if part.place == loop.place)
+    whole_s = fits if isinstance(loop, FitLoop) else loop.first_s + loop.period_s
     return min(1.0, whole_s / base_s) if base_s > 0 else 1.0
 
 
-def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
+def wall_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
     """Parts of a script's time, other than training, that take much of it."""
-    parts = wall_time(seen)
+    parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
-    for part in seen.wall_parts:
+    for part in process.wall_parts:
         share = part.wall_s / base_s if base_s > 0 else 0.0
         is_long = part.cpu_s >= LEAST_CPU_S or part.wall_s >= LONG_S
         if (
@@ -90,18 +93,15 @@ def wall_findings(seen: Seen) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             kind=f"slow_{part.kind}",
             place=part.place,
-            seen=f"{what} takes {share:.0%} of the script's time without imports "
+            observation=f"{what} takes {share:.0%} of the script's time without imports "
             f"({part.wall_s:.3g} s {times})",
             why=why,
             change=change,
             gain=(1.0, min(20.0, 1.0 / max(0.05, 1.0 - share))),
             sure="measured",
         )
-    for loop in seen.loops:
-        filled_s = filling_s(loop)
-        if filled_s >= max(LEAST_WALL_S, LEAST_PART * base_s):
-            share = min(1.0, filled_s / base_s)
-            yield from first_pass_findings(loop, seconds=filled_s, share=share)
+    for loop in process.loops:
+        yield from _slow_first_pass(loop, base_s)
 
 
 _SAID = {
@@ -139,17 +139,17 @@ _MANY = (
 )
 
 
-def told_parts(seen: Seen) -> list[tuple[str, float]]:
+def shown_parts(process: WatchedProcess) -> list[tuple[str, float]]:
     """Label and share of each part, for the user; parts below one percent are left out."""
-    parts = wall_time(seen)
+    parts = wall_time(process)
     whole_s = sum(parts.values())
     shares = [(NAMES.get(name, name), value / whole_s) for name, value in parts.items() if whole_s]
     return [(name, share) for name, share in shares if share >= 0.01]
 
 
-def parts_json(seen: Seen) -> list[dict[str, object]]:
+def parts_json(process: WatchedProcess) -> list[dict[str, object]]:
     """For profile.json: the lines that took part of the time."""
-    return [_json(part) for part in sorted(seen.wall_parts, key=lambda each: -each.wall_s)]
+    return [_json(part) for part in sorted(process.wall_parts, key=lambda each: -each.wall_s)]
 
 
 def _json(part: WallPart) -> dict[str, object]:
@@ -161,3 +161,91 @@ def _json(part: WallPart) -> dict[str, object]:
         "cpu_s": part.cpu_s,
         "calls": part.calls,
     }
+
+
+CACHES = ("cache", "snapshot")
+"""Stages that keep what was read in the first pass."""
+
+_WORKS = ("map", "from_generator", "interleave", "flat_map", "filter")
+"""Stages of which one is named where TensorFlow kept no figures."""
+
+
+def filling_s(loop: Loop) -> float:
+    """What the first pass takes for the work below its cache, seconds; 0 where there is none."""
+    first = loop.first_pass
+    if first is None or not _below_cache(loop):
+        return 0.0
+    work = _work_below_cache(loop, first)
+    if work and first.nodes_s > 0:
+        # The first pass traces and compiles, too: its input took no longer than it worked.
+        return min(first.longer_s, first.wall_s * sum(work_s for _, work_s in work) / first.nodes_s)
+    ran = stages_of(first.nodes, loop.stages)
+    # A cache below which nothing ran was filled by an earlier loop.
+    is_full = any(stage is not None and stage.kind in CACHES for stage in ran)
+    return 0.0 if is_full else first.longer_s
+
+
+def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
+    """That a first pass takes long, at the line of its most expensive stage.
+
+    Args:
+        loop: A line that trains.
+        base_s: The script's time without imports, seconds.
+    """
+    first, filled_s = loop.first_pass, filling_s(loop)
+    if first is None or filled_s < LEAST_PART * base_s:
+        return
+    # On a machine without other programs it would have taken less.
+    if filled_s * (1.0 - first.away) < LEAST_WALL_S:
+        return
+    work = _work_below_cache(loop, first)
+    stage = max(work, key=lambda each: each[1])[0] if work else _likely_dearest(loop)
+    if stage is None:
+        return
+    share = saved = min(1.0, filled_s / base_s)
+    ran = nodes_of(first.nodes, loop.stages, "map").get(stage.place)
+    change = _KEEP
+    if stage.python_calls or stage.kind == "from_generator":
+        change = f"Write it with TensorFlow's operations, in a parallel map; and {_KEEP}"
+    elif stage.kind == "map" and is_sequential(stage, ran):
+        saved = share * (1.0 - 1.0 / max(1, loop.cores))
+        change = f".map(..., num_parallel_calls=tf.data.AUTOTUNE)  # and {_KEEP}"
+    what = "the generator" if stage.kind == "from_generator" else f"this {stage.kind}"
+    yield ScriptFinding(
+        kind="slow_first_pass",
+        place=stage.place,
+        observation=f"{what} fills the cache in the first of {loop.passes} passes, which takes "
+        f"{filled_s:.3g} s longer than a later one, {share:.0%} of the script's time without imports",
+        why="Training waits for it once in each run of the script, whatever later passes read.",
+        change=change,
+        gain=(1.0, 1.0 / max(0.05, 1.0 - saved)),
+        sure="measured" if work else "likely",
+    )
+
+
+_KEEP = ".cache(a file name) keeps the results on disk: the next run of the script reads them"
+
+
+def _below_cache(loop: Loop) -> list[Stage]:
+    """The user's stages below the cache, last one first."""
+    cached = [number for number, stage in enumerate(loop.stages) if stage.kind in CACHES]
+    below = loop.stages[cached[-1] + 1 :] if cached else ()
+    return [stage for stage in below if stage.in_user_code]
+
+
+def _work_below_cache(loop: Loop, first: FirstPass) -> list[tuple[Stage, float]]:
+    """The stages that ran below the cache, and how long each was at work, its parallel calls at once."""
+    below = _below_cache(loop)
+    pairs = zip(first.nodes, stages_of(first.nodes, loop.stages), strict=True)
+    return [
+        (stage, node.cpu_s / max(1.0, node.parameters.get("parallelism", (1.0, False))[0]))
+        for node, stage in pairs
+        if stage in below
+    ]
+
+
+def _likely_dearest(loop: Loop) -> Stage | None:
+    """The stage that is likely the most expensive one, where TensorFlow kept no figures."""
+    likely = [stage for stage in _below_cache(loop) if stage.kind in _WORKS]
+    alone = [stage for stage in likely if is_sequential(stage, None)]
+    return next(iter(alone or likely), None)

@@ -28,14 +28,14 @@ def _attach() -> None:
     if not folder:
         return
     try:
-        from stoker_watch import hook  # type: ignore[import-not-found] # found by our own place
+        from stoker_watch import import_hook  # type: ignore[import-not-found] # found by our own place
 
-        hook.wait_for_tensorflow(folder)
+        import_hook.wait_for_tensorflow(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the script must run
         from contextlib import suppress
 
-        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as told:  # noqa: PTH118, PTH123
-            told.write(f"{type(error).__name__}: {error}\n")
+        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as stream:  # noqa: PTH118, PTH123
+            stream.write(f"{type(error).__name__}: {error}\n")
     # The script sees the path that it would have had.
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
 

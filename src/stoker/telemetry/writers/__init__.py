@@ -9,8 +9,7 @@ from typing import Protocol
 class MetricWriter(Protocol):
     """Takes scalars of a step, and may be closed.
 
-    A disk that is full or gone ends no training: what cannot be written is lost, and that is said
-    once.
+    A disk that is full or gone does not end training: what cannot be written is lost, and logged once.
     """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -1,20 +1,28 @@
-"""What TensorBoard shows beside scalars, as its own messages."""
+"""Messages of TensorBoard for what is not a scalar, and for its projector."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+from google.protobuf import text_format
 from numpy.typing import NDArray
 from tensorboard.compat.proto import summary_pb2, tensor_pb2
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.projector.projector_config_pb2 import EmbeddingInfo, ProjectorConfig
 from tensorboard.plugins.text import metadata as text_metadata
 from tensorboard.util.tensor_util import make_tensor_proto
+
+from stoker.core.files import write_atomic
 
 Histogram = NDArray[np.float64]
 """[buckets, 3]: left edge, right edge, count."""
@@ -72,3 +80,55 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
         elif value is not None:
             flat[f"{prefix}{name}"] = json.dumps(value, default=str)
     return flat
+
+
+FOLDER = "embeddings"
+"""Below the folder of the event files: the projector reads nothing outside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedding:
+    """The vectors of one layer."""
+
+    name: str
+    """As the projector's list shows it."""
+
+    vectors: NDArray[np.float32]
+    """[points, dimensions]."""
+
+    labels: Sequence[str] | None = None
+    """[points] what each stands for, or None: then its number is shown."""
+
+
+def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
+    """Write the vectors as they are now, over those of before.
+
+    Args:
+        folder: Where the event files are.
+        embeddings: All of them.
+
+    Raises:
+        OSError: the disk.
+        UserError: the disk is full.
+    """
+    config = ProjectorConfig()
+    for embedding in embeddings:
+        stem = f"{FOLDER}/{quote(embedding.name, safe='')}"
+        info: EmbeddingInfo = config.embeddings.add()
+        info.tensor_name = embedding.name
+        info.tensor_path = f"{stem}.tsv"
+        info.tensor_shape.extend(embedding.vectors.shape)
+        # As text: the plugin tells raw floats from text by whether they happen to be no UTF-8.
+        lines = io.StringIO()
+        np.savetxt(lines, embedding.vectors, fmt="%.7g", delimiter="\t")
+        write_atomic(folder / info.tensor_path, lines.getvalue())
+        if embedding.labels is not None:
+            info.metadata_path = f"{stem}.labels.tsv"
+            write_atomic(folder / info.metadata_path, _lines(embedding.labels))
+    write_atomic(folder / "projector_config.pbtxt", text_format.MessageToString(config))
+
+
+def _lines(labels: Sequence[str]) -> str:
+    # A tab would make columns of it, and an empty line is left out by the browser.
+    shown = (" ".join(label.split()) or '""' for label in labels)
+    return "".join(f"{label}\n" for label in shown)

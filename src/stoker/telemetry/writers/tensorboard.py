@@ -8,26 +8,82 @@ validation/  `epoch_*` of the eval split: the same names, so that both are lines
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
+import struct
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
+import google_crc32c
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from stoker.telemetry import catalogue
-from stoker.telemetry.writers.appended import Tolerated
-from stoker.telemetry.writers.behind import Behind
-from stoker.telemetry.writers.events import EventFile
-from stoker.telemetry.writers.projector import Embedding, write_projector
+from stoker.telemetry.writers.append_only import AppendedFile, DiskFailures
 from stoker.telemetry.writers.summaries import (
+    Embedding,
     Histogram,
     histogram_value,
     session_end,
     session_start,
     text_value,
+    write_projector,
 )
+
+_PREFIX = "events.out.tfevents."
+
+
+class EventFile:
+    """Takes events; each is in the file when `add` returns."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make a new file in a folder: TensorBoard reads all of them in their names' order."""
+        # TensorBoard's time axis is wall-clock time by its format. It is read once: a clock that is
+        # set while training runs then moves nothing.
+        self._began_s = time.time() - time.monotonic()
+        name = f"{_PREFIX}{_after_all(folder):017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendedFile(folder / name)
+        self.add(
+            Event(file_version="brain.Event:2", source_metadata=SourceMetadata(writer="stoker"))
+        )
+
+    def add(self, event: Event) -> None:
+        """Append one event, stamped with the time."""
+        event.wall_time = self._began_s + time.monotonic()
+        self._file.append(framed(event.SerializeToString()))
+
+    def rewind(self, step: int) -> None:
+        """Let readers forget what earlier files hold for later steps."""
+        self.add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def close(self) -> None:
+        """Flush to the disk and close."""
+        self._file.close()
+
+
+def _after_all(folder: Path) -> float:
+    """Now, but later than every file of the folder says, whatever was done to the clock."""
+    names = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*"))
+    stamps = [float(match[0]) for name in names if (match := re.match(r"\d+(\.\d+)?", name))]
+    return max([time.time(), *(stamp + 1e-3 for stamp in stamps)])
+
+
+def framed(payload: bytes) -> bytes:
+    """A payload as a TFRecord: length, its check, payload, its check; all little-endian."""
+    length = struct.pack("<Q", len(payload))
+    return length + _masked_crc(length) + payload + _masked_crc(payload)
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
 
 _VALIDATION = "val_"
 _EPOCH = "epoch_"
@@ -50,7 +106,7 @@ class TensorBoard:
         self._train = EventFile(folder / "train")
         self._validation = EventFile(folder / "validation")
         self._behind = Behind("tensorboard")
-        self._projector = Tolerated(f"{folder}: the projector's embeddings")
+        self._projector = DiskFailures(f"{folder}: the projector's embeddings")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add the scalars of an interval, or (they hold `epoch`) those at an epoch's end."""
@@ -150,3 +206,84 @@ class TensorBoard:
 def _scalars(step: int, scalars: Mapping[str, float]) -> Event:
     values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
     return Event(step=step, summary=Summary(value=values))
+
+
+PAUSE_S = 0.2
+"""Polling interval of the thread: waking it for each task would add a twentieth to a call of one
+short step."""
+
+MOST_WAITING = 10_000
+"""Most tasks that may wait. If the disk does not respond, the next task waits, and memory does not
+grow."""
+
+Piece = Callable[[], None]
+
+
+class Behind:
+    """Executes tasks in order in a background thread.
+
+    An exception in a task is raised by the next `do`, or by `close`.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread.
+
+        Args:
+            name: The thread's name.
+        """
+        self._pieces: deque[Piece] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, piece: Piece) -> None:
+        """Queue a task; it starts after those before it, within about a fifth of a second.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        if self._closing:
+            raise ValueError("closed: nothing more is written")
+        self._raise()
+        self._pieces.append(piece)
+        if len(self._pieces) > MOST_WAITING:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when all tasks so far are done."""
+        if self._thread.is_alive():
+            done = threading.Event()
+            self._pieces.append(done.set)
+            self._wake.set()
+            done.wait()
+        self._raise()
+
+    def close(self) -> None:
+        """Finish the waiting tasks, and end the thread; a second call does nothing."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            closing = self._closing
+            while self._pieces:
+                self._do(self._pieces.popleft())
+            if closing:
+                return
+            self._wake.wait(PAUSE_S)
+            self._wake.clear()
+
+    def _do(self, piece: Piece) -> None:
+        try:
+            piece()
+        except Exception as error:  # noqa: BLE001 - raised by the next call
+            self._error = error

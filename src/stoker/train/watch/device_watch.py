@@ -21,9 +21,9 @@ import keras
 
 from stoker.core.threads import outlives_python
 from stoker.measure.device_events import TraceError
-from stoker.measure.device_findings import StepFacts, device_finding
 from stoker.measure.device_time import DeviceTime
 from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
+from stoker.measure.findings import StepFacts, device_finding
 from stoker.measure.mfu import ModelRate, PeakFile, model_rate
 from stoker.telemetry import catalogue
 from stoker.telemetry.wall_time import WallTime

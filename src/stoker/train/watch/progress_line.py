@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from stoker.measure.device_findings import shown_mfu
+from stoker.measure.findings import shown_mfu
 from stoker.telemetry import catalogue
 
 _SPEED: Final = {metric.name for metric in catalogue.TRAINING}

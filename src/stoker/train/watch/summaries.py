@@ -16,8 +16,7 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.user_dataset.features import AnyTransform
-from stoker.telemetry.writers.projector import Embedding
-from stoker.telemetry.writers.summaries import Histogram
+from stoker.telemetry.writers.summaries import Embedding, Histogram
 from stoker.train.model.keras_model import walk_layers
 
 BUCKETS = 30

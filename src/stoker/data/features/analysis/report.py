@@ -12,8 +12,7 @@ from stoker.data.features.analysis.statistics import (
     ValueCount,
 )
 from stoker.pages.bars import histogram, meter
-from stoker.pages.document import page
-from stoker.pages.html import Html, element, join, paragraph, section
+from stoker.pages.html import Html, element, join, page, paragraph, section
 from stoker.pages.numbers import count_of, number, percent
 from stoker.pages.table import Fill, Number, Prose, facts, table
 

@@ -35,7 +35,7 @@ from stoker.data.dataset import Dataset, Shard
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.ingest.image_store import encoded_image
 from stoker.data.sources.records import Progress, silent
-from stoker.telemetry.writers.events import framed
+from stoker.telemetry.writers.tensorboard import framed
 
 MANIFEST = "records.json"
 """Written last: a folder without it is not a copy."""

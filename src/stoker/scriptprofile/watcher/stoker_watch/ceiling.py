@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .facts import FACTS
-from .load import LOAD, now
 from .loops import clock
-from .transfer import transfer_s
+from .wall import LOAD, now
+from .watch import FACTS
 
 MOST_STATE_BYTES = 1 << 30
 """Variables are copied to the host's memory and back: 1 GiB takes about a second each way."""
@@ -28,7 +27,23 @@ _MORE_THAN_VARIABLES = re.compile(
 """Operations that cannot be put back: they call Python, print, write, or draw random numbers."""
 
 
-class Taken:
+LONGEST_STEP_S = 2.0
+"""A longer step is not run again."""
+
+MOST_CEILING_S = 1.0
+"""Of one window on a resident batch: the training waits meanwhile."""
+
+ROUNDS = 3
+"""Pairs of windows, with real data and on a resident batch."""
+
+MOST_DRAINED = 100
+"""Steps after a resident window that are left out: meanwhile the input has run ahead."""
+
+COPIES = 10
+"""Of a batch to a GPU, one after the other: waiting for their end is then little next to them."""
+
+
+class StepInput:
     """The batches of one real step, as an input that ends after them."""
 
     def __init__(self, batches: list[Any], once: Any) -> None:
@@ -36,7 +51,7 @@ class Taken:
 
 
 class Prepared:
-    """What can be measured, before its batch has been taken."""
+    """What can be measured, before its batch has been read."""
 
     def __init__(
         self, function: Callable[[Any], Any], concrete: Any, variables: list[Any], *, calls: int
@@ -45,7 +60,7 @@ class Prepared:
         self.concrete = concrete
         """What the function runs."""
 
-    def take(self, iterator: Any) -> tuple[Taken, Ceiling | None]:
+    def take(self, iterator: Any) -> tuple[StepInput, Ceiling | None]:
         """Take the batches of one call from the script's iterator.
 
         Returns:
@@ -53,7 +68,7 @@ class Prepared:
             could not be made.
 
         Raises:
-            StopIteration: the input has ended, as the step itself would have said.
+            StopIteration: the input has ended, as the step itself would have found.
         """
         batches = [next(iterator)]
         for _ in range(self._per_call - 1):
@@ -68,11 +83,11 @@ class Prepared:
                 once = once.concatenate(part)
             again = iter(plain(parts[0].repeat()))
             ceiling = Ceiling(self._function, again, self._variables, batches=batches)
-            return Taken(batches, iter(plain(once))), ceiling
-        except Exception as error:  # noqa: BLE001 - the batch was taken: it must be trained with
+            return StepInput(batches, iter(plain(once))), ceiling
+        except Exception as error:  # noqa: BLE001 - the batch was read: it must be trained with
             FACTS.failed(error)
             # A train function of Keras's takes any iterator, and traces once more for it.
-            return Taken(batches, iter(batches)), None
+            return StepInput(batches, iter(batches)), None
 
 
 class Ceiling:
@@ -95,27 +110,49 @@ class Ceiling:
 
     def settle(self) -> float:
         """Wait until the device has done all it was given; the time that it took, seconds."""
-        begun_s = clock()
-        if self._variables:
-            smallest = min(self._variables, key=lambda each: each.shape.num_elements() or 0)
-            smallest.numpy()
-        return clock() - begun_s
+        return settle(self._variables)
 
     def measure(self, calls: int) -> tuple[float, float]:
         """Seconds that so many calls take, and the share that others took; variables are as before."""
-        kept = [variable.numpy() for variable in self._variables]
-        try:
-            self._function(self._iterator)
-            self.settle()
-            moment, begun_s = now(), clock()
-            for _ in range(calls):
-                self._function(self._iterator)
-            self.settle()
-            took_s = clock() - begun_s
-            return took_s, LOAD.between(moment, now()).away()
-        finally:
-            for variable, value in zip(self._variables, kept, strict=True):
-                variable.assign(value)
+        return timed(lambda: self._function(self._iterator), self._variables, calls=calls)
+
+
+def settle(variables: list[Any]) -> float:
+    """Wait until the device has done all it was given; the time that it took, seconds."""
+    begun_s = clock()
+    if variables:
+        min(variables, key=lambda each: each.shape.num_elements() or 0).numpy()
+    return clock() - begun_s
+
+
+def timed(
+    call: Callable[[], Any], variables: list[Any], *, calls: int, warm: bool = True
+) -> tuple[float, float]:
+    """Time calls of a step; its variables are as before.
+
+    Args:
+        call: Runs the step.
+        variables: All that it can change.
+        calls: How many are timed.
+        warm: Whether one more comes first.
+
+    Returns:
+        Seconds, and the share of them that other programs took.
+    """
+    kept = [variable.numpy() for variable in variables]
+    try:
+        if warm:
+            call()
+            settle(variables)
+        moment, begun_s = now(), clock()
+        for _ in range(calls):
+            call()
+        settle(variables)
+        took_s = clock() - begun_s
+        return took_s, LOAD.between(moment, now()).away()
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
 
 
 def prepare(
@@ -169,13 +206,16 @@ def _compiled(function: Any) -> Any:
     return None
 
 
+def operations(concrete: Any) -> set[str]:
+    """Types of all operations of a compiled step."""
+    graph = concrete.graph.as_graph_def()
+    nodes = [graph.node, *(inner.node_def for inner in graph.library.function)]
+    return {node.op for each in nodes for node in each}
+
+
 def does_more(concrete: Any) -> set[str]:
     """Operations of a step that do more than change variables."""
-    graph = concrete.graph.as_graph_def()
-    kinds = {node.op for node in graph.node}
-    for inner in graph.library.function:
-        kinds |= {node.op for node in inner.node_def}
-    return {kind for kind in kinds if _MORE_THAN_VARIABLES.match(kind)}
+    return {kind for kind in operations(concrete) if _MORE_THAN_VARIABLES.match(kind)}
 
 
 def _variables(concrete: Any, model: Any) -> list[Any]:
@@ -220,3 +260,61 @@ def resident(batch: Any, spec: Any) -> Any:
         )
 
     return tf.data.Dataset.range(1).map(relaxed)
+
+
+def transfer_s(batch: Any) -> float:
+    """Seconds that a copy of a batch to the first GPU takes; 0 without one, or where it lies there.
+
+    Args:
+        batch: Tensors; nothing of it is changed.
+    """
+    tf: Any = sys.modules["tensorflow"]
+    if not tf.config.list_logical_devices("GPU"):
+        return 0.0
+    try:
+        return copied_s(batch, device="GPU:0")
+    except tf.errors.OpError as error:
+        # No memory left for a copy: the step itself is measured all the same.
+        FACTS.failed(error)
+        return 0.0
+
+
+def copied_s(batch: Any, *, device: str) -> float:
+    """Seconds that a copy of a batch to a device takes.
+
+    Args:
+        batch: Tensors, or arrays of NumPy's.
+        device: TensorFlow's name of it.
+    """
+    tf: Any = sys.modules["tensorflow"]
+    with tf.device("CPU:0"):
+        # Texts stay with the host, and what lies on a GPU already is not copied.
+        parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch) if _moves(part)]
+    if not parts:
+        return 0.0
+    # The first copy finds its memory.
+    _wait(_copies(tf, parts, device))
+    begun_s = clock()
+    for _ in range(COPIES):
+        copies = _copies(tf, parts, device)
+    _wait(copies)
+    return (clock() - begun_s) / COPIES
+
+
+def _moves(part: Any) -> bool:
+    kind = getattr(getattr(part, "dtype", None), "name", "string")
+    return kind not in ("string", "object", "resource", "variant") and "GPU" not in str(
+        getattr(part, "device", "")
+    )
+
+
+def _copies(tf: Any, parts: list[Any], device: str) -> list[Any]:
+    with tf.device(device):
+        return [tf.identity(part) for part in parts]
+
+
+def _wait(copies: list[Any]) -> None:
+    """Until all are there: a device ends its copies in their order; one number is read of each."""
+    tf: Any = sys.modules["tensorflow"]
+    for copy in copies:
+        tf.reshape(copy, [-1])[:1].numpy()

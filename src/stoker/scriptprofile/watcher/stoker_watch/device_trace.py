@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .facts import FACTS
 from .places import NOWHERE, Place
+from .watch import FACTS, wrap
 
 STAND_IN = "STOKER_TRACE_CPU"
 """Environment variable of Stoker's tests: trace the CPU if there is no GPU."""
@@ -50,23 +50,16 @@ class Tracer:
         self._lock, self._taking = threading.Lock(), threading.Lock()
         self._running = self._is_on = self._spoiled = False
 
-    def install(
-        self,
-        tf: Any,
-        around: Callable[..., None],
-        *,
-        lines: Callable[[], list[Any]],
-    ) -> None:
+    def install(self, tf: Any, *, lines: Callable[[], list[Any]]) -> None:
         """Set up the trace, and yield to the script's own profiler.
 
         Args:
             tf: TensorFlow.
-            around: Wraps a function in another one.
             lines: Every loop that trains: with `steps`, `step_s()`, `is_measured()`,
                 `whole_passes()` and `trace`.
         """
         self._lines = lines
-        around(tf.profiler.experimental, "start", self._gives_way)
+        wrap(tf.profiler.experimental, "start", self._gives_way)
         FACTS.looks.append(self.look)
         FACTS.forgets.append(self.forget)
         FACTS.ends.append(self.at_exit)
@@ -95,7 +88,7 @@ class Tracer:
             self._taking.release()
 
     def _look(self) -> None:
-        if self._done or FACTS.ours:
+        if self._done or FACTS.measuring:
             return
         line = next((each for each in (*self._fits(), *self._lines()) if each.is_measured()), None)
         if line is None:
@@ -119,7 +112,7 @@ class Tracer:
             self._done = True
             layers = [[name, kind, *at] for name, kind, at in self._layers()[:MOST_LAYERS]]
             line.trace = {"folder": _folder(), "layers": layers}
-        FACTS.seen += 1
+        FACTS.changes += 1
 
     def _take(self, line: Any, seconds: float) -> None:
         """Trace until the time is up, the epoch or the process ends, or facts are requested."""

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import ceiling, pipeline, step_graph
-from .batch_hooks import BatchHooks
-from .facts import FACTS
-from .load import LOAD, Moment, now
+from . import ceiling, pipeline
+from .ceiling import LONGEST_STEP_S, MOST_CEILING_S, MOST_DRAINED, ROUNDS
 from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
+from .model_facts import write_graph
+from .pipeline import MOST_GAPS, Window
 from .places import Place
-from .windows import MOST_GAPS, Window
+from .wall import LOAD, BatchHooks, Moment, now
+from .watch import FACTS
 
 WARM_CALLS = 4
 """Calls of the train function that are set apart: the first ones trace, compile and fill buffers."""
 
-LONGEST_STEP_S = 2.0
-"""A longer step is not run again."""
-
-MOST_CEILING_S = 1.0
-"""Of one window on a resident batch: the training waits meanwhile."""
-
-ROUNDS = 3
-"""Pairs of windows, with real data and on a resident batch."""
+LATEST = 2
+"""Calls of which the shorter one says how long a step is."""
 
 FIRST_DRAINED = 3
-"""Calls that are left out after the batch was taken, which took time itself."""
-
-MOST_DRAINED = 100
-"""Calls after a resident window that are left out: meanwhile the input has run ahead."""
+"""Calls that are left out after the batch was read, which took time itself."""
 
 
 class Fit:
@@ -40,24 +33,17 @@ class Fit:
     def __init__(self, place: Place, model: Any) -> None:
         self.place = place
         self._model = weakref.ref(model)
-        self.calls = 1
-        self.facts: dict[str, Any] = {}
+        self.model: dict[str, Any] = {}
         self.stages: list[int] = []
         self.nodes: list[dict[str, Any]] = []
         self.hooks = BatchHooks()
-        self.fills_a_cache = False
-        """Its first epoch makes what the later ones read."""
-        self.passes_s: list[float] = []
-        """From the begin of an epoch to the end of its last step, seconds."""
-        self.first_nodes: list[dict[str, Any]] = []
-        """The input as it ran in the first epoch."""
-        self.first_nodes_s = 0.0
-        """From the epoch's begin to when these were read, seconds."""
-        self.epochs = self.steps = self.measured_steps = 0
+        self.cache: pipeline.CacheFill | None = None
+        """Of a dataset that holds a cache: its first epoch makes what the later ones read."""
+        self.passes = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
         """From the begin of an epoch to the end of its first step, seconds; the very first one's apart."""
-        self.rows = self.element_bytes = 0
+        self.rows = 0
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
         self.gaps: list[tuple[float, float]] = []
@@ -68,7 +54,7 @@ class Fit:
         """Where the step's graph was written."""
         self.trace: dict[str, Any] = {}
         """Where a trace of the device was written, or why there is none."""
-        self.ours_s = 0.0
+        self.measuring_s = 0.0
         """What the measurement itself took, seconds."""
         self.iterator: Any = None
         self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
@@ -80,7 +66,9 @@ class Fit:
         self._is_plain = False
         self._has_no_model = False
         self._look_at = 0
-        """Up to so many steps nothing but time is taken."""
+        """Up to so many steps only time is measured."""
+        self._latest_s: deque[float] = deque(maxlen=LATEST)
+        """Time of the latest calls, seconds."""
         self._original: Any = None
         self._ceiling: ceiling.Ceiling | None = None
 
@@ -100,7 +88,7 @@ class Fit:
                 return logs
             if self._wants_ceiling():
                 self._row = Window()
-                logs = self._first_of_resident(function, iterator)
+                logs = self._first_on_resident(function, iterator)
                 # Its time holds our preparations: it is counted, and not measured.
                 self.steps += 1
                 self._last_end_s = clock()
@@ -121,7 +109,7 @@ class Fit:
 
     def whole_passes(self) -> int:
         """Completed epochs: between two of them nothing trains."""
-        return self.epochs
+        return self.passes
 
     def step_s(self) -> float:
         """Time of a call of the train function, seconds."""
@@ -132,18 +120,26 @@ class Fit:
         self._last_end_s = 0.0
         self._row = Window()
         self._began_epoch_s = clock()
+        if self.cache is not None:
+            self.cache.begin_pass()
 
     def end_epoch(self) -> None:
         """The epoch's last step is done; the iterator may go."""
-        self.epochs += 1
-        if self._last_end_s and len(self.passes_s) < MOST_SHOWN:
-            self.passes_s.append(self._last_end_s - self._began_epoch_s)
+        self.passes += 1
+        if self.cache is not None and self._last_end_s:
+            self.cache.end_pass(self._last_end_s - self._began_epoch_s)
+            if self.passes == 1:
+                self._forget_filling()
         self.iterator = None
-        if self.fills_a_cache and self.epochs == 1:
-            # From here on the input is another one: what it was tells nothing of what it costs.
-            self.nodes, self.gaps = [], []
         if self._window is not None:
             self._window.pause()
+
+    def _forget_filling(self) -> None:
+        """From here on the input is another one: what it was tells nothing of what it costs."""
+        self.first_s += self.period_s
+        self.measured_steps, self.period_s, self.call_s = 0, 0.0, 0.0
+        self.nodes, self.gaps = [], []
+        self._latest_s.clear()
 
     def end(self, model: Any) -> None:
         """Put back what was there, whatever has happened."""
@@ -152,60 +148,59 @@ class Fit:
         if self._original is not None:
             model.train_function = self._original
         self._original = None
-        FACTS.seen += 1
+        FACTS.changes += 1
 
     def _wants_ceiling(self) -> bool:
-        ready = self.steps >= WARM_CALLS and len(self.rounds) < ROUNDS and not self._is_filling()
+        warm = self.steps >= WARM_CALLS and len(self._latest_s) == LATEST
+        ready = warm and len(self.rounds) < ROUNDS and not self._is_filling()
         return ready and not self.no_ceiling and self._ceiling is None
 
     def _is_filling(self) -> bool:
         """Whether a cache is being filled that later epochs will read."""
-        return self.fills_a_cache and self.epochs == 0 and self.facts.get("epochs", 1) > 1
+        return self.cache is not None and self.passes == 0 and self.model.get("epochs", 1) > 1
 
-    def _first_of_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
+    def _first_on_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Take this step's batch, do the step with it, and keep it for the ceiling."""
         begun_s = clock()
         made = None
-        if self._slow():
+        if min(self._latest_s) > LONGEST_STEP_S:
             self.no_ceiling = "to run so long a step again would hold the training up"
             return function(iterator)
-        FACTS.ours = True
+        FACTS.measuring = True
         try:
             with FACTS.guarded():
                 self.no_ceiling = "the watcher failed"
                 made, self.no_ceiling = ceiling.prepare(function, iterator, self._model())
             if made is None:
                 return function(iterator)
-            # What is taken must be trained with: from here on nothing may be skipped.
-            taken, self._ceiling = made.take(iterator)
+            # The batch is read: it must be trained with, so from here on nothing may be skipped.
+            step_input, self._ceiling = made.take(iterator)
             self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
             with FACTS.guarded():
-                self.step = step_graph.written(made.concrete, batch=taken.batches[0])
+                self.step = write_graph(made.concrete, batch=step_input.batches[0])
         finally:
-            FACTS.ours = False
-            self.ours_s += clock() - begun_s
+            FACTS.measuring = False
+            self.measuring_s += clock() - begun_s
         self._drain = FIRST_DRAINED
-        self.rows, self.element_bytes = pipeline.size_of(taken.batches[0])
-        return function(taken.once)
+        self.rows = pipeline.rows_of(step_input.batches[0])
+        return function(step_input.once)
 
     def _per_call(self) -> int:
         """Elements that a call of the train function takes."""
-        return int(self.facts.get("steps_per_execution", 1))
-
-    def _slow(self) -> bool:
-        latest = [row[2] for row in self.timeline[-2:]]
-        return bool(latest) and min(latest) > LONGEST_STEP_S
+        return int(self.model.get("steps_per_execution", 1))
 
     def _did(self, iterator: Any, begun_s: float, ended_s: float) -> None:
         self.iterator = iterator
         period_s = ended_s - self._last_end_s if self._last_end_s else None
         self._last_end_s = ended_s
+        self._latest_s.append(ended_s - begun_s)
         self.steps += 1
-        FACTS.seen += 1
+        FACTS.changes += 1
         if self.steps == 1:
             self._begun_s = begun_s
-        if self._is_filling() and self.steps & (self.steps - 1) == 0:
-            self._read_first(ended_s)
+        if self.cache is not None and self._is_filling() and self.steps & (self.steps - 1) == 0:
+            # After steps 1, 2, 4, 8, ...
+            self.cache.look(self._model_of_input()[0])
         if len(self.timeline) < MOST_SHOWN:
             spent_s = ended_s - begun_s
             self.timeline.append([begun_s - self._begun_s, 0.0, spent_s, 0.0, period_s or spent_s])
@@ -232,7 +227,7 @@ class Fit:
         self.period_s += ended_s - self._last_end_s
         self.call_s += ended_s - begun_s
         self._last_end_s = ended_s
-        FACTS.seen += 1
+        FACTS.changes += 1
         self._is_plain = self.steps < self._look_at
 
     def _in_window(self, period_s: float) -> None:
@@ -251,7 +246,7 @@ class Fit:
         if self._window is None:
             self._ceiling.settle()
             self._window, self._moment = Window(), now()
-            # To settle took time that is no step's.
+            # Settling took time that belongs to no step.
             self._last_end_s = clock()
             self._row = Window()
             return
@@ -265,7 +260,7 @@ class Fit:
         nodes, gaps_us = self._model_of_input()
         self._keep(nodes)
         begun_s = clock()
-        FACTS.ours = True
+        FACTS.measuring = True
         try:
             calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
             ceiling_s, ceiling_away = resident.measure(calls)
@@ -276,11 +271,11 @@ class Fit:
             self._ceiling = None
             return
         finally:
-            FACTS.ours = False
+            FACTS.measuring = False
             self._window, self._row = None, Window()
-            self.ours_s += clock() - begun_s
+            self.measuring_s += clock() - begun_s
             self._last_end_s = clock()
-        told = {
+        measured = {
             "calls": window.calls,
             "real_s": window.seconds + settled_s,
             "ceiling_s": ceiling_s,
@@ -290,8 +285,8 @@ class Fit:
         }
         gap = window.gap(gaps_us, self._per_call())
         if gap is not None:
-            told["gap_s"], told["gap_of_s"] = gap
-        self.rounds.append(told)
+            measured["gap_s"], measured["gap_of_s"] = gap
+        self.rounds.append(measured)
         ahead = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
         prefetched = sum(node["parameters"].get("buffer_size", [0])[0] for node in nodes)
         self._drain = int(min(MOST_DRAINED, 2 + max(ahead if ahead < 1000 else 0, prefetched)))
@@ -307,15 +302,9 @@ class Fit:
         if gap is not None:
             self.gaps.append(gap)
 
-    def _read_first(self, now_s: float) -> None:
-        """Read the input while it fills a cache: after steps 1, 2, 4, 8, ..."""
-        nodes, _ = self._model_of_input()
-        if len(nodes) >= len(self.first_nodes):
-            self.first_nodes, self.first_nodes_s = nodes, now_s - self._began_epoch_s
-
     def _model_of_input(self) -> tuple[list[dict[str, Any]], list[float]]:
         if self._has_no_model:
-            return [], []  # TensorFlow writes a warning each time that it is asked
+            return [], []  # TensorFlow writes a warning at each request
         nodes, gaps_us = pipeline.read_model(self.iterator)
         self._has_no_model = not nodes
         return nodes, gaps_us
@@ -325,16 +314,17 @@ class Fit:
         if len(nodes) >= len(self.nodes):
             self.nodes = nodes
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The line as facts."""
         plain = (
-            "place", "calls", "facts", "stages", "nodes", "epochs", "steps", "measured_steps",
-            "first_s", "period_s", "call_s", "starts", "rows", "element_bytes", "timeline",
-            "rounds", "gaps", "no_ceiling", "step", "ours_s", "trace", "passes_s", "first_nodes",
-            "first_nodes_s", "fills_a_cache",
+            "place", "model", "stages", "nodes", "passes", "steps", "measured_steps",
+            "first_s", "period_s", "call_s", "starts", "rows", "timeline",
+            "rounds", "gaps", "no_ceiling", "step", "measuring_s", "trace",
         )  # fmt: skip
-        told = {name: getattr(self, name) for name in plain}
-        return told | {"hooks": self.hooks.told(), "hooked_steps": self.steps - WARM_CALLS}
+        facts = {name: getattr(self, name) for name in plain}
+        facts["kind"] = "fit"
+        facts["cache"] = None if self.cache is None else self.cache.as_json()
+        return facts | {"hooks": self.hooks.as_json(), "hooked_steps": self.steps - WARM_CALLS}
 
 
 FITS: list[Fit] = []

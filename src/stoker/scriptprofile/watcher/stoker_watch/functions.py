@@ -7,12 +7,11 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-from . import inner_ceiling
-from .facts import FACTS
-from .loop_ceiling import after_call
+from .loop_ceiling import Given, after_pass, after_step, before_pass
 from .loops import KEY as ITERATED
 from .loops import STATE, Loop, clock, current, loop_at
 from .places import NOWHERE, Place, of_code, place
+from .watch import FACTS, wrap
 
 KEY = "stoker_function"
 """The attribute of a `tf.function` that holds its record."""
@@ -25,7 +24,7 @@ MOST_CAUSES = 12
 
 
 TAKES = (
-    "the tf.function takes its batches from an iterator by itself, and one that is taken is gone (give "
+    "the tf.function takes its batches from an iterator by itself, and one that was read is gone (give "
     "it the batch)"
 )
 """Why a step is not run on one batch."""
@@ -34,7 +33,7 @@ QUICKEST_TRACE_S = 5e-4
 """A call that took hardly longer than the quickest one has traced nothing: no trace is quicker."""
 
 SHORT_CALL_S = 2e-3
-"""Of a longer call it is asked always, for what that costs is nothing beside it."""
+"""A longer call is always checked: the check costs next to nothing of it."""
 
 
 class Record:
@@ -48,22 +47,13 @@ class Record:
         self.trace_s = 0.0
         self.optimizer: Any = None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The function as facts."""
-        return {
-            "name": self.name,
-            "place": self.place,
-            "calls": self.calls,
-            "traces": self.traces,
-            "made": self.made,
-            "causes": self.causes,
-            "trains": self.trains,
-            "iterates": self.iterates,
-            "trace_s": self.trace_s,
-        }
+        names = ("name", "place", "calls", "traces", "made", "causes", "trace_s")
+        return {name: getattr(self, name) for name in names}
 
 
-class _One:
+class _Instance:
     """One `tf.function`: its record, and how often it had been traced."""
 
     __slots__ = ("least_s", "longest_s", "loop", "record", "traces")
@@ -83,9 +73,9 @@ _running: list[Record] = []
 """The outermost function that runs now; what it calls is its own business."""
 
 
-def told() -> list[dict[str, Any]]:
+def as_json() -> list[dict[str, Any]]:
     """Every function that was called from Python, as facts."""
-    return [record.told() for record in list(_records.values())]
+    return [record.as_json() for record in list(_records.values())]
 
 
 def forget() -> None:
@@ -94,13 +84,13 @@ def forget() -> None:
     _running.clear()
 
 
-def install(tf: Any, around: Callable[..., None]) -> None:
+def install(tf: Any) -> None:
     """Watch calls of `tf.function`, and gradients."""
     kind = type(tf.function(lambda: None))
-    around(kind, "__call__", lambda original: _call(tf, original))
-    around(tf.GradientTape, "gradient", lambda original: _gradient(tf, original))
-    around(tf.data.Dataset, "reduce", lambda original: _iterates(tf, original))
-    around(tf.data.Iterator, "get_next_as_optional", lambda original: _iterates(tf, original))
+    wrap(kind, "__call__", lambda original: _call(tf, original))
+    wrap(tf.GradientTape, "gradient", lambda original: _gradient(tf, original))
+    wrap(tf.data.Dataset, "reduce", lambda original: _iterates(tf, original))
+    wrap(tf.data.Iterator, "get_next_as_optional", lambda original: _iterates(tf, original))
 
 
 def _iterates(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,7 +120,7 @@ def _trains(*, eager: bool) -> None:
     at = place()
     loop = current()
     if loop is None or loop.kind != "dataset":
-        # A loop over arrays has no iterator: a step begins where its gradients are asked for.
+        # A loop over arrays has no iterator: a step begins where its gradients are computed.
         loop = loop_at(at, "calls")
         STATE.current = loop
         loop.begin_step(clock())
@@ -147,17 +137,15 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     is_eager = tf.executing_eagerly
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _running or FACTS.ours or not is_eager():
+        if _running or FACTS.measuring or not is_eager():
             return original(self, *args, **kwargs)
-        one = self.__dict__.get(KEY) or _met(self)
+        one = self.__dict__.get(KEY) or _instance(self)
         record, mine, named = one.record, args, kwargs
         if record.iterates and record.trains and not STATE.fits:
             with FACTS.guarded():
-                mine, named = inner_ceiling.before_call(
-                    loop_at(record.place, "inside"), args, kwargs
-                )
+                mine, named = before_pass(loop_at(record.place, "inside"), (args, kwargs))
         _running.append(record)
-        STATE.taken_in_graph = False
+        STATE.iterated_in_graph = False
         begun_s, begun_run_s = clock(), thread_time()
         try:
             return original(self, *mine, **named)
@@ -180,17 +168,17 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 _NOBODY = Record("", NOWHERE)
 
 
-def _met(function: Any) -> _One:
-    one = _One(_NOBODY)
+def _instance(function: Any) -> _Instance:
+    one = _Instance(_NOBODY)
     with FACTS.guarded():
         name, at = _name(function)
         # Functions of Keras's that are called in one line are different ones.
         which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
         if len(_records) >= MOST_RECORDS:
-            return _One(Record(name, at))
+            return _Instance(Record(name, at))
         record = _records.setdefault((name, at, which), Record(name, at))
         record.made += 1
-        one = _One(record)
+        one = _Instance(record)
         setattr(function, KEY, one)
     return one
 
@@ -216,9 +204,9 @@ def _code(function: Any) -> Any:
 
 def _called(
     function: Any,
-    one: _One,
+    one: _Instance,
     begun_s: float,
-    given: tuple[tuple[Any, ...], dict[str, Any]],
+    given: Given,
     run_s: float,
 ) -> None:
     now_s = clock()
@@ -235,7 +223,7 @@ def _called(
     if record.trains and record.iterates:
         loop = _inner_loop(record, begun_s, now_s, traced=traced)
         if not traced:
-            inner_ceiling.after_call(loop, function, given, took_s)
+            after_pass(loop, function, given, took_s)
         return
     if loop is None or loop.kind == "calls" or (record.trains and record.takes):
         if not record.trains:
@@ -250,12 +238,12 @@ def _called(
     loop.called(took_s, record.name, trains=record.trains, traced=traced, run_s=run_s)
     if record.trains and loop.kind == "dataset" and not traced:
         if loop.measures_again:
-            after_call(loop, function, *given)
+            after_step(loop, function, given)
         else:
             one.loop = loop
 
 
-def _take_stages(loop: Loop, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+def _take_stages(loop: Loop, given: Given) -> None:
     """Of an iterator that the step was given its dataset is known."""
     args, kwargs = given
     for each in (*args, *kwargs.values()):
@@ -264,14 +252,12 @@ def _take_stages(loop: Loop, given: tuple[tuple[Any, ...], dict[str, Any]]) -> N
             loop.stages = loop.stages or read.stages
 
 
-def _has_traced(
-    function: Any, one: _One, took_s: float, given: tuple[tuple[Any, ...], dict[str, Any]]
-) -> bool:
+def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> bool:
     """Whether the call traced, and what made it."""
     record, traces = one.record, int(function.experimental_get_tracing_count())
     if traces <= one.traces:
         return False
-    record.takes |= STATE.taken_in_graph
+    record.takes |= STATE.iterated_in_graph
     record.traces += traces - one.traces
     one.traces = traces
     record.trace_s += took_s

@@ -1,49 +1,69 @@
-"""The compiled step of a user's own loop, again on what it was just given, in turn with its steps.
+"""U of the user's own loops: their compiled step again, on what is there already, in turn with real steps.
 
-As with `fit` nothing is lost or changed: every variable that the step captures is put back, and a
-step that does more than change variables, or reads more than what it is given, is not run.
+A step that Python calls runs again on what it was just given. Nobody sees the steps of a loop inside a
+tf.function. But a dataset that it is given can be another one of the same shapes, with nothing traced
+again: one call is given the user's own with one stage more, which counts the batches and keeps the
+first; later ones are as they are, and in turn with them the function is called on that batch.
+
+As with `fit` nothing is lost or changed: the stage gives every batch on, every variable that the step
+captures is put back, and a step that does more than change variables, or reads more than what it is
+given, is not run.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import weakref
 from typing import Any
 
-from . import pipeline, step_graph
-from .ceiling import MOST_STATE_BYTES, does_more
-from .facts import FACTS
-from .load import LOAD, now
+from . import pipeline, stages
+from .ceiling import (
+    LONGEST_STEP_S,
+    MOST_CEILING_S,
+    MOST_DRAINED,
+    MOST_STATE_BYTES,
+    ROUNDS,
+    does_more,
+    operations,
+    plain,
+    resident,
+    settle,
+    timed,
+    transfer_s,
+)
 from .loops import STATE, Loop, clock
-from .transfer import transfer_s
+from .model_facts import write_graph
+from .wall import LOAD, now
+from .watch import FACTS
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a function is called with: by position, and by name."""
 
 WINDOW_S, LEAST_STEPS, MOST_STEPS = 0.3, 5, 90
 """A window of real steps: so long, or so many."""
 
-LONGEST_STEP_S = 2.0
-"""A longer step is not run again."""
+LEAST_BATCHES = 5
+"""Of a call: the start of fewer would be most of what is measured."""
 
-MOST_CEILING_S = 1.0
-"""Of one window on what is there: the training waits meanwhile."""
+_CONSUMES = (
+    "ReduceDataset", "ScanDataset", "TakeWhileDataset", "TakeDataset", "SkipDataset", "ZipDataset",
+    "RangeDataset", "MapDataset", "ParallelMapDatasetV2", "PrefetchDataset", "OptionsDataset",
+    "ModelDataset", "FiniteTakeDataset", "FiniteSkipDataset",
+)  # fmt: skip
+"""What a loop does with the dataset that it is given, and can do again; a range counts its batches."""
 
-ROUNDS = 3
-"""Pairs of windows."""
-
-MOST_DRAINED = 100
-"""Steps after a window that are left out: meanwhile the input has run ahead."""
-
-_READS_MORE = re.compile(r"^(Iterator.*|MultiDeviceIterator.*|.*Dataset.*|Optional.*|ReadFile)$")
-"""Operations that take what the step was not given: to run them again would take it from others."""
+_READS = re.compile(r"^(.*Dataset.*|.*Iterator.*|Optional.*|ReadFile)$")
+"""Operations that read. What the step was not given would be taken from others."""
 
 
-def after_call(loop: Loop, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def after_step(loop: Loop, function: Any, given: Given) -> None:
     """Measure, where a window of real steps is full.
 
     Args:
         loop: A loop over a dataset, whose step is open.
         function: The `tf.function` that trains, just called.
-        args: What it was given.
-        kwargs: By name.
+        given: What it was called with.
     """
     if loop.no_ceiling or len(loop.rounds) >= ROUNDS:
         loop.measures_again = False
@@ -54,108 +74,77 @@ def after_call(loop: Loop, function: Any, args: tuple[Any, ...], kwargs: dict[st
         return
     begun_s = clock()
     real_away = LOAD.between(loop.moment, now()).away()
-    FACTS.ours = True
+    FACTS.measuring = True
     try:
         loop.no_ceiling = "the watcher failed"
-        given = (args, kwargs)
-        ceiling_s, away, loop.no_ceiling = _measure(loop, function, given, real_s / steps)
+        ceiling_s, away, loop.no_ceiling = _measure_step(loop, function, given, real_s / steps)
         if not loop.no_ceiling:
-            told = {"calls": steps, "real_s": real_s, "ceiling_s": ceiling_s * steps}
-            told |= {"real_away": real_away, "ceiling_away": away}
-            told["transfer_s"] = transfer_s((args, kwargs)) * steps
-            loop.rounds.append(told)
+            measured = {"calls": steps, "real_s": real_s, "ceiling_s": ceiling_s * steps}
+            measured |= {"real_away": real_away, "ceiling_away": away}
+            loop.rounds.append(measured | {"transfer_s": transfer_s(given) * steps})
             loop.left_out = _ahead()
     finally:
-        FACTS.ours = False
+        FACTS.measuring = False
         loop.not_its_own(clock() - begun_s)
         loop.mark, loop.moment = (loop.measured_steps, loop.period_s), now()
 
 
-def _measure(
-    loop: Loop, function: Any, given: tuple[tuple[Any, ...], dict[str, Any]], real_s: float
+def _measure_step(
+    loop: Loop, function: Any, given: Given, real_s: float
 ) -> tuple[float, float, str]:
     """Seconds of a call on what is there, the share that others took, and why they were not measured."""
     tf: Any = sys.modules["tensorflow"]
-    if sum(loop.functions.values()) != loop.steps + 1:
-        return 0.0, 0.0, "a step is not one call of one tf.function"
-    if real_s > LONGEST_STEP_S:
-        return 0.0, 0.0, "to run so long a step again would hold the training up"
     args, kwargs = given
-    if not all(_is_there(tf, value) for value in tf.nest.flatten([args, kwargs])):
-        return 0.0, 0.0, "an argument of the step is not a tensor, so the step cannot be repeated"
-    traced = function.experimental_get_tracing_count()
-    concrete = function.get_concrete_function(*args, **kwargs)
-    if function.experimental_get_tracing_count() != traced:
+    why = ""
+    if sum(loop.functions.values()) != loop.steps + 1:
+        why = "a step is not one call of one tf.function"
+    elif real_s > LONGEST_STEP_S:
+        why = "to run so long a step again would hold the training up"
+    elif not all(_is_there(tf, value) for value in tf.nest.flatten([args, kwargs])):
+        why = "an argument of the step is not a tensor, so the step cannot be repeated"
+    if why:
+        return 0.0, 0.0, why
+    concrete = _as_traced(function, given)
+    if concrete is None:
         return 0.0, 0.0, "the step is traced again for each batch"
-    if found := does_more(concrete) | _reads_more(concrete):
+    if found := does_more(concrete) | {each for each in operations(concrete) if _READS.match(each)}:
         return 0.0, 0.0, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
-    variables, why = captured_variables(concrete)
+    variables, why = _captured_variables(concrete)
     if why:
         return 0.0, 0.0, why
     if not loop.step:
         with FACTS.guarded():
-            loop.step = step_graph.written(concrete, given=given)
+            loop.step = write_graph(concrete, given=given)
     calls = max(LEAST_STEPS, min(MOST_STEPS, int(MOST_CEILING_S / real_s)))
-    return *_timed(function, given, variables, calls), ""
+    took_s, away = timed(lambda: function(*args, **kwargs), variables, calls=calls)
+    return took_s / calls, away, ""
 
 
-def captured_variables(concrete: Any) -> tuple[list[Any], str]:
+def _as_traced(function: Any, given: Given) -> Any:
+    """The concrete function that runs for these arguments; None where it would be traced for them."""
+    traced = function.experimental_get_tracing_count()
+    concrete = function.get_concrete_function(*given[0], **given[1])
+    return concrete if function.experimental_get_tracing_count() == traced else None
+
+
+def _captured_variables(concrete: Any) -> tuple[list[Any], str]:
     """What a compiled step can change, and why that could not be put back."""
     tf: Any = sys.modules["tensorflow"]
     variables = list(concrete.graph.variables)
     known = {id(variable.handle) for variable in variables}
     captured = [each for each, _ in concrete.graph.captures if each.dtype == tf.resource]
     if any(id(each) not in known for each in captured):
-        return [], "the step holds a resource that is no variable"
+        return [], "the step holds a resource that is not a variable"
     size = sum((each.shape.num_elements() or 0) * each.dtype.size for each in variables)
     if size > MOST_STATE_BYTES:
         return [], f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
     return variables, ""
 
 
-def settle(variables: list[Any]) -> float:
-    """Wait until the device has done all it was given; the time that it took, seconds."""
-    begun_s = clock()
-    if variables:
-        min(variables, key=lambda each: each.shape.num_elements() or 0).numpy()
-    return clock() - begun_s
-
-
-def _timed(
-    function: Any,
-    given: tuple[tuple[Any, ...], dict[str, Any]],
-    variables: list[Any],
-    calls: int,
-) -> tuple[float, float]:
-    args, kwargs = given
-    kept = [variable.numpy() for variable in variables]
-    try:
-        function(*args, **kwargs)
-        settle(variables)
-        moment, begun_s = now(), clock()
-        for _ in range(calls):
-            function(*args, **kwargs)
-        # Until the device has done all it was given.
-        settle(variables)
-        took_s = clock() - begun_s
-        return took_s / calls, LOAD.between(moment, now()).away()
-    finally:
-        for variable, value in zip(variables, kept, strict=True):
-            variable.assign(value)
-
-
 def _is_there(tf: Any, value: Any) -> bool:
     """A tensor of one device, or a plain value."""
-    plain = value is None or isinstance(value, (bool, int, float, str))
-    return plain or isinstance(value, tf.Tensor) or type(value).__module__ == "numpy"
-
-
-def _reads_more(concrete: Any) -> set[str]:
-    graph = concrete.graph.as_graph_def()
-    kinds = {node.op for node in graph.node}
-    for inner in graph.library.function:
-        kinds |= {node.op for node in inner.node_def}
-    return {kind for kind in kinds if _READS_MORE.match(kind)}
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return is_plain or isinstance(value, tf.Tensor) or type(value).__module__ == "numpy"
 
 
 def _ahead() -> int:
@@ -163,3 +152,186 @@ def _ahead() -> int:
     nodes, _ = pipeline.read_model(STATE.iterator())
     ready = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
     return int(min(MOST_DRAINED, 2 + max(0, ready)))
+
+
+class Sample:
+    """The number of batches of a dataset, and its first one."""
+
+    def __init__(self, tf: Any, dataset: Any) -> None:
+        self._spec = dataset.element_spec
+        self._of = weakref.ref(dataset)
+        with tf.device("CPU:0"):
+            self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._parts = [
+                tf.Variable(
+                    tf.zeros([0] * (spec.shape.rank or 0), spec.dtype),
+                    shape=tf.TensorShape(None),
+                    trainable=False,
+                )
+                for spec in tf.nest.flatten(self._spec)
+            ]
+
+    def is_of(self, dataset: Any) -> bool:
+        """Whether it was kept of this dataset."""
+        return self._of() is dataset
+
+    @property
+    def count(self) -> int:
+        """Batches that one pass has read."""
+        return int(self._count.numpy())
+
+    def batch(self) -> Any:
+        """The first one."""
+        tf: Any = sys.modules["tensorflow"]
+        return tf.nest.pack_sequence_as(self._spec, [tf.identity(part) for part in self._parts])
+
+    def watched(self, tf: Any, dataset: Any) -> Any:
+        """The dataset, with the stage that counts and keeps."""
+
+        @tf.autograph.experimental.do_not_convert
+        def keep(*element: Any) -> Any:
+            given = element[0] if len(element) == 1 else element
+            parts = tf.nest.flatten(given)
+
+            def first() -> Any:
+                pairs = zip(self._parts, parts, strict=True)
+                return tf.group(*(kept.assign(part) for kept, part in pairs))
+
+            kept = tf.cond(tf.equal(self._count, 0), first, tf.no_op)
+            with tf.control_dependencies([kept]):
+                counted = self._count.assign_add(1, read_value=False)
+            with tf.control_dependencies([counted]):
+                return tf.nest.map_structure(tf.identity, given)
+
+        return dataset.map(keep)
+
+
+def before_pass(loop: Loop, given: Given) -> Given:
+    """What a function that holds a loop is called with: in one of its calls its dataset is watched.
+
+    Args:
+        loop: The loop, which has been traced.
+        given: What the function is given.
+    """
+    if loop.sample is not None or loop.no_ceiling or loop.steps == 0:
+        return given
+    tf: Any = sys.modules["tensorflow"]
+    begun_s = clock()
+    FACTS.measuring = True
+    try:
+        loop.no_ceiling = "the watcher failed"
+        dataset, loop.no_ceiling = dataset_of(tf, given)
+        if dataset is None:
+            return given
+        loop.stages = [stage.id for stage in stages.chain(stages.of(dataset))] or loop.stages
+        if loop.no_ceiling:
+            return given
+        loop.no_ceiling = "the watcher failed"
+        sample = Sample(tf, dataset)
+        watched = _instead(tf, given, dataset, sample.watched(tf, dataset))
+        loop.sample, loop.no_ceiling = sample, ""
+        return watched
+    finally:
+        FACTS.measuring = False
+        loop.measuring_s += clock() - begun_s
+
+
+def dataset_of(tf: Any, given: Any) -> tuple[Any, str]:
+    """The dataset that a function is given, None where there is none; why U cannot be measured."""
+    values = tf.nest.flatten(given)
+    found = [value for value in values if isinstance(value, tf.data.Dataset)]
+    if not found:
+        return None, _why_none(tf, values)
+    dataset = found[0]
+    if len(found) > 1:
+        return dataset, "the tf.function is given several datasets"
+    if any(type(spec) is not tf.TensorSpec for spec in tf.nest.flatten(dataset.element_spec)):
+        return dataset, "the batches hold ragged or sparse tensors"
+    kinds = {stage.kind for stage in stages.chain(stages.of(dataset))}
+    if "apply" in kinds and tf.config.list_logical_devices("GPU"):
+        return dataset, "its dataset may lie on a GPU, where none of ours could read it"
+    return dataset, ""
+
+
+def _why_none(tf: Any, values: list[Any]) -> str:
+    if any(isinstance(value, tf.data.Iterator) for value in values):
+        return (
+            "the loop lies inside of a tf.function that is given an iterator: a batch that is read "
+            "from it is gone (give it the dataset)"
+        )
+    if any(hasattr(value, "element_spec") for value in values):
+        return "the batches are spread over a strategy's replicas"
+    return (
+        "the loop lies inside of a tf.function, and its dataset is not an argument of it: it can be given "
+        "no other (write `def train(dataset): ...`)"
+    )
+
+
+def _instead(tf: Any, given: Given, dataset: Any, other: Any) -> Given:
+    """What a function is given, with another dataset."""
+    result: Given = tf.nest.map_structure(lambda value: other if value is dataset else value, given)
+    return result
+
+
+def after_pass(loop: Loop, function: Any, given: Given, real_s: float) -> None:
+    """Measure the function on the batch that is there, after a call that was measured.
+
+    Args:
+        loop: The loop.
+        function: The `tf.function`, just called.
+        given: What it was called with.
+        real_s: How long the call took, seconds.
+    """
+    sample = loop.sample
+    if sample is None or loop.no_ceiling or len(loop.rounds) >= ROUNDS or not loop.measured_steps:
+        return
+    begun_s = clock()
+    FACTS.measuring = True
+    try:
+        loop.no_ceiling = "the watcher failed"
+        loop.no_ceiling = _measure_pass(loop, function, given, real_s)
+    finally:
+        FACTS.measuring = False
+        loop.measuring_s += clock() - begun_s
+
+
+def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str:
+    """Book a round; why there is none."""
+    tf: Any = sys.modules["tensorflow"]
+    sample = loop.sample
+    dataset, why = dataset_of(tf, given)
+    count = loop.batches = sample.count
+    if why or not sample.is_of(dataset):
+        return why or "each call is given another dataset"
+    batch = sample.batch()
+    loop.rows = pipeline.rows_of(batch)
+    if count < LEAST_BATCHES:
+        return f"a call has {count} batches only, and its start would be most of what is measured"
+    if real_s / count > LONGEST_STEP_S:
+        return "to run so long a step again would hold the training up"
+    steps = max(LEAST_BATCHES, min(count, int(MOST_CEILING_S * count / real_s)))
+    again = plain(resident(batch, dataset.element_spec).repeat(steps))
+    args, kwargs = _instead(tf, given, dataset, again)
+    concrete = _as_traced(function, (args, kwargs))
+    if concrete is None:
+        return "the tf.function is traced again for each dataset"
+    if found := does_more(concrete) | _reads_more(tf, concrete):
+        return f"the loop does what cannot be undone ({', '.join(sorted(found)[:3])})"
+    variables, why = _captured_variables(concrete)
+    if why:
+        return why
+    settled_s = settle(variables)
+    took_s, _ = timed(lambda: function(*args, **kwargs), variables, calls=1, warm=False)
+    measured = {"calls": count, "real_s": real_s + settled_s, "ceiling_s": took_s * count / steps}
+    loop.rounds.append(measured | {"transfer_s": transfer_s(batch) * count})
+    if not loop.step:
+        with FACTS.guarded():
+            loop.step = write_graph(concrete, batch=batch)
+    return ""
+
+
+def _reads_more(tf: Any, concrete: Any) -> set[str]:
+    """What a loop reads that it was not given."""
+    found = {kind for kind in operations(concrete) if _READS.match(kind) and kind not in _CONSUMES}
+    captures = any(each.dtype == tf.variant for each, _ in concrete.graph.captures)
+    return found | ({"a dataset that it is not given"} if captures else set())

@@ -6,13 +6,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
 from . import pipeline, stages
-from .facts import FACTS
-from .load import LOAD, Moment, now
-from .places import NOWHERE, Place, asked_by_user, user_calls, who_called
+from .places import NOWHERE, Place, user_caller, user_calls, who_called
+from .wall import LOAD, Moment, now
+from .watch import FACTS, wrap
 
 KEY = "stoker_loop"
 """The attribute of an iterator that holds its loop."""
@@ -21,7 +22,7 @@ REPLICAS = "stoker_replicas"
 """The attribute of a distributed dataset that holds how many replicas share its batches."""
 
 WARM_STEPS = 2
-"""Steps of a loop that are set apart, beside those that traced something."""
+"""Steps of a loop that are set apart, besides those that traced something."""
 
 MOST_SHOWN = 240
 """Steps whose times are kept one by one, for the timeline."""
@@ -38,75 +39,87 @@ MOST_ROUNDS = 3
 """As in `inner_ceiling`: pairs of windows of a loop inside a tf.function."""
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
     """Steps that begin in one line of the user's.
 
-    What is done at every step stands in few functions, and in slots: the script pays for it.
+    What is done at every step is in few functions, and in slots: the script pays for it.
     """
 
-    __slots__ = (
-        "_call_run_s", "_call_s", "_marked", "_open", "_start_s", "_sync_s", "_traced", "_trains", "_wait_s", "batches",
-        "begun_s", "call_s", "distributed", "eager_gradients", "element_bytes", "elements", "first_s", "functions",
-        "kind", "left_out", "load", "load_at", "look_at", "mark", "measured_steps", "measures_again", "moment", "no_ceiling", "nodes", "ours_s",
-        "passes", "period_s", "place", "plain_steps", "replicas", "rounds", "rows", "sample", "stages", "step",
-        "step_calls", "steps", "sync_s", "syncs", "thread", "timeline", "trace", "wait_s",
-    )  # fmt: skip
+    place: Place
+    kind: str
+    passes: int = 0
+    steps: int = 0
+    measured_steps: int = 0
+    first_s: float = 0.0
+    wait_s: float = 0.0
+    call_s: float = 0.0
+    sync_s: float = 0.0
+    period_s: float = 0.0
+    rows: int = 0
+    replicas: int = 1
+    """That share a batch."""
+    distributed: bool = False
+    """A strategy hands its batches out."""
+    batches: int = 0
+    """That one call reads, where the loop lies inside a tf.function; 0: not known."""
+    stages: list[int] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    step_calls: list[tuple[str, int, int]] = field(default_factory=list)
+    """Where the first gradients were computed, function by function."""
+    timeline: list[list[float]] = field(default_factory=list)
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    """Windows of real steps, and of as many calls on what was there."""
+    no_ceiling: str = ""
+    """Why there are none."""
+    step: dict[str, Any] = field(default_factory=dict)
+    """Where the step's graph was written."""
+    trace: dict[str, Any] = field(default_factory=dict)
+    """Where a trace of the device was written, or why there is none."""
+    load: dict[str, float] = field(default_factory=dict)
+    """Of some steps in a row: wall time and what other programs took of it; the part outside of calls."""
+    measuring_s: float = 0.0
+    """What the measurement itself took, seconds."""
 
-    def __init__(self, place: Place, kind: str) -> None:
-        self.place, self.kind = place, kind
-        self.passes = 0
-        self.steps = self.plain_steps = self.measured_steps = 0
-        self.first_s = self.wait_s = self.call_s = self.sync_s = self.period_s = 0.0
-        self.rows = 0
-        self.replicas = 1
-        """That share a batch."""
-        self.distributed = False
-        """A strategy hands its batches out."""
-        self.batches = 0
-        """That one call reads, where the loop lies inside of a tf.function; 0: not known."""
-        self.sample: Any = None
-        """What was kept of the dataset of such a loop."""
-        self.elements: list[str] = []
-        self.element_bytes = 0
-        self.stages: list[int] = []
-        self.nodes: list[dict[str, Any]] = []
-        self.syncs: dict[Place, int] = {}
-        self.eager_gradients: dict[Place, int] = {}
-        self.step_calls: list[tuple[str, int, int]] = []
-        """Where the first ones were computed, function by function."""
-        self.functions: dict[str, int] = {}
-        self.timeline: list[list[float]] = []
-        self.rounds: list[dict[str, float]] = []
-        """Windows of real steps, and of as many calls on what was there."""
-        self.no_ceiling = ""
-        """Why there are none."""
-        self.step: dict[str, Any] = {}
-        """Where the step's graph was written."""
-        self.trace: dict[str, Any] = {}
-        """Where a trace of the device was written, or why there is none."""
-        self.ours_s = 0.0
-        self.mark = (0, 0.0)
-        """Measured steps and their time when the latest window began."""
-        self.moment: Moment | None = None
-        """When that was."""
-        self.load: dict[str, float] = {}
-        """Of some steps in a row: wall time and what other programs took of it; the part outside of calls."""
-        self.load_at = sys.maxsize if kind == "inside" else LOOK_AT_STEPS[0]
-        """Steps after which the load is looked at next."""
-        self._call_run_s = 0.0
-        """CPU time of this thread inside of all calls."""
-        self._marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
-        self.left_out = 0
-        """Steps that are not measured: of what the input made while we measured."""
-        self.begun_s = 0.0
-        self.thread = 0
-        """The one that trains."""
-        self._start_s = self._wait_s = self._call_s = self._sync_s = 0.0
-        self._trains = self._traced = self._open = False
-        self.measures_again = kind == "dataset"
-        """Whether the step is still to be run again on what it was given."""
-        self.look_at = 0
-        """Steps after which the input is looked at next."""
+    syncs: dict[Place, int] = field(default_factory=dict)
+    eager_gradients: dict[Place, int] = field(default_factory=dict)
+    functions: dict[str, int] = field(default_factory=dict)
+    cache: pipeline.CacheFill | None = None
+    """Of a dataset that holds a cache."""
+    sample: Any = None
+    """What was kept of the dataset of a loop inside a tf.function."""
+    mark: tuple[int, float] = (0, 0.0)
+    """Measured steps and their time when the latest window began."""
+    moment: Moment | None = None
+    """When that was."""
+    load_at: int = LOOK_AT_STEPS[0]
+    """Steps after which the load is looked at next."""
+    left_out: int = 0
+    """Steps that are set apart: of what the input made while we measured."""
+    begun_s: float = 0.0
+    thread: int = 0
+    """The one that trains."""
+    look_at: int = 0
+    """Steps after which the input is looked at next."""
+    pass_wait_s: float = 0.0
+    """Time that this pass has waited for its input, seconds."""
+    measures_again: bool = field(init=False)
+    """Whether the step is still to be run again on what it was given."""
+    _call_run_s: float = 0.0
+    """CPU time of this thread inside of all calls."""
+    _marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
+    _start_s: float = 0.0
+    _wait_s: float = 0.0
+    _call_s: float = 0.0
+    _sync_s: float = 0.0
+    _trains: bool = False
+    _traced: bool = False
+    _open: bool = False
+
+    def __post_init__(self) -> None:
+        self.measures_again = self.kind == "dataset"
+        if self.kind == "inside":
+            self.load_at = sys.maxsize
 
     def is_measured(self) -> bool:
         """Whether it is training now, and U has been measured or cannot be."""
@@ -123,6 +136,42 @@ class Loop:
         """Time of a step, seconds; for a loop inside a tf.function, of a call."""
         return self.period_s / max(1, self.measured_steps)
 
+    def begin_pass(self, begun_s: float) -> None:
+        """A pass over the data begins.
+
+        Args:
+            begun_s: When its iterator was requested.
+        """
+        self.pass_wait_s = clock() - begun_s
+        if self.cache is not None:
+            if self.passes == 1:
+                self._forget_filling()
+            self.cache.begin_pass()
+
+    def end_pass(self) -> None:
+        """The data has ended."""
+        self.drop_step()
+        self.passes += 1
+        if self.cache is not None and self.steps:
+            self.cache.end_pass(self.pass_wait_s)
+
+    def _forget_filling(self) -> None:
+        """From here on the input is another one: what it was tells nothing of what it costs."""
+        self.first_s += self.period_s
+        self.measured_steps = 0
+        self.period_s = self.wait_s = self.call_s = self.sync_s = 0.0
+        self.nodes, self.load, self.look_at = [], {}, self.steps + LOOK_AT_STEPS[0]
+        self.load_at = self.look_at
+        if self.rounds:
+            self.rounds, self.measures_again = [], True
+        self.mark, self.moment = (0, 0.0), None
+
+    def next_look(self) -> int:
+        """Steps after which the input is to be looked at again: more often while it fills a cache."""
+        if self.cache is not None and self.cache.is_filling():
+            return max(1, 2 * self.steps)
+        return next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
+
     def begin_step(self, now_s: float) -> None:
         """The step before, if any, is over."""
         if self._open:
@@ -135,6 +184,7 @@ class Loop:
     def waited(self, seconds: float) -> bool:
         """The step has waited for its input; whether that is to be looked at."""
         self._wait_s += seconds
+        self.pass_wait_s += seconds
         return self.steps >= self.look_at
 
     def called(
@@ -161,18 +211,18 @@ class Loop:
         self._marked = now(), row, outside_s, self._call_run_s
         span = LOAD.between(was, self._marked[0])
         if span.wall_s and row == was_row:
-            told = {
+            spent = {
                 "wall_s": span.wall_s,
                 "away_s": span.away_s,
                 "wait_s": span.wait_s,
                 "python_s": span.wall_s - (outside_s - was_outside_s),
                 "python_run_s": span.run_s - (self._call_run_s - was_run_s),
             }
-            self.load = {name: self.load.get(name, 0.0) + value for name, value in told.items()}
+            self.load = {name: self.load.get(name, 0.0) + value for name, value in spent.items()}
         self.not_its_own(clock() - begun_s)
 
     def synced(self, seconds: float, at: Place) -> None:
-        """A tensor's value was asked for."""
+        """A tensor's value was read."""
         self._sync_s += seconds
         if self._open:
             self.syncs[at] = self.syncs.get(at, 0) + 1
@@ -185,7 +235,7 @@ class Loop:
 
     def not_its_own(self, seconds: float) -> None:
         """Of the open step, what the measurement itself took."""
-        self.ours_s += seconds
+        self.measuring_s += seconds
         self._start_s += seconds
 
     def end_step(self, now_s: float) -> None:
@@ -195,10 +245,7 @@ class Loop:
         period_s = now_s - self._start_s
         if self._trains:
             self._book(period_s)
-        else:
-            self.plain_steps += 1
-        self._open = self._trains = self._traced = False
-        self._wait_s = self._call_s = self._sync_s = 0.0
+        self.drop_step()
 
     def drop_step(self) -> None:
         """What was open was no step."""
@@ -207,7 +254,7 @@ class Loop:
 
     def _book(self, period_s: float) -> None:
         self.steps += 1
-        FACTS.seen += 1
+        FACTS.changes += 1
         if self.steps <= MOST_SHOWN:
             begun = self._start_s - self.begun_s
             self.timeline.append([begun, self._wait_s, self._call_s, self._sync_s, period_s])
@@ -216,6 +263,7 @@ class Loop:
             return
         if self.left_out > 0:
             self.left_out -= 1
+            self.first_s += period_s
             return
         self.measured_steps += 1
         self.wait_s += self._wait_s
@@ -223,39 +271,18 @@ class Loop:
         self.sync_s += self._sync_s
         self.period_s += period_s
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The loop as facts."""
-        return {
-            "kind": self.kind,
-            "place": self.place,
-            "passes": self.passes,
-            "steps": self.steps,
-            "plain_steps": self.plain_steps,
-            "measured_steps": self.measured_steps,
-            "first_s": self.first_s,
-            "wait_s": self.wait_s,
-            "call_s": self.call_s,
-            "sync_s": self.sync_s,
-            "period_s": self.period_s,
-            "rows": self.rows,
-            "replicas": self.replicas,
-            "distributed": self.distributed,
-            "batches": self.batches,
-            "elements": self.elements,
-            "element_bytes": self.element_bytes,
-            "stages": self.stages,
-            "nodes": self.nodes,
+        plain = (
+            "kind", "place", "passes", "steps", "measured_steps", "first_s", "wait_s", "call_s", "sync_s",
+            "period_s", "rows", "batches", "stages", "nodes", "step_calls", "timeline", "rounds",
+            "no_ceiling", "load", "step", "trace", "measuring_s",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in plain} | {
+            "model": {"replicas": self.replicas, "distributed": self.distributed},
             "syncs": [[*at, count] for at, count in list(self.syncs.items())],
             "eager_gradients": [[*at, count] for at, count in list(self.eager_gradients.items())],
-            "step_calls": self.step_calls,
-            "functions": dict(self.functions),
-            "timeline": self.timeline,
-            "rounds": self.rounds,
-            "no_ceiling": self.no_ceiling,
-            "load": self.load,
-            "step": self.step,
-            "trace": self.trace,
-            "ours_s": self.ours_s,
+            "cache": None if self.cache is None else self.cache.as_json(),
         }
 
 
@@ -271,22 +298,22 @@ class State:
         """The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
         self.fits = 0
         """Calls of `fit` that are under way."""
-        self.taken_in_graph = False
+        self.iterated_in_graph = False
         """A tf.function that is being traced takes elements of an iterator by itself."""
 
     def is_amid(self, loop: Loop | None) -> bool:
         """Whether this is the current loop, and somebody holds its iterator; for none, whether `fit` runs."""
         if loop is None:
             return self.fits > 0
-        return loop is self.current and self.iterator() is not None
+        return loop is self.current and self.iterator() is not None and not loop.measures_again
 
 
 STATE = State()
 
 
-def told() -> list[dict[str, Any]]:
+def as_json() -> list[dict[str, Any]]:
     """Every loop, as facts."""
-    return [loop.told() for loop in list(STATE.loops.values())]
+    return [loop.as_json() for loop in list(STATE.loops.values())]
 
 
 def forget() -> None:
@@ -316,26 +343,24 @@ def current() -> Loop | None:
     return loop
 
 
-def install(tf: Any, around: Callable[..., None]) -> None:
-    """Watch iteration and what is asked for of tensors."""
-    around(tf.data.Dataset, "__iter__", lambda original: _iter(tf, around, original))
+def install(tf: Any) -> None:
+    """Watch iteration, and values that are read from tensors."""
+    wrap(tf.data.Dataset, "__iter__", lambda original: _iter(tf, original))
     for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
-        around(tf.distribute.Strategy, name, lambda original: _distribute(tf, around, original))
+        wrap(tf.distribute.Strategy, name, lambda original: _distribute(tf, original))
 
 
 _patched: set[type] = set()
 
 
-def _distribute(
-    tf: Any, around: Callable[..., None], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _distribute(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         with FACTS.guarded():
             kind = type(result)
             if not isinstance(result, tf.data.Dataset) and kind not in _patched:
                 _patched.add(kind)
-                around(kind, "__iter__", lambda inner: _iter(tf, around, inner))
+                wrap(kind, "__iter__", lambda inner: _iter(tf, inner))
             given = next(iter((*args, *kwargs.values())), None)
             # The strategy that is none, as Keras uses it, gives what it is given.
             if result is not given:
@@ -347,38 +372,37 @@ def _distribute(
     return call
 
 
-def _iter(tf: Any, around: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+def _iter(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any) -> Any:
+        begun_s = clock()
         iterator = original(self)
         if not STATE.fits and tf.executing_eagerly():
             with FACTS.guarded():
-                _follow(tf, around, iterator, self)
+                _follow(tf, iterator, self, begun_s)
         return iterator
 
     return call
 
 
-def _follow(tf: Any, around: Callable[..., None], iterator: Any, dataset: Any) -> None:
+def _follow(tf: Any, iterator: Any, dataset: Any, begun_s: float) -> None:
     place, maker = who_called()
-    # What Keras iterates by itself (evaluate, predict, adapt) is no loop of the user's.
+    # What Keras iterates by itself (evaluate, predict, adapt) is not a loop of the user's.
     if maker in ("keras", "tf_keras") or place == NOWHERE:
         return
     kind = type(iterator)
     if kind not in _patched:
         _patched.add(kind)
-        around(kind, "__next__", _next)
-        around(kind, "get_next", _next)
-        _watch_tensors(tf, around)
+        wrap(kind, "__next__", _next)
+        wrap(kind, "get_next", _next)
+        _watch_tensors(tf)
     loop = loop_at(place, "dataset")
     loop.replicas = getattr(dataset, REPLICAS, 1)
     loop.distributed = hasattr(dataset, REPLICAS)
-    loop.stages = [stage.id for stage in stages.chain(stages.of(dataset))] or loop.stages
-    if not loop.elements:
-        loop.elements = [
-            spec.dtype.name
-            for spec in tf.nest.flatten(iterator.element_spec)
-            if hasattr(getattr(spec, "dtype", None), "name")
-        ]
+    chain = stages.chain(stages.of(dataset))
+    loop.stages = [stage.id for stage in chain] or loop.stages
+    if loop.cache is None and loop.passes == 0 and stages.has_cache(chain, of_passes=True):
+        loop.cache = pipeline.CacheFill()
+    loop.begin_pass(begun_s)
     setattr(iterator, KEY, loop)
 
 
@@ -389,9 +413,9 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
         loop = self.__dict__.get(KEY)
         if not is_eager():
             # An iterator that a tf.function is given is another object inside of it.
-            STATE.taken_in_graph = True
+            STATE.iterated_in_graph = True
             return original(self, *args, **kwargs)
-        if loop is None or STATE.fits or FACTS.ours or loop is STATE.inside:
+        if loop is None or STATE.fits or FACTS.measuring or loop is STATE.inside:
             return original(self, *args, **kwargs)
         begun_s = clock()
         if STATE.current is not loop or STATE.iterator() is not self:
@@ -423,44 +447,44 @@ def _turn_to(loop: Loop, iterator: Any, now_s: float) -> None:
 
 
 def _ended(loop: Loop) -> None:
-    loop.drop_step()
-    loop.passes += 1
+    loop.end_pass()
     STATE.current = None
 
 
 def _look(loop: Loop, iterator: Any, element: Any) -> None:
-    loop.look_at = next((steps for steps in LOOK_AT_STEPS if steps > loop.steps), sys.maxsize)
+    loop.look_at = loop.next_look()
     if loop.rows == 0:
-        rows, loop.element_bytes = pipeline.size_of(element)
         # What is looked at is one replica's share.
-        loop.rows = rows * loop.replicas or -1
+        loop.rows = pipeline.rows_of(element) * loop.replicas or -1
     if loop.steps == 0:
         return
     nodes, _ = pipeline.read_model(iterator)
+    if loop.cache is not None:
+        loop.cache.look(nodes)
     if len(nodes) >= len(loop.nodes):
         loop.nodes = nodes
 
 
-def _watch_tensors(tf: Any, around: Callable[..., None]) -> None:
+def _watch_tensors(tf: Any) -> None:
     """Watch what makes Python wait for a tensor; there are tensors once there are iterators."""
     kind = type(tf.constant(0))
     for name in ("numpy", "__float__", "__int__", "__bool__", "__array__", "__format__", "__str__"):
         owner = next((each for each in kind.__mro__ if name in vars(each)), None)
         if owner is not None:
-            around(owner, name, _synchronises)
+            wrap(owner, name, _synchronises)
 
 
 def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = STATE.current
         # What a map reads in `tf.py_function`, it reads in a thread of TensorFlow's.
-        if loop is None or STATE.fits or FACTS.ours or loop.thread != get_ident():
+        if loop is None or STATE.fits or FACTS.measuring or loop.thread != get_ident():
             return original(self, *args, **kwargs)
         begun_s = clock()
         result = original(self, *args, **kwargs)
         took_s = clock() - begun_s
         with FACTS.guarded():
-            at = asked_by_user()
+            at = user_caller()
             if at is not None:
                 loop.synced(took_s, at)
         return result

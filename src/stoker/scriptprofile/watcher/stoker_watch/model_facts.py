@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .biases import useless_biases
-from .facts import FACTS
 from .places import Place
+from .watch import FACTS
 
 PADDED_CHANNELS = 4
 """cuDNN pads so few input channels (an image's) by itself."""
@@ -34,7 +36,7 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
     }
     found = {}
     for name, fact in facts.items():
-        # A model may be anything: what cannot be said of it costs no other fact.
+        # A model may be anything: a fact that fails costs no other one.
         with FACTS.guarded():
             found[name] = fact()
     return found
@@ -60,7 +62,7 @@ def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str,
         names = list(dict.fromkeys(model.output_names))
         layers = [model.get_layer(name) for name in names]
     except (AttributeError, ValueError):
-        # A model that is no graph of layers: its last layer is likely its output.
+        # A model that is not a graph of layers: its last layer is likely its output.
         layers = model.layers[-1:]
     return [
         {"name": layer.name, "dtype": layer.compute_dtype, "place": made_at(layer)}
@@ -74,7 +76,7 @@ def _kernels(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]
     found: list[dict[str, Any]] = []
     for layer in _layers(model):
         shape = tuple(getattr(getattr(layer, "kernel", None), "shape", ()))
-        # Others have kernels that are no matrix, or several: nothing is said of them.
+        # Other layers have kernels that are not a matrix, or several: they are left out.
         if type(layer).__name__ not in ("Dense", "Conv1D", "Conv2D", "Conv3D") or len(shape) < 2:
             continue
         if layer.compute_dtype in HALVES and len(found) < MOST_LAYERS:
@@ -96,3 +98,190 @@ def _devices(model: Any) -> list[str]:
     """Where the variables that are trained lie: `GPU:0`."""
     places = {str(variable.value.device) for variable in model.trainable_variables}
     return sorted(place.rpartition("device:")[2] for place in places)
+
+
+WITH_BIAS = {
+    "Dense",
+    *(f"Conv{rank}D" for rank in (1, 2, 3)),
+    *(f"Conv{rank}DTranspose" for rank in (1, 2, 3)),
+    *(f"DepthwiseConv{rank}D" for rank in (1, 2)),
+    *(f"SeparableConv{rank}D" for rank in (1, 2)),
+}
+"""Keras layers that end with a bias for each channel and an activation."""
+
+
+def useless_biases(model: Any) -> list[Any]:
+    """Layers whose bias has no effect, in the order of the graph.
+
+    A layer counts if it and the BatchNormalization are each used once, its output goes only to the
+    BatchNormalization, both are trained, and the bias has no regularizer or constraint.
+
+    Args:
+        model: A Keras model. Only graphs of layers (functional, sequential) are examined, also when
+            nested; the `call` of a class is not.
+    """
+    return list(_of(model, set()))
+
+
+def _of(model: Any, seen: set[int]) -> Iterator[Any]:
+    if id(model) in seen:
+        return
+    seen.add(id(model))
+    # A built Sequential contains the graph of its layers.
+    graph = getattr(model, "_functional", None) or model
+    nodes = _in_order(graph)
+    uses = Counter(id(node.operation) for node in nodes)
+    for node, reader in _only_readers(graph, nodes):
+        once = uses[id(node.operation)] == uses[id(reader.operation)] == 1
+        if once and _has_plain_bias(node.operation) and _takes_it_out(reader, node.operation):
+            yield node.operation
+    # A model used in several places shares its layers.
+    for inner in _inner_models(model, nodes):
+        if uses[id(inner)] <= 1:
+            yield from _of(inner, seen)
+
+
+def _only_readers(graph: Any, nodes: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Calls whose output goes to exactly one other call, with that call."""
+    readers: dict[tuple[int, int], list[Any]] = {}
+    for node in nodes:
+        for tensor in node.input_tensors:
+            readers.setdefault(_maker(tensor), []).append(node)
+    given = {_maker(tensor) for tensor in getattr(graph, "outputs", ())}
+    for node in nodes:
+        makers = {_maker(tensor) for tensor in node.output_tensors}
+        behind = [reader for maker in makers for reader in readers.get(maker, ())]
+        if len(behind) == 1 and not given & makers:
+            yield node, behind[0]
+
+
+def _in_order(graph: Any) -> list[Any]:
+    """The calls of a graph's layers; empty for a model that is not a graph."""
+    by_depth = getattr(graph, "_nodes_by_depth", None) or {}
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+
+
+def _inner_models(model: Any, nodes: Iterable[Any]) -> Iterator[Any]:
+    used = [node.operation for node in nodes] or getattr(model, "layers", [])
+    for layer in dict.fromkeys(used):
+        if getattr(layer, "layers", None):
+            yield layer
+
+
+def _maker(tensor: Any) -> tuple[int, int]:
+    """The call that produced a tensor."""
+    history = getattr(tensor, "_keras_history", None)
+    return (0, 0) if history is None else (id(history.operation), history.node_index)
+
+
+def _is_kerass(layer: Any, names: set[str]) -> bool:
+    kind = type(layer)
+    return kind.__module__.partition(".")[0] == "keras" and kind.__name__ in names
+
+
+def _has_plain_bias(layer: Any) -> bool:
+    return (
+        _is_kerass(layer, WITH_BIAS)
+        and bool(layer.use_bias)
+        and layer.trainable
+        and getattr(layer.activation, "__name__", "") == "linear"
+        and all(
+            getattr(layer, f"bias_{name}", None) is None for name in ("regularizer", "constraint")
+        )
+        and getattr(layer, "activity_regularizer", None) is None
+    )
+
+
+def _takes_it_out(node: Any, layer: Any) -> bool:
+    """Whether a call is a BatchNormalization over the layer's channels, in training."""
+    norm = node.operation
+    if not _is_kerass(norm, {"BatchNormalization"}) or not norm.trainable or norm.renorm:
+        return False
+    if False in (node.arguments.kwargs.get("training"), *node.arguments.args[1:2]):
+        return False
+    rank = len(node.input_tensors[0].shape)
+    first = getattr(layer, "data_format", "channels_last") == "channels_first"
+    return bool(norm.axis % rank == (1 if first else rank - 1))
+
+
+MOST_BYTES = 256 << 20
+"""Of a graph with its shapes, the constants left out: a larger one takes seconds to write."""
+
+MOST_CONSTANT_BYTES = 4096
+"""Of a constant that is written with its values: shapes and bounds of loops are shorter."""
+
+
+def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[str, Any]:
+    """Write the graph of a step next to the facts.
+
+    Args:
+        concrete: The concrete function that was called.
+        given: Tensors that it was called with, where it takes them as arguments.
+        batch: A batch, where the function takes it from an input by itself.
+
+    Returns:
+        The file, and what is known of what enters, as facts; `why` alone where nothing was written.
+    """
+    graph = concrete.graph.as_graph_def(add_shapes=True)
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        for node in nodes:
+            if node.op == "Const":
+                _shorten(node)
+    if graph.ByteSize() > MOST_BYTES:
+        return {"why": f"the step's graph takes more than {MOST_BYTES >> 20} MiB"}
+    name = f"step-{os.getpid()}-{_count()}.pb"
+    with open(os.path.join(FACTS.folder, name), "wb") as stream:  # noqa: PTH118, PTH123 - as in facts
+        stream.write(graph.SerializeToString())
+    inputs = concrete.inputs
+    own = inputs[: len(inputs) - len(concrete.captured_inputs)]
+    return {
+        "graph": name,
+        "outputs": [tensor.name for tensor in concrete.outputs],
+        "runs": [operation.name for operation in concrete.graph.control_outputs],
+        "compiled": _by_xla(concrete),
+        "given": _given(own, given),
+        "batch": [] if batch is None else _shapes(batch),
+    }
+
+
+def _by_xla(concrete: Any) -> bool:
+    """Whether XLA compiles the function as a whole."""
+    attributes = concrete.function_def.attr
+    return "_XlaMustCompile" in attributes and bool(attributes["_XlaMustCompile"].b)
+
+
+_written = [0]
+
+
+def _count() -> int:
+    _written[0] += 1
+    return _written[0]
+
+
+def _shorten(node: Any) -> None:
+    """Leave type and shape of a large constant, and drop its values."""
+    value = node.attr["value"].tensor
+    if value.ByteSize() > MOST_CONSTANT_BYTES:
+        value.CopyFrom(type(value)(dtype=value.dtype, tensor_shape=value.tensor_shape))
+
+
+def _given(inputs: list[Any], given: Any) -> dict[str, list[int]]:
+    """Name of an input -> the shape that it was given; empty where they cannot be matched."""
+    tf: Any = sys.modules["tensorflow"]
+    leaves = [leaf for leaf in tf.nest.flatten(given) if hasattr(leaf, "shape")]
+    fit = len(leaves) == len(inputs) and all(
+        placeholder.shape.is_compatible_with(leaf.shape) and placeholder.dtype == leaf.dtype
+        for placeholder, leaf in zip(inputs, leaves, strict=True)
+    )
+    if not fit:
+        return {}
+    pairs = zip(inputs, leaves, strict=True)
+    return {placeholder.op.name: [int(side) for side in leaf.shape] for placeholder, leaf in pairs}
+
+
+def _shapes(batch: Any) -> list[list[Any]]:
+    """Type and shape of each part of a batch."""
+    tf: Any = sys.modules["tensorflow"]
+    return [
+        [part.dtype.name, [int(side) for side in part.shape]] for part in tf.nest.flatten(batch)
+    ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
+
+from .wall import LOAD, Moment, now
 
 _MOST_NODES = 200
 
@@ -36,7 +39,7 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
                 "name": node.name,
                 "depth": depth,
                 "elements": int(node.num_elements),
-                "cpu_ns": int(node.processing_time),
+                "cpu_s": int(node.processing_time) / 1e9,
                 "ratio": float(node.ratio),
                 "per_output": per_output,
                 "buffered_bytes": int(node.buffered_bytes),
@@ -74,16 +77,112 @@ def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
     }
 
 
-def size_of(element: Any) -> tuple[int, int]:
-    """Rows and bytes of an element; rows are its first tensor's first dimension, 0 if unknown."""
+def rows_of(element: Any) -> int:
+    """Rows of an element: its first tensor's first dimension; 0 if unknown."""
     tf: Any = sys.modules["tensorflow"]
-    rows, size = 0, 0
     for tensor in tf.nest.flatten(element, expand_composites=True):
-        shape = getattr(tensor, "shape", None)
-        if shape is None or getattr(shape, "rank", None) is None:
-            continue
-        if shape.rank and not rows:
-            rows = int(shape[0] or 0)
-        if shape.is_fully_defined() and tensor.dtype != tf.string:
-            size += int(shape.num_elements()) * int(tensor.dtype.size)
-    return rows, size
+        shape: Any = getattr(tensor, "shape", None)
+        if getattr(shape, "rank", None) and shape[0]:
+            return int(shape[0])
+    return 0
+
+
+MOST_PASSES = 8
+"""Passes that are timed: the later ones only have to be compared with the first."""
+
+
+class CacheFill:
+    """The first passes over a dataset that holds a cache; the first whole one fills it."""
+
+    def __init__(self) -> None:
+        self.passes_s: list[float] = []
+        """What the first whole passes took, seconds."""
+        self.wall_s = 0.0
+        """Wall time of the first one, seconds."""
+        self.away = 0.0
+        """The share of it that would not have passed on a machine without other programs."""
+        self.nodes: list[dict[str, Any]] = []
+        """The input as TensorFlow ran it in the first pass."""
+        self.nodes_s = 0.0
+        """From the begin of the pass to when these were read, seconds."""
+        self._begun_s = 0.0
+        self._moment: Moment | None = None
+
+    def is_filling(self) -> bool:
+        """Whether no whole pass has ended."""
+        return not self.passes_s
+
+    def begin_pass(self) -> None:
+        """A pass begins."""
+        if self.is_filling():
+            self._begun_s, self._moment = time.perf_counter(), now()
+
+    def end_pass(self, took_s: float) -> None:
+        """A whole pass has ended.
+
+        Args:
+            took_s: What it took, seconds; of a loop of the user's own what it waited for input.
+        """
+        if self.is_filling():
+            self.wall_s = time.perf_counter() - self._begun_s
+            self.away = LOAD.between(self._moment, now()).away()
+        if len(self.passes_s) < MOST_PASSES:
+            self.passes_s.append(took_s)
+
+    def look(self, nodes: list[dict[str, Any]]) -> None:
+        """Keep the input's stages as they are in the first pass."""
+        if self.is_filling() and len(nodes) >= len(self.nodes):
+            self.nodes, self.nodes_s = nodes, time.perf_counter() - self._begun_s
+
+    def as_json(self) -> dict[str, Any]:
+        """As facts."""
+        names = ("passes_s", "wall_s", "away", "nodes", "nodes_s")
+        return {name: getattr(self, name) for name in names}
+
+
+WINDOW_S = 0.3
+"""Least length of a window of steps: long against a scheduler's slice (some ms)."""
+
+MOST_WINDOW_CALLS = 90
+"""Most calls of one: tf.data keeps the last 100 gaps."""
+
+MOST_GAPS = 98
+"""Of those that tf.data keeps."""
+
+LEAST_WINDOW_CALLS = 4
+
+
+class Window:
+    """Steps with real data, one after the other."""
+
+    def __init__(self) -> None:
+        self.calls = self.latest_calls = 0
+        self.seconds = self.latest_s = 0.0
+        self._fresh = True
+
+    def add(self, period_s: float) -> None:
+        """Another step is done."""
+        self.calls += 1
+        self.seconds += period_s
+        if self._fresh:
+            # The gap before its input holds what came before the window.
+            self._fresh = False
+            return
+        self.latest_calls += 1
+        self.latest_s += period_s
+
+    def pause(self) -> None:
+        """An epoch has ended: what comes between is left out, and gaps are another iterator's."""
+        self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
+
+    def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
+        """Time between two elements, over its latest calls in a row, and their whole time."""
+        elements = self.latest_calls * per_call
+        if self.latest_calls < LEAST_WINDOW_CALLS or elements > min(len(gaps_us), MOST_GAPS):
+            return None
+        return sum(gaps_us[-elements:]) / 1e6, self.latest_s
+
+    def is_full(self) -> bool:
+        """Whether it is long enough, or as long as the gaps reach."""
+        long_enough = self.seconds >= WINDOW_S and self.calls > LEAST_WINDOW_CALLS
+        return long_enough or self.calls >= MOST_WINDOW_CALLS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import sysconfig
 from functools import lru_cache
 from types import FrameType
@@ -39,8 +38,8 @@ def owner(file: str) -> str:
 def who_called() -> tuple[Place, str]:
     """The nearest place in the user's files, and whose code made the call itself.
 
-    Where the user's program is an installed package, the nearest frame that is no framework's is
-    taken.
+    Where the user's program is an installed package, the nearest frame that is not a framework's is
+    used.
     """
     frame: FrameType | None = inspect.currentframe()
     maker, installed = "", NOWHERE
@@ -78,8 +77,8 @@ def place() -> Place:
     return who_called()[0]
 
 
-def asked_by_user() -> Place | None:
-    """The place, where the user's own code (or NumPy for it) asked, and no framework by itself."""
+def user_caller() -> Place | None:
+    """The line of the user's that made this call, itself or through NumPy; None if a framework did."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = owner(frame.f_code.co_filename)
@@ -101,8 +100,3 @@ def of_code(code: object) -> Place:
 
 def _absolute(file: str) -> str:
     return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100
-
-
-def program() -> str:
-    """What was started, as its user would say it."""
-    return " ".join(sys.argv[:1])

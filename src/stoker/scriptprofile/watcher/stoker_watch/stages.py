@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from .facts import FACTS
 from .places import Place, who_called
+from .watch import FACTS, wrap
 
 KEY = "stoker_stage"
 """The attribute of a dataset that holds its stage."""
@@ -72,34 +73,22 @@ class Stage:
         self.python_calls: list[Place] = []
         """Where `tf.py_function` or `tf.numpy_function` was called inside of it."""
         self.random = False
-        """Something random was asked for inside of it."""
+        """Random numbers are drawn inside it."""
         self.element_bytes: int | None = None
         self.row_bytes: int | None = None
         """Of one row, where of an element only the number of rows is not known."""
-        self.rows = 0
-        """Rows of an element, where a shape says so."""
         self.dtypes: list[str] = []
         self.operations: list[str] = []
         """Types of the TensorFlow operations in a map's function."""
         self.cardinality = -2
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The stage as facts."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "place": self.place,
-            "maker": self.maker,
-            "arguments": self.arguments,
-            "inputs": [stage.id for stage in self.inputs],
-            "python_calls": self.python_calls,
-            "random": self.random,
-            "element_bytes": self.element_bytes,
-            "row_bytes": self.row_bytes,
-            "dtypes": self.dtypes,
-            "operations": self.operations,
-            "cardinality": self.cardinality,
-        }
+        names = (
+            "id", "kind", "place", "maker", "arguments", "python_calls", "random", "element_bytes",
+            "row_bytes", "dtypes", "operations", "cardinality",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
 
 _made: list[Stage] = []
@@ -110,24 +99,22 @@ MOST_STAGES = 500
 """A script that makes datasets without end is watched up to here."""
 
 
-def install(tf: Any, around: Callable[..., None]) -> None:
+def install(tf: Any) -> None:
     """Watch how datasets are made."""
     for name in METHODS:
-        around(tf.data.Dataset, name, lambda original, name=name: _method(tf, name, original))
+        wrap(tf.data.Dataset, name, partial(_makes, tf, name, is_method=True))
     for name in SOURCES:
-        around(tf.data.Dataset, name, lambda original, name=name: _source(tf, name, original))
+        wrap(tf.data.Dataset, name, partial(_makes, tf, name, is_method=False))
     for name in READERS:
-        reader = getattr(tf.data, name, None)
-        if reader is not None:
-            around(reader, "__init__", lambda original, name=name: _reader(tf, name, original))
+        wrap(getattr(tf.data, name, None), "__init__", partial(_makes, tf, name, is_method=True))
     for name in ("py_function", "numpy_function"):
-        around(tf, name, _python_call)
-    _watch_randomness(tf, around)
+        wrap(tf, name, _python_call)
+    _watch_randomness(tf)
 
 
 def made() -> list[dict[str, Any]]:
     """Every stage that was made, as facts."""
-    return [stage.told() for stage in list(_made)]
+    return [stage.as_json() for stage in list(_made)]
 
 
 def of(dataset: Any) -> Stage | None:
@@ -147,55 +134,42 @@ def chain(stage: Stage | None) -> list[Stage]:
     return found
 
 
+def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
+    """Whether its first pass makes what the later ones read.
+
+    Args:
+        chain: The stages, last one first.
+        of_passes: A pass ends with the data: one that repeats its cache has its later passes inside.
+    """
+    kinds = [stage.kind for stage in chain]
+    caches = [number for number, kind in enumerate(kinds) if kind in ("cache", "snapshot")]
+    return bool(caches) and not (of_passes and "repeat" in kinds[: caches[-1]])
+
+
 def mark_random() -> None:
-    """Something random was asked for: the stage that is being made, if any, is random."""
+    """Mark the stage that is being made, if any, as one that draws random numbers."""
     if _making:
         _making[-1].random = True
 
 
-def _method(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _making or FACTS.ours or not tf.executing_eagerly():
-            return original(self, *args, **kwargs)
-        stage = _begin(kind, args, kwargs, datasets=[self, *args])
-        try:
-            result = original(self, *args, **kwargs)
-        finally:
-            _making.clear()
-        _finish(tf, stage, result)
-        return result
+def _makes(
+    tf: Any, kind: str, original: Callable[..., Any], *, is_method: bool
+) -> Callable[..., Any]:
+    """A call that gives a dataset, or makes `self` one."""
 
-    return call
-
-
-def _source(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _making or FACTS.ours or not tf.executing_eagerly():
+        if _making or FACTS.measuring or not tf.executing_eagerly():
             return original(*args, **kwargs)
-        stage = _begin(kind, args, kwargs, datasets=[*args, *kwargs.values()])
+        inputs = [*args, *kwargs.values()]
+        stage = _begin(kind, args[1:] if is_method else args, kwargs, datasets=inputs)
         try:
             result = original(*args, **kwargs)
         finally:
             _making.clear()
-        _finish(tf, stage, result)
+        _finish(tf, stage, args[0] if result is None else result)
         return result
 
     return call
-
-
-def _reader(tf: Any, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if _making or FACTS.ours or not tf.executing_eagerly():
-            original(self, *args, **kwargs)
-            return
-        stage = _begin(kind, args, kwargs, datasets=[*args])
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            _making.clear()
-        _finish(tf, stage, self)
-
-    return init
 
 
 def _begin(
@@ -247,10 +221,13 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
         # Keras makes a dozen for each call of fit: they may not crowd out the user's.
         if len(_made) < (10 * MOST_STAGES if stage.maker == "user" else MOST_STAGES):
             _made.append(stage)
-        FACTS.seen += 1
+        FACTS.changes += 1
         setattr(result, KEY, stage)
-        stage.dtypes, stage.element_bytes, stage.rows = _describe(tf, result.element_spec)
-        stage.row_bytes = _row_bytes(tf, result.element_spec)
+        parts = [each for each in tf.nest.flatten(result.element_spec) if hasattr(each, "dtype")]
+        stage.dtypes = [part.dtype.name for part in parts]
+        if len(parts) == len(tf.nest.flatten(result.element_spec)):
+            stage.element_bytes = _bytes(parts, lambda shape: shape)
+            stage.row_bytes = _bytes(parts, _row)
         stage.operations = _operations(result)
         if stage.kind != "from_generator":
             stage.cardinality = int(result.cardinality().numpy())
@@ -263,37 +240,21 @@ def _operations(dataset: Any) -> list[str]:
     return [] if graph is None else sorted({each.type for each in graph.get_operations()})
 
 
-def _describe(tf: Any, element_spec: Any) -> tuple[list[str], int | None, int]:
-    """The dtypes, the bytes of one element where every dimension is known, and its first one."""
-    dtypes: list[str] = []
-    size, rows = 0, 0
-    known = True
-    for spec in tf.nest.flatten(element_spec):
-        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
-        if dtype is None or not hasattr(dtype, "name"):
-            known = False
-            continue
-        dtypes.append(dtype.name)
-        if shape is None or not shape.is_fully_defined() or dtype.name in ("string", "variant"):
-            known = False
-        else:
-            size += int(shape.num_elements()) * int(dtype.size)
-        if shape is not None and shape.rank and shape[0]:
-            rows = rows or int(shape[0])
-    return dtypes, size if known else None, rows
-
-
-def _row_bytes(tf: Any, element_spec: Any) -> int | None:
-    """Bytes of a row, where the first dimension of all parts is the only one that is not known."""
+def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
+    """Bytes of what `sized` leaves of the parts' shapes; None where that is not known."""
     size = 0
-    for spec in tf.nest.flatten(element_spec):
-        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
-        if dtype is None or shape is None or not shape.rank or dtype.name in ("string", "variant"):
+    for part in parts:
+        shape: Any = None if part.shape is None else sized(part.shape)
+        is_open = shape is None or not shape.is_fully_defined()
+        if is_open or part.dtype.name in ("string", "variant"):
             return None
-        if shape[0] is not None or not shape[1:].is_fully_defined():
-            return None
-        size += int(shape[1:].num_elements()) * int(dtype.size)
-    return size or None
+        size += int(shape.num_elements()) * int(part.dtype.size)
+    return size
+
+
+def _row(shape: Any) -> Any:
+    """The shape of one row, where the number of rows is not known."""
+    return shape[1:] if shape.rank and shape[0] is None else None
 
 
 def _python_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -306,7 +267,7 @@ def _python_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _watch_randomness(tf: Any, around: Callable[..., None]) -> None:
+def _watch_randomness(tf: Any) -> None:
     for module in (tf.random, tf.image):
         for name in dir(module):
             is_random = (
@@ -314,9 +275,9 @@ def _watch_randomness(tf: Any, around: Callable[..., None]) -> None:
             )
             value = getattr(module, name)
             if is_random and callable(value) and not isinstance(value, type) and name[0].islower():
-                around(module, name, _marks_random)
+                wrap(module, name, _marks_random)
     for name in ("uniform", "normal", "uniform_full_int", "truncated_normal", "make_seeds"):
-        around(tf.random.Generator, name, _marks_random)
+        wrap(tf.random.Generator, name, _marks_random)
 
 
 def _marks_random(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .facts import FACTS
+from .watch import FACTS
 
 _WATCHED = ("tensorflow", "keras")
 
@@ -56,14 +56,10 @@ def _look_after(loader: Any, name: str) -> None:
 def _begin(name: str, module: ModuleType) -> None:
     # They stand here, for they import what only then is there.
     FACTS.begin()
-    if name == "tensorflow":
-        from . import tensorflow_hooks
+    from . import hooks
 
-        tensorflow_hooks.install(module)
-    else:
-        from . import keras_hooks
-
-        keras_hooks.install(module)
+    install = hooks.install_tensorflow if name == "tensorflow" else hooks.install_keras
+    install(module)
 
 
 def wait_for_tensorflow(folder: str) -> None:

@@ -1,14 +1,14 @@
-"""What has been seen in this process, and its file."""
+"""Watches this process: begins when the script imports TensorFlow or Keras, and writes what it observes."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import math
 import os
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ MOST_FAILURES = 20
 
 
 class Facts:
-    """Collects parts, writes them as one file, and remembers what went wrong with ourselves."""
+    """Collects parts, writes them as one file, and remembers failures of the watcher."""
 
     def __init__(self) -> None:
         self.folder = ""
@@ -44,12 +44,11 @@ class Facts:
         """Called before the process ends."""
         self.on = False
         """Something is watched in this process."""
-        self.ours = False
-        """We are running the script's step ourselves."""
-        self.seen = 0
+        self.measuring = False
+        """The watcher is running the script's step."""
+        self.changes = 0
         """Grows with every step: facts that have not changed are not written again."""
         self._pid = 0
-        self._begun_s = 0.0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -68,7 +67,7 @@ class Facts:
 
     def _begin_here(self) -> None:
         """In this process, which may be a forked child: nothing of its parent's is its own."""
-        self._pid, self._begun_s, self._lock = os.getpid(), time.monotonic(), threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self.failures.clear()
         with self.guarded():
             for forget in self.forgets:
@@ -100,25 +99,19 @@ class Facts:
         if not self.on or os.getpid() != self._pid:
             return
         with self._lock, contextlib.suppress(OSError):
-            told = {
+            facts: dict[str, Any] = {
                 "version": VERSION,
                 "pid": self._pid,
-                "argv": sys.argv,
-                "folder": os.getcwd(),  # noqa: PTH109
-                "python": sys.version.split()[0],
-                "wall_s": time.monotonic() - self._begun_s,
-                "cpu_s": time.process_time(),
                 # Linux counts it in KiB.
                 "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-                "written_s": time.time(),
             }
             for name, part in list(self.parts.items()):
                 with self.guarded():
-                    told[name] = part()
-            told["failures"] = list(self.failures)
+                    facts[name] = part()
+            facts["failures"] = list(self.failures)
             path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118
             with open(path + ".part", "w") as stream:  # noqa: PTH123
-                json.dump(_plain(told), stream, allow_nan=False)
+                json.dump(_plain(facts), stream, allow_nan=False)
             os.replace(path + ".part", path)
 
     def _at_exit(self) -> None:
@@ -135,16 +128,16 @@ class Facts:
             for look in self.looks:
                 with self.guarded():
                     look()
-            asked = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
-            due = self.seen != written and time.monotonic() - written_s > every_s
-            if asked or due:
-                written_s, written = time.monotonic(), self.seen
+            requested = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
+            due = self.changes != written and time.monotonic() - written_s > every_s
+            if requested or due:
+                written_s, written = time.monotonic(), self.changes
                 begun_s = time.thread_time()
                 # While another thread adds to what is written it may change its size: once more.
                 with self.guarded():
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
-            if asked:
+            if requested:
                 with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123
                     pass
 
@@ -164,3 +157,32 @@ def _plain(value: Any) -> Any:
 
 FACTS = Facts()
 """Of this process."""
+
+
+def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(original)` in the place of a public function or method.
+
+    Args:
+        owner: A module or class.
+        name: Of what is replaced; nothing happens where there is none.
+        make: Given the original, returns its wrapper.
+    """
+    owner = _definer(owner, name)
+    original = getattr(owner, name, None)
+    if original is None or getattr(original, "stoker_original", None) is not None:
+        return
+    wrapped = functools.wraps(original)(make(original))
+    wrapped.stoker_original = original  # type: ignore[attr-defined]
+    # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
+    import inspect  # a program without TensorFlow does not pay for it
+
+    with contextlib.suppress(TypeError, ValueError):
+        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+
+
+def _definer(owner: Any, name: str) -> Any:
+    """The class that defines a method: Keras compares a model's with its base's, for overrides."""
+    classes = owner.__mro__ if isinstance(owner, type) else ()
+    return next((each for each in classes if name in vars(each) and each is not object), owner)

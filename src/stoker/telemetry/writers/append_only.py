@@ -1,33 +1,37 @@
-"""A file that grows by whole records, on a disk that may be full or gone."""
+"""Files that grow by whole records, on a disk that may be full or gone; one is `metrics.jsonl`."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import FullDisk
+from stoker.telemetry import catalogue
 
 _LOG = logging.getLogger(__name__)
 
 
-class Tolerated:
-    """Lets faults of the disk pass in a `with` block; the first of a row is said, and their end."""
+class DiskFailures:
+    """Suppresses failures of the disk in a `with` block; logs the first of several, and their end."""
 
     def __init__(self, what: str) -> None:
-        """Stand for one thing that is written.
+        """Begin without a failure.
 
         Args:
-            what: Its name in what is said.
+            what: Its name in the log.
         """
         self._what = what
         self._lost = 0
 
     def __enter__(self) -> None:
-        """Nothing is known yet."""
+        """Do nothing."""
 
     def __exit__(
         self,
@@ -35,7 +39,7 @@ class Tolerated:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Swallow what the disk did, and nothing else."""
+        """Suppress errors of the disk, and no other."""
         if error is None:
             if self._lost:
                 _LOG.warning("%s is written again; %d were lost", self._what, self._lost)
@@ -53,28 +57,28 @@ class AppendedFile:
     """Takes records one by one; each is in the file whole, or not at all."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file for more, or make it.
+        """Open or create a file to append to.
 
         Raises:
-            UserError: it cannot be opened; before training that is worth an end.
+            UserError: it cannot be opened, before training has started.
         """
         self.path = path
-        self._tolerated = Tolerated(str(path))
+        self._disk_failures = DiskFailures(str(path))
         self._file = -1
         self._size = 0
         self._open()
 
     def append(self, record: bytes) -> None:
-        """Add a record; a fault of the disk loses it, and nothing else."""
+        """Add a record; a failure of the disk loses only this one."""
         if self._file < 0:
             raise ValueError(f"{self.path} is closed")
-        with self._tolerated:
+        with self._disk_failures:
             self._write_whole(record)
 
     def replace(self, content: bytes) -> None:
-        """Put other content in place of all of it, in one step; or, on a fault, leave it."""
+        """Replace the whole content atomically; a failure leaves the file as it is."""
         made = self.path.with_name(f".{self.path.name}.tmp")
-        with self._tolerated:
+        with self._disk_failures:
             made.write_bytes(content)
             os.replace(made, self.path)
             os.close(self._file)
@@ -84,7 +88,7 @@ class AppendedFile:
         """Flush to the disk."""
         if self._file < 0:
             return
-        with self._tolerated:
+        with self._disk_failures:
             os.fsync(self._file)
         os.close(self._file)
         self._file = -1
@@ -112,3 +116,44 @@ class AppendedFile:
                 os.ftruncate(self._file, self._size)
             raise
         self._size += len(record)
+
+
+_to_json = json.JSONEncoder(allow_nan=False).encode
+"""As `json.dumps`, which makes an encoder for each line."""
+
+
+class JsonLines:
+    """Appends scalars to a file; each line is whole once `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AppendedFile(path)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Append one line; what JSON cannot hold (NaN, infinity) is written as text."""
+        line = {"step": step} | {name: _json_number(value) for name, value in scalars.items()}
+        self._file.append(_to_json(line).encode() + b"\n")
+
+    def rewind(self, step: int, *, validated: bool = True) -> None:
+        """Drop the lines of later steps, and the half line of a writer that was killed."""
+        lines = self._file.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _is_up_to(line, step, validated=validated)]
+        if len(kept) < len(lines):
+            self._file.replace(b"".join(kept))
+
+    def close(self) -> None:
+        """Flush to the disk and close."""
+        self._file.close()
+
+
+def _is_up_to(line: bytes, step: int, *, validated: bool) -> bool:
+    try:
+        scalars = json.loads(line)
+        # An epoch's line comes after that of its last step.
+        last = step if validated or catalogue.EPOCH.name not in scalars else step - 1
+        return line.endswith(b"\n") and bool(scalars["step"] <= last)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _json_number(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else str(float(value))

@@ -1,8 +1,9 @@
-"""Puts the watcher around Keras's public names: `fit`, `compile`, layers and optimizers."""
+"""Wraps the public names of TensorFlow and Keras that are watched, and starts all watching."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -10,15 +11,15 @@ from functools import partial
 from types import GeneratorType, ModuleType
 from typing import Any
 
-from . import functions, stages
+from . import functions, loops, stages
 from .device_trace import TRACER, layer_names
-from .facts import FACTS
 from .fits import FITS, Fit, watched_fit
 from .loops import STATE
 from .model_facts import late_facts
-from .places import NOWHERE, Place, of_code, place
-from .tensorflow_hooks import around
-from .wall import EPOCH_HOOKS, WALL
+from .pipeline import CacheFill
+from .places import NOWHERE, Place, of_code, place, who_called
+from .wall import EPOCH_HOOKS, LOAD, WALL
+from .watch import FACTS, wrap
 
 MOST_FITS = 100
 """A search over models calls `fit` without end: it is watched up to here."""
@@ -29,30 +30,29 @@ _places: dict[int, tuple[Any, Place]] = {}
 _compiled: dict[int, Place] = {}
 """Id of a model -> the line of its `compile`."""
 
-_jit_asked: dict[int, Any] = {}
-"""Id of a model -> what its `compile` was told of XLA."""
+_jit_requested: dict[int, Any] = {}
+"""Id of a model -> what its `compile` was given as `jit_compile`."""
 
 
 _on_batches: dict[Place, int] = {}
 """Lines that call `train_on_batch`, and how often."""
 
 
-def install(keras: ModuleType) -> None:
+def install_keras(keras: ModuleType) -> None:
     """Watch models being made, compiled and fitted."""
-    around(keras.layers.Layer, "__init__", _layer)
-    around(keras.Model, "compile", _compile)
-    around(keras.Model, "fit", lambda original: _fit(keras, original))
-    around(keras.Model, "train_on_batch", _on_batch)
+    wrap(keras.layers.Layer, "__init__", _layer)
+    wrap(keras.Model, "compile", _compile)
+    wrap(keras.Model, "fit", lambda original: _fit(keras, original))
+    wrap(keras.Model, "train_on_batch", _on_batch)
     _wall(keras)
-    around(keras.optimizers.Optimizer, "apply", _apply)
-    around(keras.random.SeedGenerator, "next", _random)
+    wrap(keras.optimizers.Optimizer, "apply", _apply)
+    wrap(keras.random.SeedGenerator, "next", _random)
     TRACER.knows_keras(lambda: list(FITS), lambda: layer_names(_places))
     FACTS.forgets.extend((FITS.clear, _on_batches.clear))
     FACTS.parts["on_batches"] = lambda: [[*at, count] for at, count in list(_on_batches.items())]
-    FACTS.parts["fits"] = lambda: [fit.told() for fit in list(FITS)]
+    FACTS.parts["fits"] = lambda: [fit.as_json() for fit in list(FITS)]
     FACTS.parts["keras"] = lambda: {
         "version": str(keras.version()),
-        "floatx": str(keras.config.floatx()),
         "backend": str(keras.config.backend()),
     }
 
@@ -61,9 +61,9 @@ def _wall(keras: Any) -> None:
     """Time what a script does with a model outside its steps."""
     methods = {"predict": "predict", "save": "saving", "save_weights": "saving", "export": "saving"}
     for name, kind in methods.items():
-        around(keras.Model, name, WALL.around_method(partial(str, kind), place))
+        wrap(keras.Model, name, WALL.around_method(partial(str, kind), place))
     validates = WALL.around_method(lambda: "validation" if STATE.fits else "evaluate", place)
-    around(keras.Model, "evaluate", validates)
+    wrap(keras.Model, "evaluate", validates)
 
 
 def _itself(at: Place) -> Place:
@@ -80,7 +80,7 @@ def _time_callbacks(keras: Any, given: Any) -> None:
             if isinstance(callback, plain) and found is not getattr(plain, hook):
                 at = of_code(getattr(found, "__code__", None))
                 where = place if at == NOWHERE else partial(_itself, at)
-                around(type(callback), hook, WALL.around_method(lambda: "callbacks", where))
+                wrap(type(callback), hook, WALL.around_method(lambda: "callbacks", where))
 
 
 def made_at(thing: Any) -> Place:
@@ -105,7 +105,7 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
         with FACTS.guarded():
             _compiled[id(self)] = place()
             bound = _bound(signature, self, args, kwargs)
-            _jit_asked[id(self)] = None if bound is None else bound.arguments.get("jit_compile")
+            _jit_requested[id(self)] = None if bound is None else bound.arguments.get("jit_compile")
         return original(self, *args, **kwargs)
 
     return call
@@ -188,12 +188,11 @@ def _begin(keras: Any, model: Any) -> Fit | None:
     for fit in FITS:
         # A later call in the same line, of the same model, goes on with the same figures.
         if fit.place == at and fit.is_of(model):
-            fit.calls += 1
             return fit
     if len(FITS) >= MOST_FITS:
         return None
     fit = Fit(at, model)
-    fit.facts = _model_facts(keras, model)
+    fit.model = _model_facts(keras, model)
     FITS.append(fit)
     return fit
 
@@ -202,15 +201,13 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
     distribute, strategy = sys.modules["tensorflow"].distribute, model.distribute_strategy
     return {
         "name": str(model.name),
-        "kind": type(model).__name__,
         "made": made_at(model),
         "compiled": _compiled.get(id(model), NOWHERE),
         "run_eagerly": bool(model.run_eagerly),
         "jit_compile": bool(getattr(model, "jit_compile", False)),
-        "jit_asked": _jit_asked.get(id(model)) is True,
+        "jit_requested": _jit_requested.get(id(model)) is True,
         "steps_per_execution": int(getattr(model, "steps_per_execution", 1)),
         "policy": str(keras.config.dtype_policy().name),
-        "strategy": type(strategy).__name__,
         "replicas": int(strategy.num_replicas_in_sync),
         "distributed": distribute.has_strategy() or strategy is not distribute.get_strategy(),
         "keras_distribution": _keras_distribution(keras),
@@ -225,31 +222,31 @@ def _keras_distribution(keras: Any) -> str:
 
 def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
     x = arguments.get("x")
-    fit.facts["feed"] = _feed(keras, x)
-    fit.facts["data"] = type(x).__name__
-    fit.facts["batch_size"] = arguments.get("batch_size") or None
-    fit.facts["epochs"] = arguments.get("epochs", 1)
+    fit.model["feed"] = _feed(keras, x)
+    fit.model["batch_size"] = arguments.get("batch_size") or None
+    fit.model["epochs"] = arguments.get("epochs", 1)
     chain = stages.chain(stages.of(x))
     fit.stages = [stage.id for stage in chain] or fit.stages
-    fit.fills_a_cache = any(stage.kind in ("cache", "snapshot") for stage in chain)
+    if fit.cache is None and stages.has_cache(chain):
+        fit.cache = CacheFill()
 
 
 def _feed(keras: Any, x: Any) -> dict[str, Any] | None:
     """What makes the batches in Python; None where nothing does."""
     kind, code = type(x), None
-    told: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
+    feed: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
     if isinstance(x, keras.utils.PyDataset):
         code = getattr(kind.__getitem__, "__code__", None)
-        told |= {"workers": int(x.workers), "processes": bool(x.use_multiprocessing)}
-        told["kind"] = "PyDataset"
+        feed |= {"workers": int(x.workers), "processes": bool(x.use_multiprocessing)}
+        feed["kind"] = "PyDataset"
     elif isinstance(x, GeneratorType):
-        told |= {"kind": "generator", "name": ""}
+        feed |= {"kind": "generator", "name": ""}
         code = x.gi_code
     elif kind.__module__.startswith("torch.utils.data"):
-        told["kind"] = "DataLoader"
+        feed["kind"] = "DataLoader"
     else:
         return None
-    return told | {"place": of_code(code)}
+    return feed | {"place": of_code(code)}
 
 
 def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
@@ -284,6 +281,64 @@ def _callback(keras: Any, fit: Fit) -> Any:
         def on_train_end(self, logs: Any = None) -> None:
             del logs
             with FACTS.guarded():
-                fit.facts.update(late_facts(self.model, made_at))
+                fit.model.update(late_facts(self.model, made_at))
 
     return StokerWatch()
+
+
+def install_tensorflow(tf: ModuleType) -> None:
+    """Watch datasets, their iterators, `tf.function`, gradients and strategies."""
+    stages.install(tf)
+    loops.install(tf)
+    functions.install(tf)
+    _strategies(tf)
+    TRACER.install(tf, lines=lambda: list(loops.STATE.loops.values()))
+    FACTS.parts["wall"] = WALL.as_json
+    FACTS.parts["load"] = LOAD.as_json
+    LOAD.begin()
+    FACTS.forgets += [WALL.forget, LOAD.begin]
+    FACTS.parts["versions"] = lambda: {"tensorflow": str(tf.__version__)}
+    FACTS.parts["stages_made"] = stages.made
+    FACTS.parts["loops"] = loops.as_json
+    FACTS.parts["functions"] = functions.as_json
+    FACTS.forgets += [loops.forget, functions.forget, STRATEGIES.clear]
+    FACTS.parts["machine"] = lambda: _machine(tf)
+
+
+STRATEGIES: list[dict[str, Any]] = []
+"""Every `tf.distribute.Strategy` that the user's code made, and where."""
+
+
+def _strategies(tf: Any) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            with FACTS.guarded():
+                kind = type(self).__name__
+                if "Strategy" in kind and not kind.startswith("_"):
+                    place, maker = who_called()
+                    if maker == "user":
+                        replicas = int(self.num_replicas_in_sync)
+                        STRATEGIES.append({"kind": kind, "place": place, "replicas": replicas})
+
+        return init
+
+    wrap(tf.distribute.Strategy, "__init__", make)
+    FACTS.parts["strategies"] = lambda: list(STRATEGIES)
+
+
+def _machine(tf: Any) -> dict[str, Any]:
+    # Once a step has run, asking for devices starts nothing that the script has not started.
+    if not (loops.any_step() or FACTS.parts.get("fits", list)()):
+        return {}
+    gpus = len(tf.config.list_logical_devices("GPU"))
+    return {
+        "gpus": gpus,
+        "gpu_peak_bytes": [
+            tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(gpus)
+        ],
+        "functions_run_eagerly": bool(tf.config.functions_run_eagerly()),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "intra_op_threads": int(tf.config.threading.get_intra_op_parallelism_threads()),
+        "tensor_float_32": bool(tf.config.experimental.tensor_float_32_execution_enabled()),
+    }

@@ -1,16 +1,16 @@
-"""Explains a device's time by class: which class is expensive, in which layer, and what to do."""
+"""Explains a device's time by class (which is expensive, in which layer, what to do), and useless biases."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.measure.batch_norm_kernels import batch_norm_kernels
+from stoker.core.errors import Finding
 from stoker.measure.device_time import IDLE, DeviceTime
-from stoker.measure.kernel_class import CLASSES, LABELS
+from stoker.measure.kernel_class import CLASSES, LABELS, batch_norm_kernels
 
 LOW_MFU = 0.20
 """Below this share of the measured peak, the largest class is reported."""
@@ -73,7 +73,7 @@ class DeviceFinding:
     layer: str
     """The layer with most of it; empty if unknown."""
 
-    seen: str
+    observation: str
     """A clause with figures: `38 % of the step is layout transposes, most of it in norm_a`."""
 
     why: str
@@ -88,7 +88,7 @@ class DeviceFinding:
     @property
     def text(self) -> str:
         """One paragraph for the user."""
-        return f"{self.seen} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
+        return f"{self.observation} (at most {self.most_gain:.2g}x without it). {self.why} {self.change}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -125,7 +125,7 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         kind=kind,
         share=share,
         layer=layer,
-        seen=_seen(found, kind, facts),
+        observation=_seen(found, kind, facts),
         why=why,
         change=change,
         most_gain=min(MOST_GAIN, 1.0 / max(1.0 - removable, 1.0 / MOST_GAIN)),
@@ -135,19 +135,19 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
 def _seen(found: DeviceTime, kind: str, facts: StepFacts) -> str:
     share = found.shares[kind]
     if kind == IDLE:
-        said = f"the device is idle {share:.0%} of the step"
+        text = f"the device is idle {share:.0%} of the step"
     else:
-        said = f"{share:.0%} of the step is {LABELS[kind]}"
+        text = f"{share:.0%} of the step is {LABELS[kind]}"
     layers, types = found.layers_of(kind), found.layer_types.get(kind, {})
     if types:
         name = max(types, key=lambda each: types[each])
-        said += f", {types[name]:.0%} around layers of type {name}"
+        text += f", {types[name]:.0%} around layers of type {name}"
     if layers:
         largest = layers[0]
-        said += f", most in {largest.layer} ({largest.kinds[kind]:.0%})"
+        text += f", most in {largest.layer} ({largest.kinds[kind]:.0%})"
     if facts.mfu is not None:
-        said += f"; MFU {shown_mfu(facts.mfu)}"
-    return said + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
+        text += f"; MFU {shown_mfu(facts.mfu)}"
+    return text + (" (operations of the CPU, not kernels of a GPU)" if found.of_cpu else "")
 
 
 Advice = tuple[str, str]
@@ -299,3 +299,33 @@ _ADVICE: Mapping[str, Callable[[DeviceTime, StepFacts, str], Advice]] = {
     "products": _products,
     IDLE: _idle,
 }
+
+
+NAMED = 3
+"""Layers that are named in the message; others are only counted."""
+
+
+def useless_bias(
+    names: Sequence[str], *, parameters: int, of_parameters: int, count: int | None = None
+) -> Finding:
+    """The finding about biases that have no effect.
+
+    Args:
+        names: Names of their layers, at least one.
+        parameters: Number of parameters in these biases.
+        of_parameters: Number of parameters in the whole model.
+        count: Number of these layers, if not all are named.
+    """
+    count = len(names) if count is None else count
+    rest = count - len(names[:NAMED])
+    named = ", ".join(names[:NAMED]) + (f" and {rest} more" if rest else "")
+    has = "layer has a bias" if count == 1 else "layers have a bias"
+    return Finding(
+        kind="useless_bias",
+        severity="warning",
+        message=f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
+        f"({parameters:,} of {of_parameters:,} parameters, {parameters / max(1, of_parameters):.2%}; "
+        "the time was not measured)",
+        fix="Pass use_bias=False to these layers: a step then needs neither the addition over their "
+        "output nor the sum over it for a gradient that is zero.",
+    )
