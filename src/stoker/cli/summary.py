@@ -89,7 +89,7 @@ def _facts(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> Ta
     train, evaluation = result.results["train"], result.results["evaluate"]
     facts = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
     facts.add_row("settings", escape(_settings(train["resolved"])))
-    facts.add_row("utilisation", _utilisation(train))
+    facts.add_row("utilization", _utilization(train))
     if (line := goodput_line(train)) is not None:
         facts.add_row("goodput", escape(line))
     if device := train["device_time"]:
@@ -153,7 +153,7 @@ def _ingested(ingest: IngestResult) -> str:
     return f"{rows} rows{bad}{copies}"
 
 
-def _utilisation(train: TrainingResult) -> str:
+def _utilization(train: TrainingResult) -> str:
     ceiling_s = train["ceiling_step_time_s"]
     free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms if the input were free"
     return (

@@ -137,7 +137,7 @@ def _channel(address: Address, tls: Tls) -> Any:
     options = [
         ("grpc.max_receive_message_length", _NO_LIMIT),
         ("grpc.max_send_message_length", _NO_LIMIT),
-        # A proxy that the environment names is for the web, not for the server beside us.
+        # A proxy in the environment is for the web, not for a server nearby.
         ("grpc.enable_http_proxy", 0),
     ]
     if not address.secure:

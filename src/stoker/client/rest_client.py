@@ -44,7 +44,7 @@ class RestClient(ModelClient):
             connection: Time-out, token, TLS.
 
         Raises:
-            ConfigError: it is no URL.
+            ConfigError: it is not a URL.
         """
         super().__init__(url, scheme="http", connection=connection)
         self._connection: http.client.HTTPConnection | None = None

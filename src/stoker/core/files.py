@@ -172,19 +172,19 @@ def alone(lock: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lasting_folder(beside: Path, key: str) -> Iterator[Path]:
-    """Yield a hidden folder next to `beside` that the next process finds by its key after a kill.
+def lasting_folder(final: Path, key: str) -> Iterator[Path]:
+    """Yield a hidden folder next to `final` that the next process finds by its key after a kill.
 
     Folders of other keys are removed, because nothing continues them. At the end it is removed if it
     holds no file, unless it was renamed.
 
     Args:
-        beside: The final path of the content.
+        final: The final path of the content.
         key: Identifies the work to continue, hexadecimal digits.
     """
-    folder = beside.parent / f".{beside.name}.{key[:12]}.partial"
-    with full_disk_is_named(beside):
-        for other in beside.parent.glob(f".{beside.name}.*.partial"):
+    folder = final.parent / f".{final.name}.{key[:12]}.partial"
+    with full_disk_is_named(final):
+        for other in final.parent.glob(f".{final.name}.*.partial"):
             if other != folder:
                 remove(other)
         folder.mkdir(parents=True, exist_ok=True)
@@ -254,11 +254,11 @@ def publish_folder(made: Path, final: Path) -> None:
 
 
 @contextlib.contextmanager
-def scratch_folder(beside: Path) -> Iterator[Path]:
-    """Yield a new hidden folder next to `beside`; it is removed at the end unless it was renamed."""
-    with full_disk_is_named(beside):
-        beside.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{beside.name}.", suffix=".tmp", dir=beside.parent))
+def scratch_folder(near: Path) -> Iterator[Path]:
+    """Yield a new hidden folder next to `near`; it is removed at the end unless it was renamed."""
+    with full_disk_is_named(near):
+        near.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{near.name}.", suffix=".tmp", dir=near.parent))
         os.chmod(folder, 0o755)
         try:
             yield folder

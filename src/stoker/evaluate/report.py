@@ -67,7 +67,7 @@ def report_html(
             section(f"Calibration{of_output}", *_calibration(found.calibration)),
         ]
     word = _passed(evaluation.blessed, "blessed", "refused")
-    return page(f"Evaluation of {title}" if title else "Evaluation", parts, beside=word)
+    return page(f"Evaluation of {title}" if title else "Evaluation", parts, next_to_title=word)
 
 
 def _passed(passed: bool, yes: str, no: str) -> Html:

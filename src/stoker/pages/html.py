@@ -82,15 +82,15 @@ PAGE_STYLE = PICTURE_STYLE + (_FOLDER / "page.css").read_text(encoding="utf-8")
 """Of a page."""
 
 
-def page(title: str, parts: Iterable[str], *, beside: str = "") -> str:
+def page(title: str, parts: Iterable[str], *, next_to_title: str = "") -> str:
     """A whole page.
 
     Args:
         title: Its heading, plain text.
         parts: `Html`, or plain text that becomes escaped.
-        beside: What is placed next to the heading, e.g. a badge.
+        next_to_title: What is placed next to the heading, e.g. a badge.
     """
-    heading = element("h1", title, *([" ", beside] if beside else []))
+    heading = element("h1", title, *([" ", next_to_title] if next_to_title else []))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" '

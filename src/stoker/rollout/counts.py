@@ -1,4 +1,4 @@
-"""What servers counted of a rollout: a file for each process, beside the state.
+"""What servers counted of a rollout: a file for each process, next to the state.
 
 folder/counts/<rollout>/<server>.json       stage -> version -> counts; written every second
 

@@ -1,7 +1,7 @@
 """Counts a script's steps and measures what its device reaches, in a process of its own.
 
 It runs when the script has ended, on the cores and with the settings that the script had: run as
-`python -m stoker.scriptprofile.counting REQUEST ANSWER`, both of them JSON; see `utilisation`.
+`python -m stoker.scriptprofile.counting REQUEST ANSWER`, both of them JSON; see `utilization`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ UNPARTED = "input, Python, Keras"
 OVER = 1.005
 """U from which on it is more than 100 % when it is written."""
 
-OVERLAPPED = "Python, Keras, and the input's work beside the step"
+OVERLAPPED = "Python, Keras, and the input's work during the step"
 """The part of a step of `fit` that is neither waited for nor the compiled step, where the input takes
 much of the cores."""
 

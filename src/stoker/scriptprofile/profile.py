@@ -17,7 +17,7 @@ from stoker.scriptprofile.utilization import reached_json, reached_rows
 GIB = 2**30
 """Bytes."""
 
-SIGNALLED = 128
+BY_SIGNAL = 128
 """Added to a signal's number in an exit code, as shells do."""
 
 Ending = Literal["itself", "time", "signal"]
@@ -93,7 +93,7 @@ class ScriptProfile:
         """How the command ended; a failure comes first."""
         code = f"exit code {self.exit_code}"
         if self.failed:
-            number = self.exit_code - SIGNALLED
+            number = self.exit_code - BY_SIGNAL
             name = signal.Signals(number).name if number in set(signal.Signals) else ""
             by = f", as of {name}" if name else ""
             return f"the script failed: {code}{by}; what follows was seen before that"

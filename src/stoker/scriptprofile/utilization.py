@@ -1,4 +1,4 @@
-"""Model FLOP utilisation of a script's step: what it computes a second, by what the device reaches.
+"""Model FLOP utilization of a script's step: what it computes a second, by what the device reaches.
 
 What a step computes is counted, and the peak measured, in a process of ours after the script's end
 (`counting`), so that the script is not disturbed; here are its request and its answer.

@@ -439,7 +439,7 @@ def _and_rematerialized(lever: Lever, situation: Situation) -> Iterator[Lever]:
     if situation.model.blocks:
         yield replace(
             lever,
-            name=f"{lever.name}, with rematerialisation",
+            name=f"{lever.name}, with rematerialization",
             settings=dict(lever.settings) | {"train.remat": list(situation.model.blocks)},
             why=f"{lever.why}; {', '.join(situation.model.blocks)} are computed again for the gradient, "
             "which saves memory",

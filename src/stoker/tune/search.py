@@ -391,11 +391,11 @@ class _Search:
             with self.watch(self.current.pid, candidate.pid) as load:
                 self._measure(lever, candidate, samples)
             found = load()
-            samples["beside"] = "" if found is None or found.is_quiet else found.text()
+            samples["other_load"] = "" if found is None or found.is_quiet else found.text()
             decision = decide(samples, threshold=self._threshold)
-            if is_second or not samples["beside"] or decision == "reverted":
+            if is_second or not samples["other_load"] or decision == "reverted":
                 break
-            self.log(f"{samples['beside']}: measuring {lever.name} once more")
+            self.log(f"{samples['other_load']}: measuring {lever.name} once more")
             samples["disturbed"] = dict(samples)
         if lever.changes_numbers and decision == "kept":
             self._require_time()
@@ -447,7 +447,7 @@ def _judged(lever: Lever, samples: Mapping[str, Any], *, threshold: float) -> Ou
         why += "" if parity is None else f"; {parity.why}"
     else:
         why += ": slower" if gain.high < 1.0 else ": no gain beyond the noise"
-    why += f"; {samples['beside']} meanwhile" if samples["beside"] else ""
+    why += f"; {samples['other_load']} meanwhile" if samples["other_load"] else ""
     outcome = _outcome_of(lever, decision, why)
     return replace(outcome, gain=gain, input_gain=input_gain, parity=parity)
 

@@ -75,7 +75,7 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
     said = capfd.readouterr()
     assert "The section resources is for a cluster; this run uses this machine." in said.err
     for part in (
-        "utilisation",
+        "utilization",
         "waiting for input",
         "auc",
         "gate",

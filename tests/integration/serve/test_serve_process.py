@@ -207,7 +207,7 @@ def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
         ),
         (["BASE", "--model_config_file=WRONG"], "no folder can be served with it"),
         (["BASE", "--host", "0.0.0.0"], "must not be served without authentication"),
-        (["BASE", "--no-batching", "--enable_batching"], "must not stand beside"),
+        (["BASE", "--no-batching", "--enable_batching"], "must not be combined with"),
         (["BASE", "--batching_parameters_file=WRONG"], "tensorflow.serving.BatchingParameters"),
         (["BASE", "--ssl_config_file=WRONG"], "tensorflow.serving.SSLConfig"),
         (["BASE", "--workers=0"], "at least 1"),

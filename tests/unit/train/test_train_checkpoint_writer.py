@@ -249,7 +249,7 @@ def test_calls_that_begin_while_a_checkpoint_is_written_are_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, written = list[bool](), threading.Event()
-    monkeypatch.setattr(Cadence, "trained", lambda *_, beside: told.append(beside))
+    monkeypatch.setattr(Cadence, "trained", lambda *_, while_writing: told.append(while_writing))
     monkeypatch.setattr(CheckpointWriter, "_write", lambda *_, **_facts: float(written.wait(60)))
     with writer(tmp_path) as writing:
         writing.trained(1, 0.1)

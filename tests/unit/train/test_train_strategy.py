@@ -35,13 +35,13 @@ def reach(*, replicas: int, hosts: int = 1) -> tuple[list[tuple[Any, ...]], Dist
         replicas=replicas,
         make_resolver=step("resolve", "resolver"),
         connect=step("connect", None),
-        initialise=step("initialise", None),
+        initialize=step("initialize", None),
         make_strategy=step("strategy", there),
     )
     return done, distribution
 
 
-def test_a_tpu_is_connected_then_initialised_then_given_a_strategy(
+def test_a_tpu_is_connected_then_initialized_then_given_a_strategy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -50,7 +50,7 @@ def test_a_tpu_is_connected_then_initialised_then_given_a_strategy(
     assert done == [
         ("resolve", "pod-7"),
         ("connect", "resolver"),
-        ("initialise", "resolver"),
+        ("initialize", "resolver"),
         ("strategy", "resolver"),
     ]
     assert (distribution.name, distribution.replicas, distribution.workers) == ("tpu", 8, 1)

@@ -222,7 +222,7 @@ def test_a_gain_under_load_has_to_be_confirmed(tmp_path: Path) -> None:
     (told,) = (event for event in events(tmp_path / "ledger.jsonl") if "disturbed" in event)
     assert decide(told["disturbed"], threshold=1.05) == "kept"
     assert told["decision"] == "reverted"
-    assert told["beside"] == ""
+    assert told["other_load"] == ""
 
 
 def test_permanent_load_is_reported(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def _facts(at: ModelAt, request: Request, answers: Answers) -> dict[str, Any]:
 
 
 def _plain(values: Any) -> Any:
-    """Arrays as lists for JSON; bytes that are no text as base64."""
+    """Arrays as lists for JSON; bytes that are not text as base64."""
     if hasattr(values, "tolist"):
         return _plain(_short(values).tolist())
     if isinstance(values, list):

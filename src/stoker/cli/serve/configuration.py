@@ -60,7 +60,7 @@ def batching_of(parameters: Path | None, *, batching: bool, asked: bool) -> Batc
 
     if not batching and (asked or parameters is not None):
         raise ConfigError(
-            "--no-batching must not stand beside --enable_batching or --batching_parameters_file",
+            "--no-batching must not be combined with --enable_batching or --batching_parameters_file",
             got=Plain("both"),
         )
     if parameters is not None:

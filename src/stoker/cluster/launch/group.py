@@ -325,8 +325,8 @@ class Group:
             self._log_stacks(hang)
             return self._hung(hang)
         # A signal from outside is a cause; an error or TensorFlow's own abort may be an effect.
-        signalled = [m for m in self._failed if (m.code or 0) < 0 and m.code != -signal.SIGABRT]
-        member = (signalled or self._failed)[0]
+        by_signal = [m for m in self._failed if (m.code or 0) < 0 and m.code != -signal.SIGABRT]
+        member = (by_signal or self._failed)[0]
         return Failure(
             rank=self._members.index(member),
             name=member.name,

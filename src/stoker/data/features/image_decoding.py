@@ -52,7 +52,7 @@ def decode_whole(data: bytes, channels: int) -> NDArray[np.uint8]:
 
     Args:
         data: The encoded image.
-        channels: 1 (grey) or 3 (RGB).
+        channels: 1 (gray) or 3 (RGB).
 
     Returns:
         [height, width, channels].

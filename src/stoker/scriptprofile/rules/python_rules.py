@@ -92,7 +92,7 @@ def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
             yield _slow_hook(loop, split, hook, share)
     if split.python is None:
         return
-    # A larger batch, or several steps a call, are no answer to what a callback of one's own does.
+    # A larger batch, or several steps a call, do not help against the cost of your own callback.
     python = max(0.0, split.python - sum(share for _, share in hooks))
     yield from _one_step_a_call(loop, split, python)
     yield from _small_batch(loop, split, python)

@@ -110,7 +110,7 @@ EXCHANGES = 10
 def checkpoint_s(run: Run, state: TrainingState) -> float:
     """Return the time that checkpoints delay the step, seconds per step.
 
-    Writing continues beside the step and is not included.
+    Writing continues during the step and is not included.
     """
     config = run.config.checkpoint
     state.capture()

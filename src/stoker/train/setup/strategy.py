@@ -236,7 +236,7 @@ def _tpu(
     replicas: int,
     make_resolver: Callable[..., Any] = tf.distribute.cluster_resolver.TPUClusterResolver,
     connect: Callable[[Any], None] = tf.config.experimental_connect_to_cluster,
-    initialise: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
+    initialize: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
     make_strategy: Callable[[Any], Any] = tf.distribute.TPUStrategy,
 ) -> Distribution:
     """Connect as in TensorFlow's guide; not run on hardware.
@@ -252,7 +252,7 @@ def _tpu(
             fix="Set TPU_NAME, or use another strategy.",
         ) from error
     connect(resolver)
-    initialise(resolver)
+    initialize(resolver)
     strategy = make_strategy(resolver)
     if strategy.num_replicas_in_sync != replicas:
         raise ConfigError(

@@ -34,7 +34,7 @@ def make_multi_step(
         rows_per_step: Rows of a step, if an element holds the rows of a whole call; None if an
             element holds the rows of one step.
         single_step: A call is one step: a loop around it would cost about 0.1 ms.
-        overlap: Operations that no other operation waits for may run beside the next step;
+        overlap: Operations that no other operation waits for may run during the next step;
             variables are still written before it. Not over replicas: the all-reduce of one step
             would meet that of another step on another replica.
         check_finite: For steps that update without checking: checks at the end of a call whether

@@ -137,6 +137,6 @@ class ModelWatch:
             try:
                 self._writer.histograms(step, look())
             except tf.errors.OpError as error:
-                # E.g. no memory for one pass beside the training step: training continues without.
+                # E.g. no memory for one pass next to the training step: training continues without.
                 _LOG.warning("no histograms of %s from here on: %s", what, first_line(error))
                 del self._looks[what]

@@ -200,7 +200,7 @@ def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
     module.decoded = (
         _part(plan, resolved, traced.features, takes_pixels=True) if traced.decoded else None
     )
-    module.labelling = _part(plan, resolved, traced.labels) if traced.labels else None
+    module.labeling = _part(plan, resolved, traced.labels) if traced.labels else None
     module.weighing = _part(plan, resolved, traced.weights) if traced.weights else None
     # Every vocabulary is kept, also one that no output uses.
     module.vocabularies = [tf.saved_model.Asset(file.path) for file in files]

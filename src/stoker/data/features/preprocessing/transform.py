@@ -140,7 +140,7 @@ class Transform:
         """
         if not self.labels:
             raise DataError("a transform must have a label to compute it", got=str(self.root))
-        found = _computed(self._root().labelling, self.label_columns, inputs)
+        found = _computed(self._root().labeling, self.label_columns, inputs)
         keys = identifiers(dict.fromkeys(label.name for label in self.labels.values()), "f")
         return alone(
             {
@@ -179,7 +179,7 @@ class Transform:
 
     def nan_checked_label_columns(self) -> set[str]:
         """Return the columns that the labels' graph checks for missing values (NaN)."""
-        return _nan_checked_columns(self._root().labelling, self.label_columns)
+        return _nan_checked_columns(self._root().labeling, self.label_columns)
 
     def nan_checked_weight_columns(self) -> set[str]:
         """Return the columns that the weight's graph checks."""

@@ -284,7 +284,7 @@ typedef uint8_t sixteen __attribute__((vector_size(16)));
 /* Added to a float in [0, 2^22) it leaves the number, rounded half to even, in the low bits. */
 static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
-/* One pixel of three channels; the fourth byte is its neighbour's. */
+/* One pixel of three channels; the fourth byte is its neighbor's. */
 static inline __attribute__((always_inline)) uint32_t color(const float *at, const float *weights,
                                                             int count) {
   four sum = *(const four *)at * weights[0];
@@ -445,7 +445,7 @@ static int resize(struct worker *worker, const struct part *part, struct box box
 static void on_error(j_common_ptr jpeg) { longjmp(((struct worker *)jpeg)->failed, 1); }
 
 static void on_message(j_common_ptr jpeg, int level) {
-  /* An image that ends early is no image; other warnings TensorFlow lets pass, too. */
+  /* An image that ends early is not an image; other warnings TensorFlow lets pass, too. */
   if (level < 0 && jpeg->err->msg_code == JWRN_JPEG_EOF) on_error(jpeg);
 }
 
@@ -506,7 +506,7 @@ static enum status decode_jpeg(struct worker *worker, const uint8_t *data, const
   int bottom = smaller(larger((int)ceilf((box.y + box.height) * scale), top + 1), height);
   JDIMENSION from = 0, wide = (JDIMENSION)width;
   if (!to->exact && right - left < width) {
-    /* One pixel more on each side: upsampling looks at a neighbour, which the cut takes away. */
+    /* One pixel more on each side: upsampling looks at a neighbor, which the cut takes away. */
     from = (JDIMENSION)larger(left - 1, 0);
     wide = (JDIMENSION)smaller(right + 1, width) - from;
     jpeg_crop_scanline(jpeg, &from, &wide);

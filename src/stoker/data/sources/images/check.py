@@ -94,10 +94,10 @@ def check_jpeg(data: bytes, header: ImageHeader) -> None:
     if not progressive and len(data) * 8 < blocks * _JPEG_BITS_PER_BLOCK:
         raise BadImage("is damaged: it has too little pixel data for its size")
     if progressive or not _head_is_decodable(data, segments, header):
-        colour = header.channels == 4
+        color = header.channels == 4
         # An eighth of the size: decoding pixels costs almost nothing.
         require_decodable(
-            data, cv2.IMREAD_REDUCED_COLOR_8 if colour else cv2.IMREAD_REDUCED_GRAYSCALE_8
+            data, cv2.IMREAD_REDUCED_COLOR_8 if color else cv2.IMREAD_REDUCED_GRAYSCALE_8
         )
 
 

@@ -142,7 +142,7 @@ class Fit:
         self._latest_s.clear()
 
     def end(self, model: Any) -> None:
-        """Put back what was there, whatever has happened."""
+        """Restore what was there, even after an error."""
         self.iterator, self._window, self._ceiling = None, None, None
         self.hooks.end()
         if self._original is not None:

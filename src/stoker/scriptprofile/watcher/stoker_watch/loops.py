@@ -248,7 +248,7 @@ class Loop:
         self.drop_step()
 
     def drop_step(self) -> None:
-        """What was open was no step."""
+        """Drop the open measurement: it was not a step."""
         self._open = self._trains = self._traced = False
         self._wait_s = self._call_s = self._sync_s = 0.0
 
