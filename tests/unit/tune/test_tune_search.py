@@ -443,10 +443,10 @@ def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: P
     found = tuned(world, tmp_path)
 
     assert decisions(found)[whole] == "failed"
-    assert decisions(found)[f"{whole}, with rematerialisation"] == "kept"
+    assert decisions(found)[f"{whole}, with rematerialization"] == "kept"
     assert found.settings["train.remat"] == ["encoder"]
     assert "4 times the batch" in decisions(found)
-    assert "4 times the batch, with rematerialisation" not in decisions(found)
+    assert "4 times the batch, with rematerialization" not in decisions(found)
 
     fits = tuned(replace(world, broken=None, opened=0, closed=0), tmp_path / "fits")
 
