@@ -130,7 +130,8 @@ class DataPlane:
             with self._use(self._routed(request.model, record)) as (served, model):
                 record.version = served
                 inputs, outputs = self._run(model, request)
-            record.outputs = outputs
+            if record.route is not None:
+                record.outputs = outputs
             response = PredictResponse(
                 model=ModelSpec(name=name, version=served),
                 signature=signature,
