@@ -64,6 +64,13 @@ class Serving:
         self.answers.append((response.status, answer))
         return answer
 
+    def kill(self) -> None:
+        """End the process as a crash of the machine would."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
     def load(self, until: Phase) -> RolloutState:
         """Ask all the time until the rollout is in a phase."""
         end_s, at = time.monotonic() + LIMIT_S, 0
@@ -105,8 +112,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]
     running = [serve(repository.root, folder / "ready.json")]
     yield running
     for each in running:
-        each.process.kill()
-        each.process.communicate()
+        each.kill()
 
 
 def test_a_rollout_from_the_first_percent_to_a_rollback(
@@ -138,8 +144,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
     assert [server.ask(5.0) for _ in range(20)] == [2.0] * 20
 
     # kill -9, and another server: the version stays out.
-    server.process.kill()
-    server.process.communicate()
+    server.kill()
     again = serve(server.models, tmp_path / "again.json")
     serving.append(again)
     assert [again.ask(5.0) for _ in range(20)] == [2.0] * 20
