@@ -45,7 +45,7 @@ def stoker(*arguments: str) -> int:
             "model.py",
             'transform.num_buckets("city")',
             "1",
-            "not in [0, 1)",
+            "has rows for the ids from 0 to 0",
         ),
         (
             "model.py",
