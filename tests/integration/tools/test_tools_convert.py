@@ -357,7 +357,7 @@ def test_an_experiment_is_converted_with_its_own_rows(
     assert "text, which city is" in capfd.readouterr().err
     refused = [
         (["convert", str(saved_model), "--to", "litert", "--out", str(tmp_path / "c")], "--data"),
-        (["convert", str(folder), *arguments, str(tmp_path / "c")], "rows of its own"),
+        (["convert", str(folder), *arguments, str(tmp_path / "c")], "its own rows"),
         (["convert", versions, *arguments, str(tmp_path / "a")], "does not exist yet"),
         (["convert", str(tmp_path), *arguments, str(tmp_path / "c")], "whole SavedModel"),
         (["convert", versions, *arguments, str(tmp_path / "c"), "--tolerance", "-1"], "below 0"),
