@@ -48,30 +48,34 @@ def write_counts(
 
 
 def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
-    """The counts of all processes, added up."""
+    """Return the counts of all processes, added up."""
     found: dict[int, dict[int, VersionCounts]] = {}
-    for content in _contents(folder, rollout):
-        for stage, versions in content["stages"].items():
-            mine = found.setdefault(int(stage), {})
+    for counts, _ in _contents(folder, rollout):
+        for stage, versions in counts.items():
+            mine = found.setdefault(stage, {})
             for version, each in versions.items():
-                mine.setdefault(int(version), VersionCounts()).add(_of_json(each))
+                mine.setdefault(version, VersionCounts()).add(each)
     return found
 
 
 def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
-    """Version -> why a process could not load it."""
+    """Return version -> why a process could not load it."""
     return {
-        int(version): str(why)
-        for content in _contents(folder, rollout)
-        for version, why in content["failed"].items()
+        version: why for _, failed in _contents(folder, rollout) for version, why in failed.items()
     }
 
 
-def _contents(folder: Path, rollout: int) -> Iterator[Mapping[str, Any]]:
-    """Of each file; one that cannot be read is left out, since its server writes it again."""
+def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
+    """Yield what each file holds; one that cannot be read is left out, since its server writes it again."""
     for path in sorted(_folder(folder, rollout).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            yield json.loads(path.read_bytes())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            content = json.loads(path.read_bytes())
+            counts = {
+                int(stage): {int(version): _of_json(each) for version, each in versions.items()}
+                for stage, versions in content["stages"].items()
+            }
+            failed = {int(version): str(why) for version, why in content["failed"].items()}
+            yield counts, failed
 
 
 def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:

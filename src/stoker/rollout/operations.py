@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.core.errors import Plain, UserError
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import Repository, verify
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
@@ -62,12 +63,18 @@ class ModelRollouts:
             baseline: the version to compare with, of a model without a state; None: the newest other one.
 
         Raises:
+            ConfigError: a gate of `dry_run` is unknown.
             UserError: another rollout is under way, there is no such version, or clients of the
                 baseline could not call it.
             DataError: the candidate is damaged.
         """
         from stoker.rollout.signatures import check_compatible
 
+        unknown = sorted(set(settings.dry_run) - set(BUILT_IN))
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], BUILT_IN)
+            )
         verify(self._repository.path(self._model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:

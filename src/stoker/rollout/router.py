@@ -102,15 +102,7 @@ class RolloutRouter:
         took_s: float,
         outputs: Mapping[str, NDArray[Any]] | None,
     ) -> None:
-        """Count an answer.
-
-        Args:
-            model: the model.
-            route: where the request went.
-            good: whether it was answered in time, with a status of success.
-            took_s: its duration, seconds.
-            outputs: output name -> array; None if there are none.
-        """
+        """Count an answer, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
             rollout.count(route, good=good, took_s=took_s, outputs=outputs)

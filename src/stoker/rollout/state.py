@@ -254,6 +254,8 @@ def start(
         began_s=now_s,
         who=who,
         rejected=tuple(version for version in rejected if version != candidate),
+        # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
+        lease=0 if state is None else state.lease,
     )
 
 

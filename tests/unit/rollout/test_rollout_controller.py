@@ -153,6 +153,27 @@ def test_of_two_controllers_one_judges(cluster: Cluster) -> None:
     assert cluster.state().lease == 1
 
 
+def test_the_controller_of_an_earlier_rollout_does_not_take_the_next_one_for_its_own(
+    cluster: Cluster,
+) -> None:
+    cluster.start()
+    first, second = cluster.controller(), cluster.controller()
+    run(cluster, first, 100)
+    assert cluster.state().phase is Phase.COMPLETED
+    files = StateFiles(cluster.folder)
+    event = Event(what="start", who="me", why="", at_s=cluster.now_s)
+    following = start(cluster.state(), 3, serving=1, settings=SETTINGS, now_s=cluster.now_s)
+    change(files, files.latest(), following, event)
+
+    for _ in range(int(TAKEOVER_S) + 2):
+        second.step()
+        cluster.now_s += 1.0
+
+    assert second.step() is not None
+    assert first.step() is None
+    assert cluster.state().lease == 2
+
+
 def test_a_gate_of_the_user_counts_and_one_without_an_answer_pauses(cluster: Cluster) -> None:
     cluster.start()
     silent = GateResult(gate="query", verdict=Verdict.INCONCLUSIVE, detail="refused", silent_s=300)
@@ -178,6 +199,9 @@ def test_a_file_of_counts_that_is_cut_counts_nothing_until_it_is_written_again(
 
     path.write_bytes(whole[: len(whole) // 2])
     assert read_counts(cluster.folder, rollout=1)[MEASURED][1].requests == 10
+    for other in (b"[]", b'{"stages": {"0": 1}}', b'{"stages": {}, "failed": {"x": ""}}'):
+        path.write_bytes(other)
+        assert read_counts(cluster.folder, rollout=1)[MEASURED][1].requests == 10
     path.write_bytes(whole)
     assert read_counts(cluster.folder, rollout=1)[MEASURED][1].requests == 30
     assert MEASURED_REQUESTS > 30

@@ -110,6 +110,8 @@ def test_a_version_that_is_not_there_changes_nothing(root: Path) -> None:
         rollouts.start(9, RolloutSettings(), why="")
     with pytest.raises(UserError, match="has no rollout"):
         rollouts.status()
+    with pytest.raises(UserError, match=r"Did you mean 'slow_p50'\?"):
+        rollouts.start(2, RolloutSettings(dry_run=("slow_p5",)), why="")
     rollouts.start(2, RolloutSettings(), why="")
     with pytest.raises(UserError, match="must have a version 7"):
         rollouts.roll_back(to=7, why="")
