@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +16,7 @@ import stoker.transform as st
 from stoker.core.files import sha256_file
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
+from stoker.data.features.analyzers import moments
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
 
@@ -26,6 +29,7 @@ FIRST = {
     "negative": -(2**63),
     "largest": 2**63 - ROWS,
     "just beyond": 2**53,
+    "just below": 2**53 - ROWS,
 }
 COLUMNS = {name: (STEPS + first).astype(np.int64) for name, first in FIRST.items()}
 
@@ -146,3 +150,15 @@ def test_the_description_holds_the_exact_limits(built: Transform) -> None:
     assert (moments["low"], moments["high"]) == (2**60, 2**60 + ROWS - 1)
     assert moments["mean"] == float(2**60 + 499)  # to the next multiple of 256
     assert moments["var"] == pytest.approx(STEPS.var())
+
+
+@pytest.mark.parametrize("first", [2**41, 1_600_000_000_000_000, 4_500_000_000_000_000, 2**52])
+def test_the_variance_of_neighbors_below_what_float64_rounds_is_theirs(
+    tmp_path: Path, first: int
+) -> None:
+    path = tmp_path / "values.parquet"
+    pq.write_table(pa.table({"value": first + np.arange(ROWS) % 2}), path)
+
+    found = moments(ibis.duckdb.connect().read_parquet(path))
+
+    assert (float(found.mean - first), found.var) == (0.5, 0.25)

@@ -26,11 +26,15 @@ EXACT_IN_FLOAT64 = 2**53
 """Up to this magnitude float64 holds every whole number."""
 
 
+_ROUNDS_NOTHING = 2**40
+"""Up to this magnitude the sum of any table's column rounds too little to matter."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
     """Mean, variance and range over the finite values; all zero if there are none.
 
-    If an integer is beyond `EXACT_IN_FLOAT64`, the mean is a Fraction, and the range is integers.
+    If float64 would round integers, the mean is a Fraction, and the range is integers.
     """
 
     count: int
@@ -91,7 +95,7 @@ def moments(table: ir.Table) -> Moments:
     if "value" in table.columns:
         if table.value.type().is_integer():
             low, high = value_range(table)
-            if max(-low, high) > EXACT_IN_FLOAT64:
+            if _needs_exact(table, low, high):
                 return _exact_moments(table, low, high)
         table = _one_value_per_row(table)
     rows = table.filter(table["count"] > 0)
@@ -112,6 +116,15 @@ def moments(table: ir.Table) -> Moments:
     away = rows["mean"] - mean
     second = _one_row(rows.aggregate(squares=(rows["squares"] + rows["count"] * away * away).sum()))
     return Moments(count=count, mean=mean, var=second["squares"] / count, low=low, high=high)
+
+
+def _needs_exact(table: ir.Table, low: int, high: int) -> bool:
+    """Return whether a float64 sum of these integers could shift the mean by a millionth of their range."""
+    largest = max(-low, high)
+    if largest <= _ROUNDS_NOTHING:
+        return False
+    count = _one_row(table.aggregate(count=table.count()))["count"]
+    return largest > EXACT_IN_FLOAT64 or largest * count > (high - low) * EXACT_IN_FLOAT64 / 1e6
 
 
 def _one_value_per_row(table: ir.Table) -> ir.Table:
