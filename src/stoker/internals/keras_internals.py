@@ -5,7 +5,7 @@ A test fails with the names that an upgrade of Keras has removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -59,20 +59,6 @@ MODULES = {
     "seed_generator": seed_generator,
 }
 """The modules among `USED_NAMES`."""
-
-
-def missing_names(objects: Iterable[tuple[str, object]]) -> list[str]:
-    """Return, as `Class.name`, the used names that objects of Keras do not have.
-
-    Args:
-        objects: Class or module of `USED_NAMES`, and one object of it.
-    """
-    return [
-        f"{owner}.{name}"
-        for owner, found in objects
-        for name in USED_NAMES[owner]
-        if not hasattr(found, name)
-    ]
 
 
 def compiled_metrics(model: keras.Model) -> Any:

@@ -5,7 +5,7 @@ A test fails with the names that an upgrade of TensorFlow has removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +31,6 @@ __all__ = [
     "has_autotuned_buffer",
     "is_op_determinism_enabled",
     "is_prefetch",
-    "missing_names",
     "ops",
     "python_function",
     "random_ops_util",
@@ -69,20 +68,6 @@ MODULES = (
     gen_stateless_random_ops_v2,
 )
 """The modules among `USED_NAMES`."""
-
-
-def missing_names(objects: Iterable[tuple[str, object]]) -> list[str]:
-    """Return, as `Class.name`, the used names that objects of TensorFlow do not have.
-
-    Args:
-        objects: Class or module of `USED_NAMES`, and one object of it.
-    """
-    return [
-        f"{owner}.{name}"
-        for owner, found in objects
-        for name in USED_NAMES[owner]
-        if not hasattr(found, name)
-    ]
 
 
 def call_flat(function: Any, tensors: Sequence[Any], captures: Sequence[Any]) -> Any:

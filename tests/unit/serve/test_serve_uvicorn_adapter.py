@@ -11,13 +11,13 @@ from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from stoker.internals import missing_names
 from stoker.serve.rest import uvicorn_adapter
 from stoker.serve.rest.uvicorn_adapter import (
     USED_NAMES,
     Config,
     HttpToolsProtocol,
     Server,
-    missing_names,
     new_cycle,
 )
 
@@ -55,13 +55,13 @@ async def _objects() -> dict[str, object]:
 
 def test_the_installed_uvicorn_has_every_name_that_the_server_uses() -> None:
     found = asyncio.run(_objects())
-    missing = missing_names((found[name], names) for name, names in USED_NAMES.items())
+    missing = missing_names(USED_NAMES, found)
     assert missing == [], f"uvicorn {metadata.version('uvicorn')} has no {', '.join(missing)}"
 
 
 def test_a_missing_name_is_reported_with_its_class() -> None:
     config = Config("app:app")
-    assert missing_names([(config, ("load", "gone"))]) == ["Config.gone"]
+    assert missing_names({"Config": ("load", "gone")}, {"Config": config}) == ["Config.gone"]
 
 
 def test_only_the_adapter_imports_uvicorn() -> None:

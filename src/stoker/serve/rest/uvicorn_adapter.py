@@ -8,7 +8,7 @@ version, and a test fails with the missing names after an incompatible upgrade.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-__all__ = ["STATUS_LINE", "Config", "HttpToolsProtocol", "Server", "missing_names", "new_cycle"]
+__all__ = ["STATUS_LINE", "Config", "HttpToolsProtocol", "Server", "new_cycle"]
 
 USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -66,17 +66,3 @@ def new_cycle(protocol: HttpToolsProtocol, scope: Any, *, keep_alive: bool) -> R
         keep_alive=keep_alive,
         on_response=protocol.on_response_complete,
     )
-
-
-def missing_names(used: Iterable[tuple[object, Iterable[str]]]) -> list[str]:
-    """Return, as `Class.name`, the names that objects of uvicorn do not have.
-
-    Args:
-        used: Objects of uvicorn, each with the names that the server uses of it.
-    """
-    return [
-        f"{type(found).__name__}.{name}"
-        for found, names in used
-        for name in names
-        if not hasattr(found, name)
-    ]
