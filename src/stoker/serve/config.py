@@ -78,7 +78,7 @@ class ServeConfig:
     """Whether Predict over gRPC returns its outputs as bytes, not as lists of values."""
 
     allow_ops: tuple[str, ...] = ()
-    """Operations that a model may have beside those that only compute (`--allow-ops`)."""
+    """Operations that a model may have in addition to those that only compute (`--allow-ops`)."""
 
     check_method_names: bool = False
     """Whether a signature must name the method that it is asked by (`--enable_signature_method_name_check`)."""

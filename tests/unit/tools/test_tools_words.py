@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,9 +39,6 @@ WORDS = {
 QUOTED: dict[str, tuple[str, ...]] = {}
 """File -> text that it must contain although it matches: names and words of other projects."""
 
-NOT_YET = ("src/stoker/serve",)
-"""Folders and files that are not yet clean; to be empty at the end."""
-
 
 def texts() -> Iterator[tuple[str, str]]:
     """Path relative to the repository, and text, of every file to check."""
@@ -63,10 +59,6 @@ def findings(name: str, text: str) -> list[str]:
     ]
 
 
-def is_excused(name: str) -> bool:
-    return any(name == entry or name.startswith(f"{entry}/") for entry in NOT_YET)
-
-
 @pytest.mark.parametrize(
     ("text", "count"),
     [
@@ -83,27 +75,10 @@ def test_the_words_are_found(text: str, count: int) -> None:
 
 
 def test_no_file_uses_a_word_that_was_replaced() -> None:
-    rooms: Counter[str] = Counter()
-    found: list[str] = []
-    for name, text in texts():
-        lines = findings(name, text)
-        if is_excused(name):
-            rooms["/".join(name.split("/")[:3])] += len(lines)
-        else:
-            found += lines
-    for room, hits in rooms.most_common():
-        print(f"{hits:5} {room}")
-
-    assert found == []
+    assert [finding for name, text in texts() for finding in findings(name, text)] == []
 
 
-def test_every_excuse_is_still_needed() -> None:
-    for entry in NOT_YET:
-        assert any(
-            findings(name, text)
-            for name, text in texts()
-            if name == entry or name.startswith(f"{entry}/")
-        ), f"{entry} is clean: remove it from NOT_YET"
+def test_every_quotation_is_still_there() -> None:
     for name, quotes in QUOTED.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert all(quote in text for quote in quotes), name

@@ -261,7 +261,7 @@ class Batcher:
             deadline.record.ran(began_s, time.monotonic(), came_s=began_s)
 
     def _watched(self, run: Callable[[], Outputs], deadline: Deadline) -> Outputs:
-        """A run beside the queues."""
+        """Make a run outside of the queues, watched for its time."""
         if self._runs is None:
             return run()
         if self._apart:

@@ -237,7 +237,7 @@ class Queue:
         return self._trusted
 
     def run_alone(self, inputs: Sequence[Array]) -> Outputs:
-        """Run the model beside the queue, for a request that goes with no other."""
+        """Run the model outside of the queue, for a request that is not joined with others."""
         rows = rows_of(inputs)
         self._count((), (rows,), rows)
         return self._run_model(inputs)
@@ -283,7 +283,11 @@ class Queue:
             following = self._lead(following)
 
     def _lead(self, request: Request) -> Request | None:
-        """Run a batch, and say who leads the next; None where nobody does, or somebody was told to."""
+        """Run the batch of a request.
+
+        Returns:
+            The first request of the next batch, if this thread runs it; else None.
+        """
         batch = [request]
         try:
             batch = self._gather(request)
@@ -318,7 +322,7 @@ class Queue:
         """Let the one that has waited longest lead, or leave the model idle; the lock is held.
 
         Returns:
-            It, where it is led for by this very thread; else it was told, or there is none.
+            The request, if this thread runs its batch; None if its own thread does, or nothing waits.
         """
         while self._waiting:
             following = self._waiting.popleft()

@@ -78,7 +78,7 @@ def spec_of(name: str, version: str) -> ModelSpec:
     """The model that is meant; the newest version where none is named.
 
     Raises:
-        ServeError: there is no name, or the version is no number.
+        ServeError: there is no name, or the version is not a number.
     """
     if not name:
         raise invalid("the model's name must not be empty")
@@ -185,7 +185,7 @@ def datatype_of(array: Any, *, name: str) -> str:
 
 
 def invalid(message: str) -> ServeError:
-    """A refusal that is the client's to mend."""
+    """Return an error that the client has to fix."""
     return ServeError(Code.INVALID_ARGUMENT, message)
 
 

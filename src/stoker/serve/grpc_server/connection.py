@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._decoder = HeaderDecoder(service.max_header_bytes)
         self.opened_s = self.last_call_s = time.monotonic()
-        self.goaway_s = 0.0  # when the client was told to connect again; 0 if it was not
+        self.goaway_s = 0.0  # when GOAWAY asked the client to connect again; 0 if it did not yet
         self.refuses_calls = False  # whether no new call is accepted
         self.has_preface = False  # whether the client has sent the preface
         self.partial_s = self.opened_s  # since when the preface, a frame, or headers are incomplete

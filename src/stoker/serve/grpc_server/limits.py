@@ -103,7 +103,7 @@ class ServerLimits:
     """Most concurrent calls of a connection."""
 
     age_s: float = math.inf
-    """How long a connection accepts new calls, seconds; then its client is told to connect again, and a
+    """How long a connection accepts new calls, seconds; then GOAWAY asks its client to connect again, and a
     load balancer may send it to another server."""
 
     grace_s: float = math.inf

@@ -11,10 +11,10 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 INIT_SIGNATURE = "__saved_model_init_op"
-"""The signature whose output is the initialiser."""
+"""The signature whose output is the initializer."""
 
 INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
-"""The collections that name the initialiser where no signature does; the first that is there counts."""
+"""The collections that name the initializer where no signature does; the first that is there counts."""
 
 
 def roots_of(meta_graph: meta_graph_pb2.MetaGraphDef) -> list[str]:

@@ -1,7 +1,7 @@
 """Only graphs that compute are loaded: no operation that reads a file, runs Python or prints.
 
 A SavedModel is a program. TensorFlow marks neither `ReadFile` nor `ImmutableConst` as special, and
-runs whatever its signatures and initialisers reach. So what they reach must be on a list
+runs whatever its signatures and initializers reach. So what they reach must be on a list
 (`allowed_ops.txt`). Two operations read files that a model cannot do without, and are held to them:
 a table from a text file must get its name from the model's assets, and a restored variable from the
 model's own checkpoint.
@@ -62,14 +62,14 @@ def check_model(
 
     Args:
         folder: The version's folder.
-        allow: Names of operations that it may have beside those on the list.
+        allow: Names of operations that it may have in addition to those on the list.
         yield_gil: Called often.
 
     Returns:
         What was checked: the file may be another by the time that somebody reads it again.
 
     Raises:
-        DataError: a signature or an initialiser reaches another operation, or a file lies outside of
+        DataError: a signature or an initializer reaches another operation, or a file lies outside of
             the folder; it is named.
     """
     check_files(folder)

@@ -3,7 +3,7 @@
 TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the
 graph in one call that holds the interpreter's lock for all of its C++: most of that infers the shapes
 within every function, which no answer needs. Here only what is reached is imported,
-function by function and some nodes at a time, without that; restoring, initialising and optimising
+function by function and some nodes at a time, without that; restoring, initializing and optimizing
 hold no lock anyway.
 """
 
@@ -140,7 +140,7 @@ def _loaded(
         with graph.as_default():
             fill(session, meta_graph, folder, how.yield_gil)
             how.yield_gil()
-            _initialise(session, meta_graph, folder)
+            _initialize(session, meta_graph, folder)
             _require_variables(session, meta_graph)
         how.yield_gil()
         return _bound(LoadedModel(session, _definitions(meta_graph), folder))
@@ -312,11 +312,11 @@ def _restore(
     session.run(saver.restore_op_name, {saver.filename_tensor_name: path})
 
 
-def _initialise(
+def _initialize(
     session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path
 ) -> None:
-    """Fill the tables, and whatever else the model's initialiser does."""
-    name = _initialiser(meta_graph)
+    """Fill the tables, and whatever else the model's initializer does."""
+    name = _initializer(meta_graph)
     if name is None:
         return
     present = {operation.name for operation in session.graph.get_operations()}
@@ -350,7 +350,7 @@ def _require_variables(
         raise ValueError(f"its variable {missing[0]!r} is not restored")
 
 
-def _initialiser(meta_graph: meta_graph_pb2.MetaGraphDef) -> str | None:
+def _initializer(meta_graph: meta_graph_pb2.MetaGraphDef) -> str | None:
     if INIT_SIGNATURE in meta_graph.signature_def:
         (info,) = meta_graph.signature_def[INIT_SIGNATURE].outputs.values()
         return node_of(info.name)

@@ -34,7 +34,7 @@ _MAX_BACKOFF_S = 30.0
 """Longest wait before the next worker of a place is started where one after the other fails."""
 
 _LASTED_S = 300.0
-"""A worker that held for so long was no failure of its place: the next one waits for nothing."""
+"""After a worker that ran this long, the next one in its place starts without a delay."""
 
 _GRACE_S = 5.0
 """What a worker gets beyond its own drain before it is killed."""

@@ -147,7 +147,7 @@ def is_b64(value: Any) -> bool:
 _SPACE = str.maketrans("", "", " \t\n\v\f\r")
 _BASE64 = re.compile(r"([A-Za-z0-9+/]*)([=.]*)")
 _PADDING = (0, None, 2, 1)
-"""Padding characters by the length of the last group of four; a single character is no byte."""
+"""Padding characters by the length of the last group of four; a single character is not a byte."""
 
 
 def base64_bytes(text: str) -> bytes:
@@ -171,7 +171,7 @@ def base64_bytes(text: str) -> bytes:
 
 
 def invalid(message: str) -> ServeError:
-    """A refusal that is the client's to mend."""
+    """Return an error that the client has to fix."""
     return ServeError(Code.INVALID_ARGUMENT, message)
 
 

@@ -2,7 +2,7 @@
 
 TensorFlow ends no run before its time. A model that loops may never end at all, so it runs in a thread
 of its own that its clients do not wait in: they get their answer, or that their time is over. A run
-that takes too long is stuck: whoever shares it is told, and the process must make room for another.
+that takes too long is stuck: every request that shares it gets an error, and the process must make room for another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Work = Callable[[], None]
 
 
 def stuck_error() -> ServeError:
-    """What the clients of a run are told that will not end."""
+    """Return the error for the clients of a run that will not end."""
     return ServeError(
         Code.DEADLINE_EXCEEDED, "Deadline exceeded: the model runs longer than any call may"
     )

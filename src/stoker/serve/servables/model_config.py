@@ -81,7 +81,7 @@ class ModelConfig:
     """Which of them are served."""
 
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Label -> version; beside those of the repository's own file."""
+    """Label -> version; in addition to those of the repository's own file."""
 
     request_log: RequestLogConfig | None = None
     """Which requests to it are logged; none if None."""

@@ -70,7 +70,7 @@ class LoadOptions:
     """Decides which versions of a model with a rollout are loaded."""
 
     allow_ops: frozenset[str] = frozenset()
-    """Operations that a model may have beside those that only compute."""
+    """Operations that a model may have in addition to those that only compute."""
 
     runs: StuckCallWatchdog | None = None
     """What watches over calls; they may take for ever if None."""
@@ -247,7 +247,7 @@ _NICE = 10
 """How far a load stands back behind requests, in the scheduler's steps; 19 is the furthest.
 
 Further would hurt: where a core is busy, all of Python waits for a thread that holds its lock and does not
-get the core. Seen beside one busy thread: 16 to 81 ms here, 231 ms at 19, 816 ms at `SCHED_IDLE`.
+get the core. Seen next to one busy thread: 16 to 81 ms here, 231 ms at 19, 816 ms at `SCHED_IDLE`.
 """
 
 _first_is_loaded = threading.Event()

@@ -170,17 +170,17 @@ class ModelVersions:
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
         if self._rollout is None:
             return self.config.policy.candidates(found)
-        labelled = self._wanted_labels().values()
-        return sorted(self._rollout.union(labelled) & set(found), reverse=True)
+        labeled = self._wanted_labels().values()
+        return sorted(self._rollout.union(labeled) & set(found), reverse=True)
 
     def _chosen(self, candidates: Sequence[int], serves: Callable[[int], bool]) -> set[int]:
-        """Of the candidates, newest first, as many that serve as the policy wants, and the labelled."""
-        labelled = set(self._wanted_labels().values())
+        """Of the candidates, newest first, as many that serve as the policy wants, and the labeled."""
+        labeled = set(self._wanted_labels().values())
         chosen: set[int] = set()
         counted = 0
         for version in candidates:
             met = self._rollout is None and self.config.policy.is_met(counted)
-            if met and version not in labelled:
+            if met and version not in labeled:
                 continue
             if serves(version):
                 chosen.add(version)

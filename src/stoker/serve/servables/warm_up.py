@@ -56,7 +56,7 @@ def warm_up(model: Batcher, folder: Path, *, times: int = 1) -> tuple[int, Sampl
         try:
             log = prediction_log_pb2.PredictionLog.FromString(record)
         except DecodeError as error:
-            raise damaged(path, f"record {count} is no PredictionLog") from error
+            raise damaged(path, f"record {count} is not a PredictionLog") from error
         for signature, inputs in _requests(log, path):
             for _ in range(times):
                 model.call(signature, inputs)
