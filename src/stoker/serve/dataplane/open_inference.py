@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
+from stoker import __version__
 from stoker.core.errors import UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
 from stoker.registry.repository import MAX_VERSION
@@ -21,7 +21,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.servables.servable import State
 
 SERVER_NAME = "stoker"
-SERVER_VERSION = metadata.version("stoker")
+SERVER_VERSION = __version__
 PLATFORM = "tensorflow_savedmodel"
 EXTENSIONS = ("binary_tensor_data",)
 
