@@ -18,9 +18,12 @@ part)
 	mv "$2"/part-* "$PARTS"/ && ls "$PARTS"
 	;;
 test | bench)
+	unset PYTHONDONTWRITEBYTECODE
 	if [ ! -f "$SITE/env.sh" ]; then
 		timeout -k 2 60 bash "$HERE/../../.gpu/tools/unpack.sh" "$PARTS" "$SITE" >"$OUT/unpack.txt" 2>&1 ||
 			{ tail -5 "$OUT/unpack.txt"; exit 1; }
+		# Without compiled files each process would compile TensorFlow's and Keras's source: 10 s of CPU.
+		timeout -k 2 60 python3 -m compileall -q -j 0 "$SITE/site" "$HERE/../../src" >"$OUT/compile.txt" 2>&1
 	fi
 	set +u # it adds to variables that need not be set
 	. "$SITE/env.sh"

@@ -44,6 +44,8 @@ from stoker.core.observed_reads import Observer, Reads, observing
 from stoker.core.signals import ends_when_asked
 from stoker.core.user_code import require_function
 from stoker.data.dataset import load_dataset
+from stoker.data.ingest import fingerprint_of, list_source
+from stoker.data.sources.files.listing import Listing
 from stoker.telemetry.wall_time import WallTime
 
 
@@ -146,6 +148,8 @@ class _Pass:
     listener: Listener
     resume: Resume
     wall: WallTime
+    source: str
+    listing: Listing | None
     outputs: dict[str, Path] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     outcomes: list[StageOutcome] = field(default_factory=list)
@@ -177,7 +181,9 @@ def run_chain(
     wall = wall or WallTime()
     with wall.within("other_stages"):
         prepare_source(experiment, listener.log)
-    identity = run_identity(experiment, source=data_fingerprint(experiment))
+    listing = None if experiment.own_dataset else list_source(experiment.files)
+    source = fingerprint_of(listing) if listing else data_fingerprint(experiment)
+    identity = run_identity(experiment, source=source)
     stages = _checked_stages(until, experiment, works)
     with (
         ends_when_asked(),
@@ -194,7 +200,7 @@ def run_chain(
             listener.log(line)
         # Take the snapshot now: files that appear later were made by the run.
         run.folder_at_begin(experiment.folder, experiment.unobserved)
-        state = _Pass(experiment, run, listener, resume, wall)
+        state = _Pass(experiment, run, listener, resume, wall, source, listing)
         for stage in stages:
             force = stage.always or (resume.again and stage is stages[-1])
             try:
@@ -260,6 +266,8 @@ def _do_stage(stage: Stage, state: _Pass, *, force: bool) -> None:
         progress=listener.progress,
         accept_change=state.resume.accept_change or bool(run.changes()),
         wall=state.wall,
+        source=state.source,
+        listing=state.listing,
     )
     key = fingerprint({"inputs": dict(stage.inputs(context)), "versions": library_versions()})
     record, skipped, why = None, False, ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import open_dataset, open_transform
 from stoker.data.dataset import Dataset, load_dataset
 from stoker.data.features.analysis.label_summary import LabelSummary, labels_from_facts
-from stoker.data.ingest import list_source
 from stoker.data.sources.files.listing import Listing
 from stoker.telemetry.wall_time import WallTime
 
@@ -187,11 +185,10 @@ class Context:
     """Waits until all tasks are ready; TensorFlow's own wait cannot be interrupted."""
     wall: WallTime = field(default_factory=WallTime)
     """Account of this process's wall time."""
-
-    @functools.cached_property
-    def listing(self) -> Listing:
-        """The source's files, listed once, so that the key of ingest covers exactly the files it reads."""
-        return list_source(self.experiment.files)
+    source: str = ""
+    """Fingerprint of the data's source."""
+    listing: Listing | None = None
+    """The source's files as `source` names them, so that the key of ingest covers exactly what it reads."""
 
     def shards(self) -> Dataset:
         """Return the ingested dataset."""

@@ -14,7 +14,7 @@ from stoker.app.context import (
     TransformResult,
 )
 from stoker.app.evaluation import slices_of
-from stoker.app.experiment import Experiment, data_fingerprint
+from stoker.app.experiment import Experiment
 from stoker.app.stage_outputs import call_own_dataset
 from stoker.app.stages import STAGES, anomaly_facts, model_stage
 from stoker.core.files import sha256_file
@@ -37,7 +37,7 @@ def _config(context: Context) -> OwnDatasetConfig:
 
 
 def _ingest_inputs(context: Context) -> dict[str, Any]:
-    return {"data": data_fingerprint(context.experiment)}
+    return {"data": context.source}
 
 
 def _ingest(context: Context, folder: Path) -> Done:
@@ -47,7 +47,7 @@ def _ingest(context: Context, folder: Path) -> Done:
         "rows": {},
         "columns": len(dataset.columns),
         "bad_rows": 0,
-        "fingerprint": data_fingerprint(context.experiment),
+        "fingerprint": context.source,
     }
     return Done(result=result, content=sha256_file(folder / DESCRIPTION))
 

@@ -45,7 +45,6 @@ from stoker.data.features.analysis.label_summary import labels_as_facts
 from stoker.data.ingest import (
     REACH_KEYS,
     Consumer,
-    fingerprint_of,
     ingest,
 )
 from stoker.evaluate.evaluation import evaluation_to_json
@@ -68,7 +67,7 @@ def _ingest_inputs(context: Context) -> dict[str, Any]:
     for key in ("source", "prepare", *REACH_KEYS):
         del settings[key]
     return {
-        "source": fingerprint_of(context.listing),
+        "source": context.source,
         "settings": settings,
         "label": experiment.label,
         "epochs": experiment.train.epochs if _store_depends_on_epochs(experiment) else None,

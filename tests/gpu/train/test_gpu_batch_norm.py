@@ -25,7 +25,8 @@ def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
         pytest.skip("needs an NVIDIA GPU: a CPU has no such kernel")
     ran = subprocess.run(
         [sys.executable, str(CHILD), policy, str(tmp_path)],
-        env=os.environ | environment,
+        # Other tests share the card: TensorFlow alone would take all of its memory.
+        env=os.environ | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} | environment,
         capture_output=True,
         text=True,
         timeout=100,
