@@ -101,7 +101,8 @@ def compare_answers(
         DataError: a shard is damaged.
     """
     rows = differ = 0
-    fast_scores, reference_scores = (_scores_of(feed, answer) for feed in (fast, reference))
+    scores = _scores_of(answer)
+    fast_features, reference_features = (_features_of(feed) for feed in (fast, reference))
     with (
         fast.in_order(batch_size=batch_size) as ours,
         reference.in_order(batch_size=batch_size) as graphs,
@@ -112,8 +113,8 @@ def compare_answers(
                     np.asarray(a), np.asarray(b), threshold=threshold, tolerance=tolerance
                 )
                 for a, b, threshold in zip(
-                    fast_scores(one),
-                    reference_scores(other),
+                    scores(fast_features(one)),
+                    scores(reference_features(other)),
                     itertools.cycle(thresholds),
                     strict=False,
                 )
@@ -158,11 +159,19 @@ def _as_classes(scores: NDArray[Any], threshold: float) -> NDArray[np.float64]:
     return np.concatenate([np.full_like(column, threshold), column], axis=-1)
 
 
-def _scores_of(feed: Feed, answer: Callable[[Any], Any]) -> Callable[[Any], list[tf.Tensor]]:
+def _features_of(feed: Feed) -> Callable[[Any], Any]:
     @tf.function(reduce_retracing=True)
-    def scores(element: Any) -> list[tf.Tensor]:
-        return [
-            tf.cast(each, tf.float32) for each in tf.nest.flatten(answer(feed.load(element)[0]))
-        ]
+    def features(element: Any) -> Any:
+        return feed.load(element)[0]
+
+    return features
+
+
+def _scores_of(answer: Callable[[Any], Any]) -> Callable[[Any], list[tf.Tensor]]:
+    """The model's scores; traced once for both feeds, since a large model takes seconds."""
+
+    @tf.function(reduce_retracing=True)
+    def scores(features: Any) -> list[tf.Tensor]:
+        return [tf.cast(each, tf.float32) for each in tf.nest.flatten(answer(features))]
 
     return scores
