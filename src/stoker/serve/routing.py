@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,6 +80,17 @@ class Router(Protocol):
             good: whether it was answered in time, with a status of success.
             took_s: its duration, seconds.
             outputs: output name -> array; None if there are none.
+        """
+
+    def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
+        """Write the outcomes of an A/B test, all or none.
+
+        Args:
+            model: the model under test.
+            outcomes: key of a user, and what the user did as a number.
+
+        Raises:
+            ServeError: there is no test, or an outcome is refused.
         """
 
     def refresh(self, served: Mapping[str, Served]) -> None:
