@@ -44,25 +44,19 @@ class ArmResult:
 class ABResult:
     """The result of a test as it stands now."""
 
-    baseline: int
-    """The arm that the others are compared with."""
-
     arms: list[ArmResult]
-    """The baseline and the others, in the order of the test."""
+    """In the order of the test."""
 
     warnings: list[str]
     """Why the result may be wrong, a sentence each."""
 
 
-def result_of(
-    folder: Path, test: ABTestSettings, *, baseline: int, shares: Mapping[int, float]
-) -> ABResult:
+def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]) -> ABResult:
     """Read the logs of a test, and compare each arm with the baseline.
 
     Args:
         folder: of the test's logs.
         test: its settings.
-        baseline: one of its arms.
         shares: share of the keys that the split gives to each arm.
     """
     keys, arms, left_out = _assignments(folder)
@@ -84,9 +78,9 @@ def result_of(
             totals=totals[version],
             reported=reported[version],
             difference=None
-            if version == baseline
+            if version == test.baseline
             else difference(
-                totals[baseline],
+                totals[test.baseline],
                 totals[version],
                 comparisons=len(test.arms) - 1,
                 bounded=test.bounded,
@@ -99,10 +93,12 @@ def result_of(
     if len(keys) >= test.max_keys:
         warnings.append(f"The log is full: keys after the first {test.max_keys:,} do not count.")
     if without_key:
-        warnings.append(f"{without_key:,} outcomes are of keys whose assignment is not in the logs.")
+        warnings.append(
+            f"{without_key:,} outcomes are of keys whose assignment is not in the logs."
+        )
     if left_out + cut:
         warnings.append(f"{left_out + cut:,} lines of the logs are cut or damaged, and left out.")
-    return ABResult(baseline=baseline, arms=found, warnings=warnings)
+    return ABResult(arms=found, warnings=warnings)
 
 
 def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[str]:
@@ -114,13 +110,16 @@ def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[s
         f"version {arm.version} {count / sum(keys):.2%} instead of {arm.share:.2%}"
         for arm, count in zip(arms, keys, strict=True)
     )
-    return [
-        f"The arms do not have the keys that the weights say ({seen}), so the difference may come from who is missing: "
-        "find out why, an arm that cannot be loaded for example, and begin another test."
-    ]
+    warning = (
+        f"The arms do not have the keys that the weights say ({seen}), so the difference may come from who is "
+        "missing: find out why, an arm that cannot be loaded for example, and begin another test."
+    )
+    return [warning]
 
 
-def _columns(reader: LogReader, name: str, kind: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _columns(
+    reader: LogReader, name: str, kind: str
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Time, key and another field of all lines that have them; the order of the same key is that of time."""
     times, keys, others = array("d"), array("Q"), array(kind)
     for line in reader.read():

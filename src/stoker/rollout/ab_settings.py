@@ -33,6 +33,9 @@ class ABTestSettings:
     arms: tuple[tuple[int, float], ...]
     """Version and share of the keys, in (0, 1), of each arm."""
 
+    baseline: int
+    """The arm that the others are compared with; requests without the key go there."""
+
     salt: str
     """Secret of the hashes of keys, hexadecimal."""
 
@@ -54,6 +57,12 @@ class ABTestSettings:
                 "alpha must be between 0 and 1, and max_keys at least 1",
                 got=Plain(f"{self.alpha:g}, {self.max_keys}"),
                 fix="Leave them out to use the defaults.",
+            )
+        if self.baseline not in self.shares:
+            raise ConfigError(
+                "The baseline of an A/B test must be one of its arms",
+                got=Plain(f"version {self.baseline}"),
+                fix=f"Name one of {', '.join(map(str, self.shares))} with --baseline.",
             )
         if self.max_value is not None and not (
             self.metric is Metric.FIRST and 0.0 < self.max_value < math.inf
@@ -113,7 +122,9 @@ def settings_of(content: Mapping[str, Any]) -> ABTestSettings:
     Raises:
         KeyError, TypeError, ValueError: a newer Stoker wrote it.
     """
-    known = {each.name: content[each.name] for each in fields(ABTestSettings) if each.name in content}
+    known = {
+        each.name: content[each.name] for each in fields(ABTestSettings) if each.name in content
+    }
     known["arms"] = tuple((int(version), float(share)) for version, share in known["arms"])
     known["metric"] = Metric(known["metric"])
     return ABTestSettings(**known)

@@ -13,7 +13,6 @@ def begin_test(
     state: RolloutState | None,
     test: ABTestSettings,
     *,
-    baseline: int,
     settings: RolloutSettings,
     now_s: float,
     who: str = "",
@@ -23,25 +22,18 @@ def begin_test(
     Args:
         state: of the model until now; None: it has none yet.
         test: its arms.
-        baseline: the arm that the others are compared with; requests without the key go there.
         settings: the key.
         now_s: seconds since the epoch.
         who: the operator.
 
     Raises:
-        UserError: a rollout or another test is under way, there is no key, or the baseline is not an arm.
+        UserError: a rollout or another test is under way, or there is no key.
     """
     if state is not None and state.phase in ACTIVE:
         raise UserError(
             "Only one rollout or A/B test of a model can be under way",
             got=Plain(f"{state.phase}, started by {state.who or 'an operator'}"),
             fix="End it first with `stoker rollout promote` or `stoker rollout rollback`.",
-        )
-    if baseline not in test.shares:
-        raise UserError(
-            "The baseline of an A/B test must be one of its arms",
-            got=Plain(f"version {baseline}"),
-            fix=f"Name one of {', '.join(map(str, test.shares))} with --baseline.",
         )
     if not settings.key:
         raise UserError(
@@ -51,8 +43,8 @@ def begin_test(
     rejected = () if state is None else state.rejected
     return RolloutState(
         rollout=1 if state is None else state.rollout + 1,
-        baseline=baseline,
-        candidate=next(version for version in test.shares if version != baseline),
+        baseline=test.baseline,
+        candidate=next(version for version in test.shares if version != test.baseline),
         settings=settings,
         began_s=now_s,
         phase=Phase.TESTING,

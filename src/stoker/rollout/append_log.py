@@ -53,16 +53,14 @@ class LogWriter:
             OSError: the folder cannot be written.
         """
         with full_disk_is_named(self._folder):
-            if self._file is None or self._size >= self._file_bytes:
-                self._open_next()
-            assert self._file is not None  # noqa: S101 - for mypy
+            file = self._open()
             raw = b"".join(line + b"\n" for line in lines)
             written = 0
             try:
                 while written < len(raw):
-                    written += os.write(self._file, raw[written:])
+                    written += os.write(file, raw[written:])
             except OSError:
-                os.ftruncate(self._file, self._size)
+                os.ftruncate(file, self._size)
                 raise
             self._size += written
             self._is_synced = False
@@ -88,20 +86,24 @@ class LogWriter:
             os.close(self._file)
         self._file = None
 
-    def _open_next(self) -> None:
+    def _open(self) -> int:
+        """The file that has room, opened."""
+        if self._file is not None and self._size < self._file_bytes:
+            return self._file
         self.close()
         self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             self._number += 1
             path = self._folder / f"{self._name}-{self._number:04d}.jsonl"
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._size = os.fstat(self._file).st_size
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._size = os.fstat(file).st_size
             if self._size < self._file_bytes:
                 break
-            os.close(self._file)
-            self._file = None
-        if self._size and os.pread(self._file, 1, self._size - 1) != b"\n":
-            self._size += os.write(self._file, b"\n")  # the machine stopped in its last line
+            os.close(file)
+        if self._size and os.pread(file, 1, self._size - 1) != b"\n":
+            self._size += os.write(file, b"\n")  # the machine stopped in its last line
+        self._file = file
+        return file
 
 
 def sync_and_close(handle: int) -> None:

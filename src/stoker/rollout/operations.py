@@ -102,14 +102,13 @@ class ModelRollouts:
         return self._change(begin, what="start", why=why)
 
     def start_test(
-        self, test: ABTestSettings, settings: RolloutSettings, *, baseline: int, why: str
+        self, test: ABTestSettings, settings: RolloutSettings, *, why: str
     ) -> RolloutState:
         """Begin an A/B test of two or more versions.
 
         Args:
             test: its arms.
             settings: the key.
-            baseline: the arm that the others are compared with.
             why: for the history.
 
         Raises:
@@ -124,16 +123,14 @@ class ModelRollouts:
             verify(path)
 
         def begin(state: RolloutState | None) -> RolloutState:
-            begun = begin_test(
-                state, test, baseline=baseline, settings=settings, now_s=time.time(), who=operator()
-            )
-            for version in paths.keys() - {baseline}:
-                check_compatible(paths[baseline], paths[version])
+            begun = begin_test(state, test, settings=settings, now_s=time.time(), who=operator())
+            for version in paths.keys() - {test.baseline}:
+                check_compatible(paths[test.baseline], paths[version])
             return begun
 
         return self._change(begin, what="ab", why=why)
 
-    def newest_test(self) -> RolloutState:
+    def newest_test(self) -> tuple[RolloutState, ABTestSettings]:
         """The newest state of the newest A/B test, also after its end.
 
         Raises:
@@ -142,28 +139,21 @@ class ModelRollouts:
         for stored in reversed(list(self._files.history())):
             state = state_of(stored.content["state"])
             if state.test is not None:
-                return state
+                return state, state.test
         raise UserError(
             f"{self._model!r} has no A/B test",
             fix=f"Begin one with `stoker rollout ab {self._model} --arms 1=50,2=50 --key x-user`.",
         )
 
-    def test_result(self) -> tuple[RolloutState, ABResult]:
-        """The newest A/B test, and its result.
+    def test_result(self) -> ABResult:
+        """The result of the newest A/B test.
 
         Raises:
             UserError: there was none.
         """
-        state = self.newest_test()
-        assert state.test is not None  # noqa: S101 - for mypy
-        split = TrafficSplit(state.test.shares, salt=state.salt(self._model))
-        result = result_of(
-            logs_of(self._folder, state.rollout),
-            state.test,
-            baseline=state.baseline,
-            shares=split.shares(),
-        )
-        return state, result
+        state, test = self.newest_test()
+        shares = TrafficSplit(test.shares, salt=state.salt(self._model)).shares()
+        return result_of(logs_of(self._folder, state.rollout), test, shares=shares)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Write the outcome of a key that took part in the A/B test that is under way.
@@ -171,14 +161,14 @@ class ModelRollouts:
         Raises:
             UserError: there is no test under way, or the outcome is refused.
         """
-        state = self.newest_test()
-        if not state.is_test or state.test is None:
+        state, test = self.newest_test()
+        if not state.is_test:
             raise UserError(
                 f"{self._model!r} must be under an A/B test",
                 got=Plain(f"{state.phase} since the test of rollout {state.rollout}"),
                 fix="Outcomes count until the end of a test; see `stoker rollout result`.",
             )
-        add_from_command(logs_of(self._folder, state.rollout), state.test, [outcome])
+        add_from_command(logs_of(self._folder, state.rollout), test, [outcome])
 
     def apply(self, operation: Change, *, what: str, why: str) -> RolloutState:
         """Change the state of a model that has one.
@@ -230,9 +220,7 @@ class ModelRollouts:
         state = state_of(stored.content["state"])
         counts = read_counts(self._folder, rollout=state.rollout)
         gates = (
-            []
-            if state.is_test
-            else judge(stage_counts(counts, state), state, gates=len(BUILT_IN))
+            [] if state.is_test else judge(stage_counts(counts, state), state, gates=len(BUILT_IN))
         )
         return Rollout(state=state, counts=counts, gates=gates)
 

@@ -196,7 +196,9 @@ class _ModelRollout:
             return
         state, before = state_of(stored.content["state"]), self._routing
         routing = _Routing(
-            state=state, split=state.split(self._model), key_hash=self.test.take_up(state) or _short_hash
+            state=state,
+            split=state.split(self._model),
+            key_hash=self.test.take_up(state) or _short_hash,
         )
         with self._lock:
             if before is None or state.rollout != before.state.rollout:
