@@ -20,7 +20,7 @@ from stoker.rollout.append_log import LogReader, LogWriter
 from stoker.rollout.assignments import key_text
 
 BYTES_A_KEY = 512
-"""Bytes of outcomes that a test takes for each of its `max_keys`: about seven outcomes a key."""
+"""Bytes of outcomes that a test takes for each of its `max_keys`: about eight outcomes a key."""
 
 SHOWN_KEYS = 3
 """Unknown keys that an error names."""

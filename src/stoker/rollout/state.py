@@ -368,7 +368,8 @@ def roll_back(
             got=Plain(f"version {target}"),
             fix="See `stoker rollout history`.",
         )
-    gone = {*state.arms, state.stable} - {target}
+    tested = state.arms if state.is_test else ()
+    gone = {state.candidate, state.stable, *tested} - {target}
     return replace(
         state,
         baseline=target,

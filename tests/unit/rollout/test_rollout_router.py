@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker.rollout.ab_settings import ABTestSettings
+from stoker.rollout.ab_state import begin_test, end_test
+from stoker.rollout.append_log import LogReader
+from stoker.rollout.assignments import key_text, logs_of
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts
 from stoker.rollout.router import FOLDER, RolloutRouter, predicted
@@ -22,6 +26,7 @@ from stoker.rollout.state import (
     start,
 )
 from stoker.rollout.state_files import StateFiles
+from stoker.serve.errors import ServeError
 from stoker.serve.routing import Headers, Route, Served
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
@@ -102,6 +107,44 @@ def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(m
     one = routed(by_cookie, headers(cookie="a=1; uid=user-7 ;b=2"))
     assert one.key == first[7].key
     assert routed(by_cookie, headers(cookie="a=1")).counts is False
+
+
+def test_under_an_ab_test_keys_have_arms_and_each_is_recorded_when_it_is_answered(
+    model: Path,
+) -> None:
+    test = ABTestSettings(arms=((1, 0.5), (2, 0.3), (3, 0.2)), baseline=1, salt="00" * 16)
+    settings = RolloutSettings(key="x-user")
+    router = put(model, begin_test(None, test, settings=settings, now_s=0.0))
+    assert router.wanted("m", model) == {1, 2, 3}
+    routes = [routed(router, headers(**{"x-user": f"user-{number}"})) for number in range(2_000)]
+    shares = Counter(route.version for route in routes)
+    assert {version: shares[version] / 2_000 for version in shares} == pytest.approx(
+        test.shares, abs=0.04
+    )
+    for nobody in (headers(), headers(**{"x-user": ""})):
+        assert routed(router, nobody) == Route(version=1, otherwise=1, counts=False)
+
+    with pytest.raises(ServeError, match="'user-0'"):
+        router.add_outcomes("m", [("user-0", 1.0)])
+    for route in [*routes, routed(router), routes[0]]:
+        router.answered("m", route, good=True, took_s=0.01, outputs={"y": np.array([1.0])})
+    router.add_outcomes("m", [("user-0", 1.0)])
+    later = RolloutRouter(server="two")
+    later.refresh(served(model))
+    later.answered("m", routes[0], good=True, took_s=0.01, outputs=None)
+
+    lines = [*LogReader(logs_of(model / FOLDER, 1), "assignments-*").read()]
+    assert [line["arm"] for line in lines] == [route.version for route in routes]
+    assert {line["key"] for line in lines} == {key_text(route.key or 0) for route in routes}
+
+    over = end_test(begin_test(None, test, settings=settings, now_s=0.0), 2, now_s=2e9)
+    ended = put(model, over)
+    later.refresh(served(model))
+    assert ended.wanted("m", model) == {1, 2}
+    for each in (ended, later):
+        assert routed(each, headers(**{"x-user": "user-0"})).version == 2
+        with pytest.raises(ServeError, match="no A/B test under way"):
+            each.add_outcomes("m", [("user-0", 1.0)])
 
 
 def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: Path) -> None:
