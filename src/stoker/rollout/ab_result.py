@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import math
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from stoker.rollout.ab_settings import ABTestSettings, Metric
 from stoker.rollout.ab_test import ArmTotals, Difference, difference, log_share_evidence
-from stoker.rollout.append_log import LogReader
+from stoker.rollout.append_log import LogReader, objects_of
 
 SHARES_ALPHA = 0.01
 """Probability that a test whose arms get the keys that the weights say ever warns of it."""
@@ -59,8 +62,12 @@ def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]
         test: its settings.
         shares: share of the keys that the split gives to each arm.
     """
-    keys, arms, left_out = _assignments(folder)
-    values, has_outcome, without_key, cut = _values(folder, keys, test.metric)
+    assigned = _lines(folder, "assignments", "arm", pa.int64()).first()
+    outcomes = _lines(folder, "outcomes", "value", pa.float64())
+    if test.metric is Metric.FIRST:
+        outcomes = outcomes.first()
+    keys, arms = assigned.keys, assigned.fields
+    values, has_outcome, without_key = _values(keys, outcomes)
     totals, reported = {}, {}
     for version in test.shares:
         mine = values[arms == version]
@@ -96,8 +103,8 @@ def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]
         warnings.append(
             f"{without_key:,} outcomes are of keys whose assignment is not in the logs."
         )
-    if left_out + cut:
-        warnings.append(f"{left_out + cut:,} lines of the logs are cut or damaged, and left out.")
+    if left_out := assigned.left_out + outcomes.left_out:
+        warnings.append(f"{left_out:,} lines of the logs are cut or damaged, and left out.")
     return ABResult(arms=found, warnings=warnings)
 
 
@@ -117,53 +124,67 @@ def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[s
     return [warning]
 
 
-def _columns(
-    reader: LogReader, name: str, kind: str
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Time, key and another field of all lines that have them; the order of the same key is that of time."""
-    times, keys, others = array("d"), array("Q"), array(kind)
-    for line in reader.read():
-        try:
-            at, key, other = float(line["at"]), int(line["key"], 16), line[name]
-            others.append(other)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-        times.append(at)
-        keys.append(key)
-    at_s, hashes = np.array(times), np.array(keys, dtype=np.uint64)
-    order = np.lexsort((at_s, hashes))
-    return at_s[order], hashes[order], np.array(others)[order]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lines:
+    """The lines of a log, in the order of their keys, and of their times within one."""
+
+    keys: NDArray[np.uint64]
+    fields: NDArray[Any]
+    left_out: int
+
+    def first(self) -> _Lines:
+        """The first line of each key."""
+        first = np.ones(len(self.keys), dtype=bool)
+        first[1:] = self.keys[1:] != self.keys[:-1]
+        return replace(self, keys=self.keys[first], fields=self.fields[first])
 
 
-def _assignments(folder: Path) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
-    """Keys in order, the arm that each was first assigned to, and how many lines were left out."""
-    reader = LogReader(folder, "assignments-*")
-    _, keys, arms = _columns(reader, "arm", "q")
-    first = _is_first(keys)
-    return keys[first], arms[first], reader.left_out
+def _lines(folder: Path, kind: str, field: str, dtype: pa.DataType) -> _Lines:
+    """Read the logs of a kind: of each line the key and one more field."""
+    reader = LogReader(folder, f"{kind}-*")
+    schema = pa.schema([("at", pa.float64()), ("key", pa.string()), (field, dtype)])
+    tables, lines = [schema.empty_table()], 0
+    for block in reader.blocks():
+        lines += block.count(b"\n")
+        tables.append(_table(block, schema))
+    table = pa.concat_tables(tables).combine_chunks()
+    at_s, others = table["at"].to_numpy(), table[field].to_numpy()
+    digits = "".join(table["key"].to_pylist())
+    keys = np.frombuffer(bytes.fromhex(digits), dtype=">u8").astype(np.uint64)
+    order = np.lexsort((at_s, keys))
+    left_out = lines - table.num_rows + reader.cut
+    return _Lines(keys=keys[order], fields=others[order], left_out=left_out)
+
+
+def _table(block: bytes, schema: pa.Schema) -> pa.Table:
+    """The lines that have all fields, as columns."""
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        table = pj.read_json(io.BytesIO(block), parse_options=options)
+    except pa.ArrowInvalid:  # a damaged line: each by itself
+        rows = [row for row in objects_of(block) if _is_row(row, schema)]
+        table = pa.Table.from_pylist(rows, schema=schema)
+    table = table.drop_null()
+    return table.filter(pc.match_substring_regex(table["key"], "^[0-9a-f]{16}$"))
+
+
+def _is_row(row: Mapping[str, Any], schema: pa.Schema) -> bool:
+    try:
+        pa.Table.from_pylist([row], schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
 
 
 def _values(
-    folder: Path, keys: NDArray[np.uint64], metric: Metric
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], int, int]:
-    """Value of each key, whether it has an outcome; outcomes of other keys, and lines that were left out."""
-    reader = LogReader(folder, "outcomes-*")
-    _, of, values = _columns(reader, "value", "d")
-    if metric is Metric.FIRST:
-        first = _is_first(of)
-        of, values = of[first], values[first]
+    keys: NDArray[np.uint64], outcomes: _Lines
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
+    """Value of each key, whether it has an outcome; and how many outcomes are of other keys."""
     found, has_outcome = np.zeros(len(keys)), np.zeros(len(keys), dtype=bool)
     if not len(keys):
-        return found, has_outcome, len(of), reader.left_out
-    at = np.minimum(np.searchsorted(keys, of), len(keys) - 1)
-    known = keys[at] == of
-    np.add.at(found, at[known], values[known])
+        return found, has_outcome, len(outcomes.keys)
+    at = np.minimum(np.searchsorted(keys, outcomes.keys), len(keys) - 1)
+    known = keys[at] == outcomes.keys
+    np.add.at(found, at[known], outcomes.fields[known])
     has_outcome[at[known]] = True
-    return found, has_outcome, int((~known).sum()), reader.left_out
-
-
-def _is_first(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether each is the first of its kind, in an array that is in order."""
-    first = np.ones(len(keys), dtype=bool)
-    first[1:] = keys[1:] != keys[:-1]
-    return first
+    return found, has_outcome, int((~known).sum())

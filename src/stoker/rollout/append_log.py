@@ -134,15 +134,14 @@ class LogReader:
         """
         self._folder, self._pattern = folder, f"{pattern}.jsonl"
         self._positions: dict[str, _Position] = {}
-        self._damaged = 0
 
     @property
-    def left_out(self) -> int:
-        """Lines that were left out, because they are cut or damaged."""
-        return self._damaged + sum(each.is_cut for each in self._positions.values())
+    def cut(self) -> int:
+        """Files whose last line is not whole, so it was left out."""
+        return sum(each.is_cut for each in self._positions.values())
 
-    def read(self, *, but: str = "") -> Iterator[dict[str, Any]]:
-        """Yield each line that was not read yet, in the order of each file.
+    def blocks(self, *, but: str = "") -> Iterator[bytes]:
+        """Yield whole lines that were not read yet, many at a time, in the order of each file.
 
         Args:
             but: start of the names of files to leave out.
@@ -152,27 +151,25 @@ class LogReader:
                 continue
             position = self._positions.setdefault(path.name, _Position())
             with contextlib.suppress(FileNotFoundError):
-                yield from self._lines(path, position)
+                yield from self._blocks(path, position)
 
-    def _lines(self, path: Path, position: _Position) -> Iterator[dict[str, Any]]:
+    @staticmethod
+    def _blocks(path: Path, position: _Position) -> Iterator[bytes]:
         with path.open("rb") as file:
             file.seek(position.offset)
             rest = b""
             while block := file.read(_READ_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    position.offset += len(line) + 1
-                    content = self._content(line)
-                    if content is not None:
-                        yield content
+                lines, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    position.offset += len(lines) + 1
+                    yield lines + end
             position.is_cut = bool(rest)
 
-    def _content(self, line: bytes) -> dict[str, Any] | None:
-        if not line:
-            return None
+
+def objects_of(block: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of each line; a line that is not one is left out."""
+    for line in block.splitlines():
         with contextlib.suppress(ValueError):
             content = json.loads(line)
             if isinstance(content, dict):
-                return content
-        self._damaged += 1
-        return None
+                yield content

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -85,11 +84,9 @@ class OutcomeLog:
                 fix="Send the key of a request that was answered before.",
             )
         self._check_room()
-        at_s = round(time.time(), 3)
+        at_s = time.time()
         lines = [
-            json.dumps(
-                {"at": at_s, "key": key_text(key), "value": each.value}, separators=(",", ":")
-            ).encode()
+            f'{{"at":{at_s:.3f},"key":"{key_text(key)}","value":{each.value!r}}}'.encode()
             for each, key in zip(outcomes, hashes, strict=True)
         ]
         with self._lock:
@@ -129,9 +126,7 @@ def add_from_command(folder: Path, test: ABTestSettings, outcomes: Sequence[Outc
 
 def _unknown(folder: Path, keys: set[int]) -> set[int]:
     """The keys that no assignment log has."""
-    missing = {key_text(key) for key in keys}
-    for line in LogReader(folder, "assignments-*").read():
-        missing.discard(str(line.get("key")))
-        if not missing:
-            break
-    return {int(key, 16) for key in missing}
+    missing = set(keys)
+    for block in LogReader(folder, "assignments-*").blocks():
+        missing -= {key for key in missing if f'"key":"{key_text(key)}"'.encode() in block}
+    return missing

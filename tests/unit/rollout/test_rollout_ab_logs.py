@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from stoker.rollout.ab_result import ArmResult, result_of
 from stoker.rollout.ab_settings import ABTestSettings, Metric
 from stoker.rollout.ab_state import begin_test
 from stoker.rollout.ab_test import ArmTotals, difference
-from stoker.rollout.append_log import LogReader, LogWriter
+from stoker.rollout.append_log import LogReader, LogWriter, objects_of
 from stoker.rollout.assignments import AssignmentLog, key_text, logs_of
 from stoker.rollout.outcomes import Outcome, OutcomeLog, UnknownKey, add_from_command
 from stoker.rollout.state import RolloutSettings
@@ -32,8 +33,12 @@ def assigned(folder: Path, server: str = "one", max_keys: int = 1_000) -> Assign
     return AssignmentLog(folder, server=server, max_keys=max_keys)
 
 
+def lines_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for block in LogReader(folder, f"{kind}-*").blocks() for row in objects_of(block)]
+
+
 def logged(folder: Path) -> list[tuple[str, int]]:
-    return [(line["key"], line["arm"]) for line in LogReader(folder, "assignments-*").read()]
+    return [(line["key"], line["arm"]) for line in lines_of(folder, "assignments")]
 
 
 def write(folder: Path, kind: str, *lines: Mapping[str, object]) -> None:
@@ -98,7 +103,7 @@ def test_outcomes_are_written_all_or_none(tmp_path: Path) -> None:
     with pytest.raises(UnknownKey, match="'cy'"):
         add_from_command(tmp_path, TEST, [Outcome(key="cy", value=1.0)])
 
-    found = [(each["key"], each["value"]) for each in LogReader(tmp_path, "outcomes-*").read()]
+    found = [(each["key"], each["value"]) for each in lines_of(tmp_path, "outcomes")]
     ann_key, bob_key = key_text(HASH(b"ann")), key_text(HASH(b"bob"))
     assert sorted(found) == sorted([(ann_key, 1.0), (bob_key, 0.0), (bob_key, 1.0)])
 
@@ -138,7 +143,10 @@ def test_a_key_is_one_value_of_the_arm_that_it_was_first_assigned_to(tmp_path: P
     whole = arms(tmp_path, replace(TEST, metric=Metric.SUM))
     assert whole[0].totals == ArmTotals(keys=2, total=39.0, squares=39.0**2, nonzero=1)
     warnings = result_of(tmp_path, TEST, shares=TEST.shares).warnings
-    assert warnings == ["1 outcomes are of keys whose assignment is not in the logs."]
+    assert warnings == [
+        "1 outcomes are of keys whose assignment is not in the logs.",
+        "1 lines of the logs are cut or damaged, and left out.",
+    ]
 
 
 def test_the_interval_of_logs_is_that_of_their_sums(tmp_path: Path) -> None:
@@ -179,6 +187,32 @@ def test_the_interval_of_logs_is_that_of_their_sums(tmp_path: Path) -> None:
     assert tight.low > found[1].difference.low > 0.0
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"{",
+        b"[1]",
+        b"\xff\xfe",
+        b'"text"',
+        b"{}",
+        b'{"at":1.0,"key":"zz","arm":1}',
+        b'{"at":1.0,"key":7,"arm":1}',
+        b'{"at":1.0,"key":"00000000000000aa","arm":"x"}',
+        b'{"at":1.0,"key":"00000000000000aa","arm":1e400}',
+    ],
+)
+def test_a_damaged_line_is_left_out_and_reported(tmp_path: Path, damaged: bytes) -> None:
+    log = LogWriter(tmp_path, "assignments-one")
+    good = [f'{{"at":1.0,"key":"{key_text(key)}","arm":1}}'.encode() for key in range(4)]
+    log.append([*good[:2], damaged, *good[2:]])
+
+    found = result_of(tmp_path, TEST, shares={1: 0.999, 2: 0.001})
+
+    assert found.arms[0].totals.keys == 4
+    assert found.warnings == ["1 lines of the logs are cut or damaged, and left out."]
+    assert assigned(tmp_path, "two").unknown({0, 1, 2, 3}) == set()
+
+
 @pytest.mark.parametrize(("second", "warns"), [(1_000, False), (800, True)])
 def test_arms_without_the_keys_of_their_weights_are_a_warning(
     tmp_path: Path, second: int, warns: bool
@@ -216,4 +250,4 @@ def test_a_repository_that_takes_no_outcomes_is_said_to_be_unavailable(tmp_path:
 
     (tmp_path / "ab").unlink()
     logs.add_outcomes("m", [("ann", 1.0)])
-    assert len([*LogReader(logs_of(tmp_path, 1), "outcomes-*").read()]) == 1
+    assert len(lines_of(logs_of(tmp_path, 1), "outcomes")) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.rollout.ab_settings import ABTestSettings
 from stoker.rollout.ab_state import begin_test, end_test
-from stoker.rollout.append_log import LogReader
+from stoker.rollout.append_log import LogReader, objects_of
 from stoker.rollout.assignments import key_text, logs_of
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts
@@ -133,7 +133,8 @@ def test_under_an_ab_test_keys_have_arms_and_each_is_recorded_when_it_is_answere
     later.refresh(served(model))
     later.answered("m", routes[0], good=True, took_s=0.01, outputs=None)
 
-    lines = [*LogReader(logs_of(model / FOLDER, 1), "assignments-*").read()]
+    reader = LogReader(logs_of(model / FOLDER, 1), "assignments-*")
+    lines = [line for block in reader.blocks() for line in objects_of(block)]
     assert [line["arm"] for line in lines] == [route.version for route in routes]
     assert {line["key"] for line in lines} == {key_text(route.key or 0) for route in routes}
 
