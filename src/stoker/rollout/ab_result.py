@@ -152,7 +152,7 @@ def _lines(folder: Path, kind: str, field: str, dtype: pa.DataType) -> _Lines:
     digits = "".join(table["key"].to_pylist())
     keys = np.frombuffer(bytes.fromhex(digits), dtype=">u8").astype(np.uint64)
     order = np.lexsort((at_s, keys))
-    left_out = lines - table.num_rows + reader.cut
+    left_out = max(0, lines - table.num_rows) + reader.cut
     return _Lines(keys=keys[order], fields=others[order], left_out=left_out)
 
 

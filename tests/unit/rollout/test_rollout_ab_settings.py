@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_test_ends_with_the_version_that_is_chosen() -> None:
 
 def test_what_a_test_does_not_allow_is_refused() -> None:
     canary = start(None, 6, serving=5, settings=RolloutSettings(), now_s=0.0)
-    refused = {
+    refused: dict[str, Callable[[], object]] = {
         "must end with one of its arms": lambda: end_test(begun(), 8, now_s=0.0),
         "Only an A/B test ends": lambda: end_test(canary, 6, now_s=0.0),
         "Only one rollout or A/B test": lambda: begun(canary),
