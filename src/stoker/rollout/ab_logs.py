@@ -57,6 +57,7 @@ class ABTestLogs:
             folder = logs_of(self._folder, state.rollout)
             self._logs = _Logs(folder, test, server=self._server)
             self._rollout = state.rollout
+            self.refresh()
         return test.key_hash()
 
     def record(self, route: Route) -> bool:
@@ -75,7 +76,7 @@ class ABTestLogs:
     def refresh(self) -> None:
         """Read the keys of other servers, and flush this one's to the disk; called every second."""
         if self._logs is not None:
-            with contextlib.suppress(OSError):  # read-only, or full: at the next chance
+            with contextlib.suppress(OSError):  # unreadable, or full: at the next chance
                 self._logs.assignments.refresh()
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:

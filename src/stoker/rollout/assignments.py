@@ -43,7 +43,7 @@ class AssignmentLog:
     """The keys of one test in one server; may be used by many threads."""
 
     def __init__(self, folder: Path, *, server: str, max_keys: int) -> None:
-        """Read the keys that are known already.
+        """Make a log that knows no keys before `refresh`.
 
         Args:
             folder: of the test's logs.
@@ -58,7 +58,6 @@ class AssignmentLog:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._is_reported = False
-        self.refresh()
 
     def record(self, key: int, version: int) -> None:
         """Write the arm of a key, if it is the key's first request here.
@@ -85,7 +84,7 @@ class AssignmentLog:
         """Read the keys of other servers, and flush this one's to the disk.
 
         Raises:
-            OSError: the disk does not take them.
+            OSError: the files cannot be read, or the disk does not take them.
         """
         with self._reading:
             for block in self._reader.blocks(but=self._mine):

@@ -6,24 +6,27 @@ import getpass
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import Repository, verify
-from stoker.rollout.ab_result import ABResult, result_of
 from stoker.rollout.ab_settings import ABTestSettings
 from stoker.rollout.ab_state import begin_test
 from stoker.rollout.assignments import logs_of
 from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import Counts, read_counts, stage_counts
+from stoker.rollout.counts import Counts, read_counts, read_failures, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.outcomes import Outcome, add_from_command
 from stoker.rollout.router import FOLDER
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
+
+if TYPE_CHECKING:
+    from stoker.rollout.ab_result import ABResult
 
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
@@ -151,9 +154,17 @@ class ModelRollouts:
         Raises:
             UserError: there was none.
         """
+        from stoker.rollout.ab_result import result_of  # imports Arrow
+
         state, test = self.newest_test()
         shares = TrafficSplit(test.shares, salt=state.salt(self._model)).shares()
-        return result_of(logs_of(self._folder, state.rollout), test, shares=shares)
+        found = result_of(logs_of(self._folder, state.rollout), test, shares=shares)
+        failed = [
+            f"Version {version} cannot be loaded by a server: {why}"
+            for version, why in read_failures(self._folder, rollout=state.rollout).items()
+            if version in test.shares
+        ]
+        return replace(found, warnings=failed + found.warnings)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Write the outcome of a key that took part in the A/B test that is under way.

@@ -30,7 +30,9 @@ HASH = TEST.key_hash()
 
 
 def assigned(folder: Path, server: str = "one", max_keys: int = 1_000) -> AssignmentLog:
-    return AssignmentLog(folder, server=server, max_keys=max_keys)
+    log = AssignmentLog(folder, server=server, max_keys=max_keys)
+    log.refresh()
+    return log
 
 
 def lines_of(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -180,6 +182,10 @@ def test_the_interval_of_logs_is_that_of_their_sums(tmp_path: Path) -> None:
     assert [each.totals for each in found] == expected
     assert found[0].difference is None
     assert found[1].difference == difference(*expected)
+    several = replace(bounded, arms=((1, 0.5), (2, 0.3), (3, 0.2)))
+    wide = arms(tmp_path, several)
+    assert wide[1].difference == difference(*expected, comparisons=2)
+    assert wide[2].difference is None
     tight = arms(tmp_path, replace(bounded, alpha=0.2))[1].difference
     assert tight == difference(*expected, alpha=0.2)
     assert tight is not None

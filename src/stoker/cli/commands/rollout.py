@@ -221,7 +221,7 @@ def _status(found: Rollout) -> dict[str, Any]:
     return {
         **found.state.to_json(),
         "share": found.state.share,
-        "stage_name": str(found.state.current),
+        "stage_name": "" if found.state.is_test else str(found.state.current),
         "gates": [
             {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
             for each in found.gates
