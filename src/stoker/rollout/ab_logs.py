@@ -18,7 +18,8 @@ from stoker.serve.routing import Route
 class _Logs:
     """The logs of one test."""
 
-    def __init__(self, folder: Path, test: ABTestSettings, *, server: str) -> None:
+    def __init__(self, folder: Path, test: ABTestSettings, *, rollout: int, server: str) -> None:
+        self.rollout = rollout
         self.assignments = AssignmentLog(folder, server=server, max_keys=test.max_keys)
         self.outcomes = OutcomeLog(folder, test, name=server)
 
@@ -38,7 +39,6 @@ class ABTestLogs:
             server: name of this process, of its own among all that serve the model.
         """
         self._folder, self._server = folder, server
-        self._rollout = 0
         self._logs: _Logs | None = None
 
     def take_up(self, state: RolloutState) -> Callable[[bytes], int] | None:
@@ -48,28 +48,27 @@ class ABTestLogs:
             The hash of the test's keys; None: there is no test.
         """
         test = state.test if state.is_test else None
-        if self._logs is not None and (test is None or state.rollout != self._rollout):
-            logs, self._logs = self._logs, None
+        logs = self._logs
+        if logs is not None and (test is None or state.rollout != logs.rollout):
+            self._logs = None
             logs.close()
         if test is None:
             return None
         if self._logs is None:
             folder = logs_of(self._folder, state.rollout)
-            self._logs = _Logs(folder, test, server=self._server)
-            self._rollout = state.rollout
-            self.refresh()
+            self._logs = _Logs(folder, test, rollout=state.rollout, server=self._server)
         return test.key_hash()
 
     def record(self, route: Route) -> bool:
-        """Note the arm of the key of an answered request.
+        """Note the arm of the key of an answered request, if the test that is under way chose it.
 
         Returns:
-            Whether there is a test, so no gate counts the answer.
+            Whether a test is under way, or chose the version, so no gate counts the answer.
         """
         logs = self._logs
         if logs is None:
-            return False
-        if route.key is not None:
+            return route.test != 0
+        if route.key is not None and route.test == logs.rollout:
             logs.assignments.record(route.key, route.version)
         return True
 

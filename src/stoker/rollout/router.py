@@ -154,7 +154,10 @@ class _Routing:
         if not key:
             return Route(version=state.baseline, otherwise=state.baseline, counts=False)
         return Route(
-            version=self.split.version_of(key), otherwise=state.baseline, key=self.key_hash(key)
+            version=self.split.version_of(key),
+            otherwise=state.baseline,
+            key=self.key_hash(key),
+            test=state.rollout if state.is_test else 0,
         )
 
 

@@ -31,6 +31,9 @@ class Route:
     key: int | None = None
     """Hash of the key that the version was chosen by."""
 
+    test: int = 0
+    """Number of the rollout whose A/B test chose the version; 0: none did."""
+
     counts: bool = True
     """Whether the answer counts: a request without the key that others have does not."""
 

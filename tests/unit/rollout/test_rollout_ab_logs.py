@@ -193,6 +193,18 @@ def test_the_interval_of_logs_is_that_of_their_sums(tmp_path: Path) -> None:
     assert tight.low > found[1].difference.low > 0.0
 
 
+def test_outcomes_without_a_bound_need_100_that_are_not_zero(tmp_path: Path) -> None:
+    rows = [(key, 1 + key % 2) for key in range(400)]
+    lines = [{"at": 1.0, "key": key_text(key), "arm": arm} for key, arm in rows]
+    write(tmp_path, "assignments-one", *lines)
+    some = [{"at": 2.0, "key": key_text(key), "value": 1.0} for key, _ in rows]
+    write(tmp_path, "outcomes-one", *some[:120])
+    assert arms(tmp_path)[1].difference is None
+    assert arms(tmp_path, replace(TEST, max_value=1.0))[1].difference is not None
+    write(tmp_path, "outcomes-one", *some[120:200])
+    assert arms(tmp_path)[1].difference is not None
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -246,7 +258,7 @@ def test_a_repository_that_takes_no_outcomes_is_said_to_be_unavailable(tmp_path:
     state = begin_test(None, TEST, settings=RolloutSettings(key="x-user"), now_s=0.0)
     logs = ABTestLogs(tmp_path, server="one")
     logs.take_up(state)
-    assert logs.record(Route(version=1, otherwise=1, key=HASH(b"ann")))
+    assert logs.record(Route(version=1, otherwise=1, key=HASH(b"ann"), test=1))
     (tmp_path / "ab").rename(tmp_path / "elsewhere")
     (tmp_path / "ab").write_text("")
 

@@ -148,6 +148,35 @@ def test_under_an_ab_test_keys_have_arms_and_each_is_recorded_when_it_is_answere
             each.add_outcomes("m", [("user-0", 1.0)])
 
 
+def test_an_answer_counts_only_for_the_rollout_or_test_that_chose_its_version(model: Path) -> None:
+    user = headers(**{"x-user": "ann"})
+    router = put(model, begun("50,100", key="x-user"))
+    of_canary = routed(router, user)
+    files = StateFiles(model / FOLDER)
+
+    def follow(state: RolloutState) -> Route:
+        change(files, files.latest(), state, EVENT)
+        router.refresh(served(model))
+        return routed(router, user)
+
+    def answer(route: Route) -> None:
+        router.answered("m", route, good=False, took_s=0.01, outputs=None)
+        router.refresh(served(model))
+
+    test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=1, salt="00" * 16)
+    done = promote_fully(begun(), now_s=0)
+    testing = begin_test(done, test, settings=RolloutSettings(key="x-user"), now_s=0)
+    of_test = follow(testing)
+    answer(of_canary)
+    assert [*LogReader(logs_of(model / FOLDER, 2), "*").blocks()] == []
+    third = start(end_test(testing, 1, now_s=0), 2, serving=1, settings=RolloutSettings(), now_s=0)
+    of_third = follow(replace(third, phase=Phase.RUNNING))
+    answer(of_test)
+    assert read_counts(model / FOLDER, rollout=3) == {}
+    answer(of_third)
+    assert read_counts(model / FOLDER, rollout=3)[0][of_third.version].bad == 1
+
+
 def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: Path) -> None:
     router = put(model, begun("header=X-Canary,100"))
 
