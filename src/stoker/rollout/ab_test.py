@@ -50,7 +50,12 @@ class Difference:
 
 
 def difference(
-    baseline: ArmTotals, arm: ArmTotals, *, comparisons: int = 1, bounded: bool = True
+    baseline: ArmTotals,
+    arm: ArmTotals,
+    *,
+    comparisons: int = 1,
+    bounded: bool = True,
+    alpha: float = ALPHA,
 ) -> Difference | None:
     """An interval of the difference of two means that holds at all looks at once.
 
@@ -61,8 +66,9 @@ def difference(
     Args:
         baseline: outcomes of the baseline.
         arm: outcomes of the arm that is compared with it.
-        comparisons: arms that are compared with the baseline; `ALPHA` is divided by it.
+        comparisons: arms that are compared with the baseline; `alpha` is divided by it.
         bounded: whether outcomes have a bound (0 or 1, stars); amounts without one need more of them.
+        alpha: probability that any of the intervals ever misses its true difference.
 
     Returns:
         The interval, or None: too early, an arm has fewer than 50 outcomes that are not 0 (100 without a bound).
@@ -71,7 +77,7 @@ def difference(
     """
     if min(baseline.nonzero, arm.nonzero) < (50 if bounded else 100):
         return None
-    alpha = ALPHA / comparisons
+    alpha /= comparisons
     together = _variance(
         baseline.keys + arm.keys, baseline.total + arm.total, baseline.squares + arm.squares
     )

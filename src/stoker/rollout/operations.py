@@ -6,18 +6,27 @@ import getpass
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import Repository, verify
+from stoker.rollout.ab_settings import ABTestSettings
+from stoker.rollout.ab_state import begin_test
+from stoker.rollout.assignments import logs_of
 from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import Counts, read_counts, stage_counts
+from stoker.rollout.counts import Counts, read_counts, read_failures, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.outcomes import Outcome, add_from_command
 from stoker.rollout.router import FOLDER
+from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
+
+if TYPE_CHECKING:
+    from stoker.rollout.ab_result import ABResult
 
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
@@ -95,6 +104,83 @@ class ModelRollouts:
 
         return self._change(begin, what="start", why=why)
 
+    def start_test(
+        self, test: ABTestSettings, settings: RolloutSettings, *, why: str
+    ) -> RolloutState:
+        """Begin an A/B test of two or more versions.
+
+        Args:
+            test: its arms.
+            settings: the key.
+            why: for the history.
+
+        Raises:
+            UserError: a rollout or a test is under way, there is no such version, or clients of the
+                baseline could not call it.
+            DataError: a version is damaged.
+        """
+        from stoker.rollout.signatures import check_compatible
+
+        paths = {version: self._repository.path(self._model, version) for version in test.shares}
+        for path in paths.values():
+            verify(path)
+
+        def begin(state: RolloutState | None) -> RolloutState:
+            begun = begin_test(state, test, settings=settings, now_s=time.time(), who=operator())
+            for version in paths.keys() - {test.baseline}:
+                check_compatible(paths[test.baseline], paths[version])
+            return begun
+
+        return self._change(begin, what="ab", why=why)
+
+    def newest_test(self) -> tuple[RolloutState, ABTestSettings]:
+        """The newest state of the newest A/B test, also after its end.
+
+        Raises:
+            UserError: there was none.
+        """
+        for stored in reversed(list(self._files.history())):
+            state = state_of(stored.content["state"])
+            if state.test is not None:
+                return state, state.test
+        raise UserError(
+            f"{self._model!r} has no A/B test",
+            fix=f"Begin one with `stoker rollout ab {self._model} --arms 1=50,2=50 --key x-user`.",
+        )
+
+    def test_result(self) -> ABResult:
+        """The result of the newest A/B test.
+
+        Raises:
+            UserError: there was none.
+        """
+        from stoker.rollout.ab_result import result_of  # imports Arrow
+
+        state, test = self.newest_test()
+        shares = TrafficSplit(test.shares, salt=state.salt(self._model)).shares()
+        found = result_of(logs_of(self._folder, state.rollout), test, shares=shares)
+        failed = [
+            f"Version {version} cannot be loaded by a server: {why}"
+            for version, why in read_failures(self._folder, rollout=state.rollout).items()
+            if version in test.shares
+        ]
+        return replace(found, warnings=failed + found.warnings)
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Write the outcome of a key that took part in the A/B test that is under way.
+
+        Raises:
+            UserError: there is no test under way, or the outcome is refused.
+        """
+        state, test = self.newest_test()
+        if not state.is_test:
+            raise UserError(
+                f"{self._model!r} must be under an A/B test",
+                got=Plain(f"{state.phase} since the test of rollout {state.rollout}"),
+                fix="Outcomes count until the end of a test; see `stoker rollout result`.",
+            )
+        add_from_command(logs_of(self._folder, state.rollout), test, [outcome])
+
     def apply(self, operation: Change, *, what: str, why: str) -> RolloutState:
         """Change the state of a model that has one.
 
@@ -144,7 +230,9 @@ class ModelRollouts:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
         counts = read_counts(self._folder, rollout=state.rollout)
-        gates = judge(stage_counts(counts, state), state, gates=len(BUILT_IN))
+        gates = (
+            [] if state.is_test else judge(stage_counts(counts, state), state, gates=len(BUILT_IN))
+        )
         return Rollout(state=state, counts=counts, gates=gates)
 
     def history(self) -> list[tuple[Event, RolloutState]]:

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, UserError
+from stoker.rollout.ab_logs import ABTestLogs
 from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
@@ -25,6 +26,7 @@ from stoker.rollout.histogram import buckets_of
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles, Stored
+from stoker.serve.errors import Code, ServeError
 from stoker.serve.routing import Headers, Route, Served
 
 _log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class RolloutRouter:
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
-                rollout = _ModelRollout(model, base / FOLDER)
+                rollout = _ModelRollout(model, base / FOLDER, server=self._server)
                 rollout.read()
                 if not rollout.number:
                     return None
@@ -83,6 +85,13 @@ class RolloutRouter:
         """The version for a request that names none; None: the model has no rollout."""
         rollout = self._rollouts.get(model)
         return None if rollout is None else rollout.route(headers)
+
+    def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
+        """Write what users did, as `Router` describes it."""
+        rollout = self._rollouts.get(model)
+        if rollout is None:
+            raise ServeError(Code.NOT_FOUND, f"{model!r} has no A/B test under way")
+        rollout.test.add_outcomes(model, outcomes)
 
     def has_rollout(self, model: str) -> bool:
         """Whether a state decides for this model."""
@@ -123,6 +132,7 @@ class _Routing:
 
     state: RolloutState
     split: TrafficSplit
+    key_hash: Callable[[bytes], int]
 
     @property
     def stage(self) -> int:
@@ -130,7 +140,7 @@ class _Routing:
 
     def route(self, headers: Headers) -> Route:
         state = self.state
-        if state.phase not in (Phase.RUNNING, Phase.PAUSED):
+        if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
             return Route(
                 version=state.stable, otherwise=state.baseline, counts=state.phase in ACTIVE
             )
@@ -141,20 +151,22 @@ class _Routing:
         if not state.settings.key:
             return Route(version=self.split.any_version(), otherwise=state.baseline)
         key = _key(state.settings.key, headers)
-        if key is None:
+        if not key:
             return Route(version=state.baseline, otherwise=state.baseline, counts=False)
         return Route(
             version=self.split.version_of(key),
             otherwise=state.baseline,
-            key=zlib.crc32(key) | len(key) << 32,
+            key=self.key_hash(key),
+            test=state.rollout if state.is_test else 0,
         )
 
 
 class _ModelRollout:
     """The rollout of one model."""
 
-    def __init__(self, model: str, folder: Path) -> None:
+    def __init__(self, model: str, folder: Path, *, server: str) -> None:
         self._model, self._folder = model, folder
+        self.test = ABTestLogs(folder, server=server)
         self._files = StateFiles(folder)
         self._controller = Controller(folder)
         self._lock = threading.Lock()
@@ -186,7 +198,11 @@ class _ModelRollout:
         if stored is None or stored.number == self.number:
             return
         state, before = state_of(stored.content["state"]), self._routing
-        routing = _Routing(state=state, split=state.split(self._model))
+        routing = _Routing(
+            state=state,
+            split=state.split(self._model),
+            key_hash=self.test.take_up(state) or _short_hash,
+        )
         with self._lock:
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed = {}, False, {}
@@ -195,6 +211,7 @@ class _ModelRollout:
             self._routing, self.number = routing, stored.number
 
     def write(self, server: str, failed: Mapping[int, str]) -> None:
+        self.test.refresh()
         with self._lock:
             self._changed |= dict(failed) != self._failed
             if self._routing is None or not self._changed:
@@ -225,7 +242,7 @@ class _ModelRollout:
             return None
         state = self._routing.state
         if state.phase in ACTIVE or now_s < state.began_s + state.settings.keep_previous_s:
-            return {state.stable, state.baseline, state.candidate} - set(state.rejected)
+            return {state.stable, state.candidate, *state.arms} - set(state.rejected)
         return {state.stable}
 
     def route(self, headers: Headers) -> Route | None:
@@ -234,6 +251,8 @@ class _ModelRollout:
     def count(
         self, route: Route, *, good: bool, took_s: float, outputs: Mapping[str, NDArray[Any]] | None
     ) -> None:
+        if self.test.record(route):
+            return
         values = None if outputs is None else predicted(outputs)
         good = good and (values is None or bool(np.isfinite(values).all()))
         with self._lock:
@@ -277,6 +296,10 @@ def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None
                 return np.array([math.nan])
             return rows[:, 0] if rows.shape[1] == 1 else rows.argmax(1).astype(np.float64)
     return None
+
+
+def _short_hash(key: bytes) -> int:
+    return zlib.crc32(key) | len(key) << 32
 
 
 def _key(name: str, headers: Headers) -> bytes | None:

@@ -57,6 +57,13 @@ class TrafficSplit:
         ]
         self._owners = np.argmin(arrivals, axis=0).astype(np.uint8).tobytes()
 
+    def shares(self) -> dict[int, float]:
+        """The share of the buckets that each version has: its weight, but for the chance of the table."""
+        counts = np.bincount(
+            np.frombuffer(self._owners, dtype=np.uint8), minlength=len(self._versions)
+        )
+        return {v: int(n) / len(self._owners) for v, n in zip(self._versions, counts, strict=True)}
+
     def version_of(self, key: bytes) -> int:
         """The version for a key, the same in each process and on each machine."""
         return self._versions[self._owners[zlib.crc32(key) & _BUCKET]]

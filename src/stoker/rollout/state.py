@@ -6,6 +6,8 @@
                              v  |                                  v
                            PAUSED --------- roll back ---------> ROLLED_BACK
 
+    A/B test (`ab_state`):  TESTING -> COMPLETED or ROLLED_BACK
+
 Every function here is pure: state in, state out. Once a model has a state, the state decides which version takes traffic,
 not "the newest".
 """
@@ -18,6 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
+from stoker.rollout.ab_settings import ABTestSettings, settings_of
 from stoker.rollout.evidence import ALLOWED_RATIO, ALPHA
 from stoker.rollout.prediction_shift import MAX_SHIFT
 from stoker.rollout.split import TrafficSplit
@@ -33,10 +36,11 @@ class Phase(StrEnum):
     BAKING = "baking"
     COMPLETED = "completed"
     ROLLED_BACK = "rolled back"
+    TESTING = "A/B test"
 
 
-ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING)
-"""Phases in which gates are judged and a second rollout cannot start."""
+ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING, Phase.TESTING)
+"""Phases in which a second rollout cannot start; in all but an A/B test, gates are judged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +150,9 @@ class RolloutState:
     lease: int = 0
     """Number of the controller that may change it."""
 
+    test: ABTestSettings | None = None
+    """The A/B test, also after its end; None: it is a rollout in stages."""
+
     @property
     def current(self) -> Stage:
         """The stage that it is in."""
@@ -168,12 +175,25 @@ class RolloutState:
         """The version that takes all traffic once the rollout is over, as it stands now."""
         return self.candidate if self.phase in (Phase.BAKING, Phase.COMPLETED) else self.baseline
 
+    @property
+    def is_test(self) -> bool:
+        """Whether an A/B test is under way."""
+        return self.phase is Phase.TESTING
+
+    @property
+    def arms(self) -> dict[int, float]:
+        """The share of each version that may take traffic."""
+        if self.phase is Phase.TESTING and self.test is not None:
+            return self.test.shares
+        return {self.baseline: 1.0 - self.share, self.candidate: self.share}
+
+    def salt(self, model: str) -> str:
+        """What the versions of keys depend on besides the weights."""
+        return f"{model}/{self.rollout}"
+
     def split(self, model: str) -> TrafficSplit:
-        """The weights of both versions."""
-        return TrafficSplit(
-            {self.baseline: 1.0 - self.share, self.candidate: self.share},
-            salt=f"{model}/{self.rollout}",
-        )
+        """The split of the traffic between its versions."""
+        return TrafficSplit(self.arms, salt=self.salt(model))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -182,6 +202,7 @@ class RolloutState:
             "settings": {**asdict(self.settings), "dry_run": [*self.settings.dry_run]},
             "rejected": [*self.rejected],
             "slow_s": dict(self.slow_s),
+            "test": None if self.test is None else self.test.to_json(),
         }
 
 
@@ -199,6 +220,7 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known["settings"] = RolloutSettings(**{**settings, "dry_run": tuple(settings["dry_run"])})
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
+        known["test"] = settings_of(known["test"]) if known.get("test") else None
         return RolloutState(**known)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -346,7 +368,8 @@ def roll_back(
             got=Plain(f"version {target}"),
             fix="See `stoker rollout history`.",
         )
-    gone = {state.candidate, state.stable} - {target}
+    tested = state.arms if state.is_test else ()
+    gone = {state.candidate, state.stable, *tested} - {target}
     return replace(
         state,
         baseline=target,
@@ -358,6 +381,12 @@ def roll_back(
 
 
 def _check_active(state: RolloutState) -> None:
+    if state.phase is Phase.TESTING:
+        raise UserError(
+            "An A/B test has no stages",
+            got=Plain(f"versions {', '.join(map(str, state.arms))}"),
+            fix="End it with `stoker rollout promote --version N`, or with `stoker rollout rollback`.",
+        )
     if state.phase not in ACTIVE:
         raise UserError(
             "There is no rollout under way",

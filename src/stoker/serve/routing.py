@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,9 @@ class Route:
 
     key: int | None = None
     """Hash of the key that the version was chosen by."""
+
+    test: int = 0
+    """Number of the rollout whose A/B test chose the version; 0: none did."""
 
     counts: bool = True
     """Whether the answer counts: a request without the key that others have does not."""
@@ -80,6 +83,17 @@ class Router(Protocol):
             good: whether it was answered in time, with a status of success.
             took_s: its duration, seconds.
             outputs: output name -> array; None if there are none.
+        """
+
+    def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
+        """Write the outcomes of an A/B test, all or none.
+
+        Args:
+            model: the model under test.
+            outcomes: key of a user, and what the user did as a number.
+
+        Raises:
+            ServeError: there is no test, or an outcome is refused.
         """
 
     def refresh(self, served: Mapping[str, Served]) -> None:

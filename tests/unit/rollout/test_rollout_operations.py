@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from stoker.core.errors import DataError, UserError
 from stoker.registry.repository import Repository
+from stoker.rollout.ab_settings import ABTestSettings
+from stoker.rollout.counts import write_counts
 from stoker.rollout.operations import ModelRollouts, operator
+from stoker.rollout.router import FOLDER
 from stoker.rollout.signatures import check_compatible
 from stoker.rollout.state import Phase, RolloutSettings, advance, pause
 
@@ -151,3 +155,33 @@ def test_a_version_that_accepts_more_is_compatible(tmp_path: Path) -> None:
     check_compatible(served, saved_model(tmp_path / "2", outputs=("y", "z")))
     with pytest.raises(UserError, match="no output 'y'"):
         check_compatible(served, saved_model(tmp_path / "3", outputs=("z",)))
+
+
+def test_the_result_of_an_ab_test_names_a_version_that_a_server_cannot_load(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=2, salt="00" * 16)
+    rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
+    assert rollouts.test_result().warnings == []
+    write_counts(root / "taxi" / FOLDER, {}, {1: "out of memory"}, rollout=1, server="one")
+
+    assert rollouts.test_result().warnings == [
+        "Version 1 cannot be loaded by a server: out of memory"
+    ]
+    assert rollouts.status().gates == []
+
+
+def test_an_arm_that_clients_of_the_baseline_cannot_call_is_refused(
+    root: Path, tmp_path: Path
+) -> None:
+    other = saved_model(tmp_path / "other", {"z": (FLOAT, (-1, 3))})
+    Repository(root).push(other, "taxi")
+    test = ABTestSettings(arms=((1, 0.4), (2, 0.3), (3, 0.3)), baseline=1, salt="00" * 16)
+    rollouts = ModelRollouts(root, "taxi")
+
+    with pytest.raises(UserError, match="must be able to call version 3"):
+        rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
+    (root / "taxi" / "2" / "saved_model.pb").write_bytes(b"other bytes")
+    two = replace(test, arms=((1, 0.5), (2, 0.5)))
+    with pytest.raises(DataError):
+        rollouts.start_test(two, RolloutSettings(key="x-user"), why="")
+    assert rollouts.history() == []

@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker.rollout.ab_settings import ABTestSettings
+from stoker.rollout.ab_state import begin_test, end_test
+from stoker.rollout.append_log import LogReader, objects_of
+from stoker.rollout.assignments import key_text, logs_of
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts
 from stoker.rollout.router import FOLDER, RolloutRouter, predicted
@@ -22,6 +26,7 @@ from stoker.rollout.state import (
     start,
 )
 from stoker.rollout.state_files import StateFiles
+from stoker.serve.errors import ServeError
 from stoker.serve.routing import Headers, Route, Served
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
@@ -102,6 +107,74 @@ def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(m
     one = routed(by_cookie, headers(cookie="a=1; uid=user-7 ;b=2"))
     assert one.key == first[7].key
     assert routed(by_cookie, headers(cookie="a=1")).counts is False
+
+
+def test_under_an_ab_test_keys_have_arms_and_each_is_recorded_when_it_is_answered(
+    model: Path,
+) -> None:
+    test = ABTestSettings(arms=((1, 0.5), (2, 0.3), (3, 0.2)), baseline=1, salt="00" * 16)
+    settings = RolloutSettings(key="x-user")
+    router = put(model, begin_test(None, test, settings=settings, now_s=0.0))
+    assert router.wanted("m", model) == {1, 2, 3}
+    routes = [routed(router, headers(**{"x-user": f"user-{number}"})) for number in range(2_000)]
+    shares = Counter(route.version for route in routes)
+    assert {version: shares[version] / 2_000 for version in shares} == pytest.approx(
+        test.shares, abs=0.04
+    )
+    for nobody in (headers(), headers(**{"x-user": ""})):
+        assert routed(router, nobody) == Route(version=1, otherwise=1, counts=False)
+
+    with pytest.raises(ServeError, match="'user-0'"):
+        router.add_outcomes("m", [("user-0", 1.0)])
+    for route in [*routes, routed(router), routes[0]]:
+        router.answered("m", route, good=True, took_s=0.01, outputs={"y": np.array([1.0])})
+    router.add_outcomes("m", [("user-0", 1.0)])
+    later = RolloutRouter(server="two")
+    later.refresh(served(model))
+    later.answered("m", routes[0], good=True, took_s=0.01, outputs=None)
+
+    reader = LogReader(logs_of(model / FOLDER, 1), "assignments-*")
+    lines = [line for block in reader.blocks() for line in objects_of(block)]
+    assert [line["arm"] for line in lines] == [route.version for route in routes]
+    assert {line["key"] for line in lines} == {key_text(route.key or 0) for route in routes}
+
+    over = end_test(begin_test(None, test, settings=settings, now_s=0.0), 2, now_s=2e9)
+    ended = put(model, over)
+    later.refresh(served(model))
+    assert ended.wanted("m", model) == {1, 2}
+    for each in (ended, later):
+        assert routed(each, headers(**{"x-user": "user-0"})).version == 2
+        with pytest.raises(ServeError, match="no A/B test under way"):
+            each.add_outcomes("m", [("user-0", 1.0)])
+
+
+def test_an_answer_counts_only_for_the_rollout_or_test_that_chose_its_version(model: Path) -> None:
+    user = headers(**{"x-user": "ann"})
+    router = put(model, begun("50,100", key="x-user"))
+    of_canary = routed(router, user)
+    files = StateFiles(model / FOLDER)
+
+    def follow(state: RolloutState) -> Route:
+        change(files, files.latest(), state, EVENT)
+        router.refresh(served(model))
+        return routed(router, user)
+
+    def answer(route: Route) -> None:
+        router.answered("m", route, good=False, took_s=0.01, outputs=None)
+        router.refresh(served(model))
+
+    test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=1, salt="00" * 16)
+    done = promote_fully(begun(), now_s=0)
+    testing = begin_test(done, test, settings=RolloutSettings(key="x-user"), now_s=0)
+    of_test = follow(testing)
+    answer(of_canary)
+    assert [*LogReader(logs_of(model / FOLDER, 2), "*").blocks()] == []
+    third = start(end_test(testing, 1, now_s=0), 2, serving=1, settings=RolloutSettings(), now_s=0)
+    of_third = follow(replace(third, phase=Phase.RUNNING))
+    answer(of_test)
+    assert read_counts(model / FOLDER, rollout=3) == {}
+    answer(of_third)
+    assert read_counts(model / FOLDER, rollout=3)[0][of_third.version].bad == 1
 
 
 def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: Path) -> None:

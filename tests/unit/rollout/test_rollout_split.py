@@ -81,3 +81,13 @@ def test_assignments_are_those_of_earlier_releases() -> None:
 def test_weights_that_are_no_shares_are_refused(weights: dict[int, float]) -> None:
     with pytest.raises(UserError, match="add up to 1"):
         TrafficSplit(weights, salt="taxi")
+
+
+def test_the_shares_are_those_of_the_table() -> None:
+    split = TrafficSplit({1: 0.7, 2: 0.2, 3: 0.1, 4: 0.0}, salt="m/1")
+    seen = Counter(split.version_of(b"user-%d" % number) for number in range(50_000))
+
+    assert sum(split.shares().values()) == pytest.approx(1.0)
+    for version, share in split.shares().items():
+        assert share == pytest.approx(split.weights[version], abs=0.004)
+        assert seen[version] / 50_000 == pytest.approx(share, abs=0.008)

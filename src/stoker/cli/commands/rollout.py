@@ -1,4 +1,4 @@
-"""`stoker rollout start|status|pause|resume|promote|rollback|history`: a version earns its traffic."""
+"""`stoker rollout start|status|pause|resume|promote|rollback|history|ab|outcome|result`: a version earns its traffic."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stoker.cli.commands import rollout_ab
 from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -149,16 +150,22 @@ def promote(
     model: Model,
     models: Models = MODELS,
     full: Annotated[bool, typer.Option("--full", help="Go to 100 % at once.")] = False,
+    version: Annotated[
+        int | None,
+        typer.Option("--version", help="End an A/B test: this arm takes all traffic."),
+    ] = None,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Go to the next stage now, whatever its time and requests."""
-    from stoker.rollout import state
+    """Go to the next stage now, whatever its time and requests; or end an A/B test."""
+    from stoker.rollout import ab_state, state
 
-    move = state.promote_fully if full else state.advance
-    changed = _open(models, model).apply(
-        lambda now: move(now, now_s=time.time()), what="promote", why=why
-    )
+    def move(now: RolloutState) -> RolloutState:
+        if version is not None:
+            return ab_state.end_test(now, version, now_s=time.time())
+        return (state.promote_fully if full else state.advance)(now, now_s=time.time())
+
+    changed = _open(models, model).apply(move, what="promote", why=why)
     _show(changed, as_json=as_json)
 
 
@@ -202,6 +209,8 @@ def _show(state: RolloutState, *, as_json: bool) -> None:
 
 
 def _summary(state: RolloutState) -> str:
+    if state.is_test:
+        return rollout_ab.summary(state)
     return (
         f"version {state.candidate} {state.phase}, {state.share:.4g} of the traffic; "
         f"baseline version {state.baseline}"
@@ -212,7 +221,7 @@ def _status(found: Rollout) -> dict[str, Any]:
     return {
         **found.state.to_json(),
         "share": found.state.share,
-        "stage_name": str(found.state.current),
+        "stage_name": "" if found.state.is_test else str(found.state.current),
         "gates": [
             {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
             for each in found.gates
@@ -226,6 +235,8 @@ def _status(found: Rollout) -> dict[str, Any]:
 
 def _lines(found: Rollout) -> list[str]:
     state = found.state
+    if state.is_test:
+        return [_summary(state), "see `stoker rollout result`"]
     stage = found.counts.get(state.stage, {})
     lines = [
         _summary(state),
@@ -238,3 +249,7 @@ def _lines(found: Rollout) -> list[str]:
         for version, counts in sorted(stage.items())
     ]
     return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]
+
+
+for command in (rollout_ab.ab, rollout_ab.outcome, rollout_ab.result):
+    app.command()(command)

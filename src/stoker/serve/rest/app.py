@@ -22,7 +22,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import RequestRecord
-from stoker.serve.rest import routes, v2
+from stoker.serve.rest import outcomes, routes, v2
 from stoker.serve.rest.messages import (
     CODINGS,
     TEXT,
@@ -143,7 +143,7 @@ class RestApp:
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
         if self.options.keys is not None:
             try:
-                state.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
+                state.key = self.options.keys.check(headers(scope), role=_role(path)).name
             except ServeError as error:
                 raise HttpError(error.code.http_status, error.message) from error
         if path == self.options.metrics_path and method in ("GET", "HEAD"):
@@ -305,8 +305,15 @@ PROBES: dict[str, Callable[[DataPlane], Answer]] = {
 Interface = Callable[[DataPlane, HttpRequest], Answer]
 
 
+def _role(path: str) -> Role:
+    """Return the role that a path needs."""
+    return Role.ADMIN if outcomes.matches(path) else Role.PREDICT
+
+
 def _interface(path: str) -> Interface | None:
     """Return what answers on a path, None for an unknown path."""
+    if outcomes.matches(path):
+        return outcomes.answer
     if path[:4].lower() == "/v1/":
         return routes.answer
     return v2.answer if path == "/v2" or path.startswith("/v2/") else None

@@ -1,0 +1,197 @@
+"""`stoker rollout ab|outcome|result`: which of several versions does more for the users."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stoker.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from stoker.rollout.ab_result import ABResult, ArmResult
+    from stoker.rollout.ab_settings import ABTestSettings
+    from stoker.rollout.state import RolloutState
+
+Model = Annotated[str, typer.Argument(help="The model's name in the repository.")]
+Models = Annotated[
+    Path, typer.Option("--models", help="The model repository: <model>/<version>/ folders.")
+]
+MODELS = Path("models")
+
+
+def ab(
+    model: Model,
+    arms: Annotated[
+        str,
+        typer.Option(
+            "--arms",
+            metavar="VERSION=PERCENT,...",
+            help="Two or more versions with their share of the users: 5=50,6=30,7=20.",
+        ),
+    ],
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key",
+            help="Header, gRPC metadata key or cookie:NAME that names the user. Requests without it go to the "
+            "baseline and do not count.",
+        ),
+    ],
+    models: Models = MODELS,
+    baseline: Annotated[
+        int | None,
+        typer.Option("--baseline", help="Arm to compare the others with. Default: the first."),
+    ] = None,
+    metric: Annotated[
+        str,
+        typer.Option("--metric", help="What counts of a user: the first outcome, or the sum."),
+    ] = "first",
+    max_value: Annotated[
+        float | None,
+        typer.Option(
+            "--max-value",
+            help="Largest accepted outcome, the smallest is 0. Default: any number; the result then needs 100 "
+            "outcomes that are not 0 in each arm instead of 50.",
+        ),
+    ] = None,
+    alpha: Annotated[
+        float,
+        typer.Option("--alpha", help="Probability that any interval ever misses the truth."),
+    ] = 0.05,
+    max_keys: Annotated[
+        int, typer.Option("--max-keys", min=1, help="Users that are recorded.")
+    ] = 1_000_000,
+    why: Annotated[str, typer.Option("--why", help="Reason, for the history.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Begin an A/B test: each user gets one of several versions, and stays with it.
+
+    It ends with `stoker rollout promote --version N` or `stoker rollout rollback`.
+    """
+    from stoker.core.errors import ConfigError
+    from stoker.rollout.ab_settings import ABTestSettings, Metric, parse_arms
+    from stoker.rollout.operations import ModelRollouts
+    from stoker.rollout.state import RolloutSettings
+
+    if metric not in [*Metric]:
+        raise ConfigError("--metric must be first or sum", got=metric)
+    split = parse_arms(arms)
+    test = ABTestSettings(
+        arms=split,
+        baseline=split[0][0] if baseline is None else baseline,
+        salt=secrets.token_hex(16),
+        metric=Metric(metric),
+        max_value=max_value,
+        alpha=alpha,
+        max_keys=max_keys,
+    )
+    state = ModelRollouts(models, model).start_test(test, RolloutSettings(key=key), why=why)
+    typer.echo(json.dumps(state.to_json(), indent=2) if as_json else summary(state))
+
+
+def outcome(
+    model: Model,
+    key: Annotated[
+        str, typer.Option("--key", help="The user: value of the test's header or cookie.")
+    ],
+    value: Annotated[float, typer.Option("--value", help="1 or 0, or an amount.")],
+    models: Models = MODELS,
+) -> None:
+    """Report what a user did, who took part in the model's A/B test."""
+    from stoker.rollout.operations import ModelRollouts
+    from stoker.rollout.outcomes import Outcome
+
+    ModelRollouts(models, model).add_outcome(Outcome(key=key, value=value))
+
+
+def result(model: Model, models: Models = MODELS, as_json: AsJson = False) -> None:
+    """Show each arm's users and mean outcome, and how far it is from the baseline; look at any time."""
+    from stoker.rollout.operations import ModelRollouts
+
+    rollouts = ModelRollouts(models, model)
+    state, test = rollouts.newest_test()
+    found = rollouts.test_result()
+    if as_json:
+        typer.echo(json.dumps(_as_json(state, test, found), indent=2))
+        return
+    for line in _lines(state, test, found):
+        typer.echo(line)
+
+
+def summary(state: RolloutState) -> str:
+    """One line on a test that is under way."""
+    shares = ", ".join(f"version {version} {share:.4%}" for version, share in state.arms.items())
+    return f"A/B test of {shares.replace('.0000', '')}; baseline version {state.baseline}"
+
+
+def _as_json(state: RolloutState, test: ABTestSettings, found: ABResult) -> dict[str, Any]:
+    return {
+        "rollout": state.rollout,
+        "phase": state.phase,
+        "metric": test.metric,
+        "alpha": test.alpha,
+        "baseline": test.baseline,
+        "arms": [
+            {
+                "version": arm.version,
+                "weight": arm.share,
+                "keys": arm.totals.keys,
+                "keys_with_outcome": arm.reported,
+                "mean": arm.totals.mean if arm.totals.keys else None,
+                "verdict": _verdict(arm, test),
+                "difference": None if arm.difference is None else arm.difference.estimate,
+                "low": None if arm.difference is None else arm.difference.low,
+                "high": None if arm.difference is None else arm.difference.high,
+            }
+            for arm in found.arms
+        ],
+        "warnings": found.warnings,
+    }
+
+
+def _verdict(arm: ArmResult, test: ABTestSettings) -> str:
+    if arm.version == test.baseline:
+        return "baseline"
+    if arm.difference is None:
+        return "too early"
+    if arm.difference.low > 0:
+        return "higher"
+    return "lower" if arm.difference.high < 0 else "no difference shown"
+
+
+_ROW = "{:>8} {:>7} {:>10} {:>12} {:>12}  {}"
+
+
+def _lines(state: RolloutState, test: ABTestSettings, found: ABResult) -> list[str]:
+    days = (time.time() - state.began_s) / 86_400
+    when = f"under way for {days:.1f} days" if state.is_test else f"over ({state.phase})"
+    counts = "the sum of the outcomes" if test.metric == "sum" else "the first outcome"
+    lines = [
+        f"A/B test, rollout {state.rollout}, {when}; of each user {counts} counts",
+        _ROW.format("version", "weight", "users", "reported", "mean", "difference to the baseline"),
+    ]
+    lines += [
+        _ROW.format(
+            arm.version,
+            f"{arm.share:.4g}",
+            f"{arm.totals.keys:,}",
+            f"{arm.reported:,}",
+            f"{arm.totals.mean:.6g}" if arm.totals.keys else "-",
+            _difference(arm, test),
+        )
+        for arm in found.arms
+    ]
+    return lines + [f"warning: {warning}" for warning in found.warnings]
+
+
+def _difference(arm: ArmResult, test: ABTestSettings) -> str:
+    verdict = _verdict(arm, test)
+    if arm.difference is None:
+        return verdict
+    found = arm.difference
+    return f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}], {verdict}"

@@ -1,0 +1,175 @@
+"""JSON Lines that several processes write, each into files of its own, and that survive `kill -9` of each.
+
+folder/<name>-0001.jsonl ...        at most 16 MiB each
+
+A line is written by one system call, so the kernel has it when the call returns: only a machine that stops can lose
+it, or cut it. A line that is not whole is left out and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.core.files import full_disk_is_named
+
+FILE_BYTES = 16 << 20
+"""Size at which the next file begins."""
+
+_READ_BYTES = 4 << 20
+"""Bytes read at a time."""
+
+
+class LogWriter:
+    """Appends lines to the files of one name; used by one thread at a time."""
+
+    def __init__(self, folder: Path, name: str, *, file_bytes: int = FILE_BYTES) -> None:
+        """Make a writer; the first line makes its file.
+
+        Args:
+            folder: of the files.
+            name: of its own among all that write there at the same time.
+            file_bytes: size at which the next file begins.
+        """
+        self._folder, self._name, self._file_bytes = folder, name, file_bytes
+        self._file: int | None = None
+        self._size = 0
+        self._number = 0
+        self._is_synced = True
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Append all of the lines, or none of them.
+
+        Args:
+            lines: without their ends.
+
+        Raises:
+            UserError: the disk is full.
+            OSError: the folder cannot be written.
+        """
+        with full_disk_is_named(self._folder):
+            file = self._open()
+            raw = b"".join(line + b"\n" for line in lines)
+            written = 0
+            try:
+                while written < len(raw):
+                    written += os.write(file, raw[written:])
+            except OSError:
+                os.ftruncate(file, self._size)
+                raise
+            self._size += written
+            self._is_synced = False
+
+    def sync(self) -> None:
+        """Flush what was appended to the disk."""
+        handle = self.to_sync()
+        if handle is not None:
+            sync_and_close(handle)
+
+    def to_sync(self) -> int | None:
+        """A copy of the file's handle if lines of it were not flushed yet, for `sync_and_close` in any thread."""
+        if self._file is None or self._is_synced:
+            return None
+        self._is_synced = True
+        return os.dup(self._file)
+
+    def close(self) -> None:
+        """Flush, and close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self.sync()
+            os.close(self._file)
+        self._file = None
+
+    def _open(self) -> int:
+        """The file that has room, opened."""
+        if self._file is not None and self._size < self._file_bytes:
+            return self._file
+        self.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            self._number += 1
+            path = self._folder / f"{self._name}-{self._number:04d}.jsonl"
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._size = os.fstat(file).st_size
+            if self._size < self._file_bytes:
+                break
+            os.close(file)
+        if self._size and os.pread(file, 1, self._size - 1) != b"\n":
+            self._size += os.write(file, b"\n")  # the machine stopped in its last line
+        self._file = file
+        return file
+
+
+def sync_and_close(handle: int) -> None:
+    """Flush a file to the disk, which may take long, and close this handle of it."""
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Position:
+    """How far a file was read."""
+
+    offset: int = 0
+    is_cut: bool = False
+
+
+class LogReader:
+    """Reads the lines of all writers, and then what they have appended since."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        """Make a reader that has read nothing.
+
+        Args:
+            folder: of the files.
+            pattern: of the names of their files, such as `outcomes-*`.
+        """
+        self._folder, self._pattern = folder, f"{pattern}.jsonl"
+        self._positions: dict[str, _Position] = {}
+
+    @property
+    def cut(self) -> int:
+        """Files whose last line is not whole, so it was left out."""
+        return sum(each.is_cut for each in self._positions.values())
+
+    def blocks(self, *, but: str = "") -> Iterator[bytes]:
+        """Yield whole lines that were not read yet, many at a time, in the order of each file.
+
+        Args:
+            but: start of the names of files to leave out.
+        """
+        for path in sorted(self._folder.glob(self._pattern)):
+            if but and path.name.startswith(but):
+                continue
+            position = self._positions.setdefault(path.name, _Position())
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._blocks(path, position)
+
+    @staticmethod
+    def _blocks(path: Path, position: _Position) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            file.seek(position.offset)
+            rest = b""
+            while block := file.read(_READ_BYTES):
+                lines, end, rest = (rest + block).rpartition(b"\n")
+                if end:
+                    position.offset += len(lines) + 1
+                    yield lines + end
+            position.is_cut = bool(rest)
+
+
+def objects_of(block: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of each line; a line that is not one is left out."""
+    for line in block.splitlines():
+        with contextlib.suppress(ValueError):
+            content = json.loads(line)
+            if isinstance(content, dict):
+                yield content
