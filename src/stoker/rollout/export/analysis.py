@@ -66,7 +66,7 @@ def _verdict_path(model: str) -> str:
 def _checked(server: str) -> str:
     plain = server.rstrip("/")
     good = plain.startswith(("http://", "https://")) and plain.isascii() and plain.isprintable()
-    if not good or set(plain) & set(" {}?#"):
+    if not good or set(plain) & set(' {}"?#'):
         raise ConfigError(
             "--server must be the URL of a server of the model",
             got=server or Plain("none"),

@@ -80,7 +80,7 @@ def _standard(split: ExportedSplit, shares: dict[int, int], storage: str) -> dic
     canaries = [
         {
             "trafficPercent": share,
-            "predictor": {"name": f"v{version}", **_predictor(split, version, storage)},
+            "predictor": {"name": f"v{version}", **_predictor(split, version, storage, name="")},
         }
         for version, share in shares.items()
         if version != stable
@@ -88,6 +88,9 @@ def _standard(split: ExportedSplit, shares: dict[int, int], storage: str) -> dic
     return spec | ({"canary": canaries} if canaries else {})
 
 
-def _predictor(split: ExportedSplit, version: int, storage: str) -> dict[str, Any]:
+def _predictor(
+    split: ExportedSplit, version: int, storage: str, **container: str
+) -> dict[str, Any]:
     uri = storage.replace("{model}", split.model).replace("{version}", str(version))
-    return {"model": {"modelFormat": {"name": "tensorflow"}, "storageUri": uri}}
+    # Below `canary` the schema requires the container's name, and elsewhere the webhook refuses it: "" is neither.
+    return {"model": {**container, "modelFormat": {"name": "tensorflow"}, "storageUri": uri}}

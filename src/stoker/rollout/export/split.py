@@ -97,17 +97,14 @@ def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
 
     A share that is not 0 stays at least 1 of 1,000,000.
     """
+    whole: dict[int, int] = {}
     for scale in _SCALES:
-        exact = all(
-            abs(share * scale - round(share * scale)) < 1e-6 * scale / _SCALES[-1]
-            for share in weights.values()
-        )
-        if exact:
+        whole = {
+            version: max(round(share * scale), 1 if share > 0 else 0)
+            for version, share in weights.items()
+        }
+        if all(abs(whole[each] / scale - share) < 1e-9 for each, share in weights.items()):
             break
-    whole = {
-        version: max(round(share * scale), 1 if share > 0 else 0)
-        for version, share in weights.items()
-    }
     largest = max(whole, key=lambda version: whole[version])
     whole[largest] += scale - sum(whole.values())
     return whole

@@ -76,7 +76,7 @@ def _http_route(split: ExportedSplit, options: ExportOptions) -> str:
     route = http_route(split, backends, gateway=options.gateway, hostname=options.hostname)
     sticky = [rule.header for rule in split.rules if rule.sticky]
     notes = [
-        f"Users with the same {name} may change versions: an HTTPRoute draws each request."
+        f"Requests of one {name} may go to different versions: an HTTPRoute draws each request."
         for name in sticky
     ]
     return _yaml(split, route, *notes)
