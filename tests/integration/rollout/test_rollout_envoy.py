@@ -161,6 +161,8 @@ def gateway(envoy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[G
 
 
 def test_envoy_splits_as_the_stage_says_and_follows_it_without_a_restart(gateway: Gateway) -> None:
+    gateway.follow(running("10,50,100"))
+    gateway.until([{}] * 200, least=2, most=60)
     first = Counter(gateway.ask([{}] * REQUESTS))
     gateway.follow(running("10,50,100", stage=1))
     gateway.until([{}] * 200, least=60, most=200)
