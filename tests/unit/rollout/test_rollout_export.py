@@ -200,8 +200,12 @@ def test_argo_asks_for_the_verdict(shared_data: Path) -> None:
     (metric,) = template["spec"]["metrics"]
 
     validate(template, definition(shared_data / "crds", "AnalysisTemplate"))
-    assert template["spec"]["args"] == [{"name": "server", "value": "http://taxi-tips:8501"}]
-    assert metric["provider"]["web"]["url"] == "{{args.server}}/v1/rollouts/taxi%20tips/verdict"
+    assert template["spec"]["args"] == [
+        {"name": "server", "value": "http://taxi-tips:8501"},
+        {"name": "version", "value": "7"},
+    ]
+    path = "/v1/rollouts/taxi%20tips/verdict?version={{args.version}}"
+    assert metric["provider"]["web"]["url"] == "{{args.server}}" + path
     assert metric["provider"]["web"]["jsonPath"] == "{$.verdict}"
     # Of the three verdicts one succeeds, one fails, and the third is neither.
     assert (metric["successCondition"], metric["failureCondition"]) == (
@@ -218,11 +222,11 @@ def test_flagger_goes_on_when_gates_pass_and_back_when_one_fails(shared_data: Pa
     validate(canary, definition(shared_data / "crds", "Canary"))
     assert canary["spec"]["analysis"]["stepWeights"] == [1, 10, 50]
     assert canary["spec"]["analysis"]["interval"] == "300s"
-    passes = "https://taxi.example.com/v1/rollouts/taxi/verdict?expect=pass"
+    passes = "https://taxi.example.com/v1/rollouts/taxi/verdict?version=7&expect=pass"
     assert hooks == {
         "confirm-traffic-increase": passes,
         "confirm-promotion": passes,
-        "rollback": passes.replace("pass", "fail"),
+        "rollback": passes.replace("=pass", "=fail"),
     }
 
 

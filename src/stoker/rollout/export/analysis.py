@@ -29,7 +29,8 @@ def analysis_template(split: ExportedSplit, *, server: str) -> str:
         "argo",
         name=split.name,
         server=json.dumps(_checked(server)),
-        url=json.dumps("{{args.server}}" + path),
+        version=json.dumps(str(split.state.candidate)),
+        url=json.dumps("{{args.server}}" + path + "?version={{args.version}}"),
     )
 
 
@@ -47,15 +48,16 @@ def flagger_canary(split: ExportedSplit, *, server: str, gateway: str) -> str:
     whole = {max(round(stage.share * 100), 1) for stage in stages if 0 < stage.share < 1}
     namespace, _, name = gateway.rpartition("/")
     parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}
-    url = _checked(server) + _verdict_path(split.model)
+    # The verdict of another version is neither: an earlier rollback does not roll back a later release.
+    url = f"{_checked(server)}{_verdict_path(split.model)}?version={split.state.candidate}"
     return _fill(
         "flagger",
         name=split.name,
         gateways=json.dumps([parent | ({"namespace": namespace} if namespace else {})]),
         interval=f"{max(round(settings.step_time_s), _SHORTEST_INTERVAL_S)}s",
         weights=json.dumps(sorted(whole) or [100]),
-        expect_pass=json.dumps(f"{url}?expect=pass"),
-        expect_fail=json.dumps(f"{url}?expect=fail"),
+        expect_pass=json.dumps(f"{url}&expect=pass"),
+        expect_fail=json.dumps(f"{url}&expect=fail"),
     )
 
 
