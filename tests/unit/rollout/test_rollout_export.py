@@ -196,22 +196,27 @@ def test_what_kserve_cannot_split_is_refused() -> None:
 
 
 def test_argo_asks_for_the_verdict(shared_data: Path) -> None:
-    template = exported(split(model="taxi tips"), Format.ARGO)
-    (metric,) = template["spec"]["metrics"]
-
-    validate(template, definition(shared_data / "crds", "AnalysisTemplate"))
-    assert template["spec"]["args"] == [
-        {"name": "server", "value": "http://taxi-tips:8501"},
-        {"name": "version", "value": "7"},
-    ]
+    text = export_text(split(model="taxi tips"), Format.ARGO, ExportOptions())
+    background, step = yaml.safe_load_all(text)
+    found = definition(shared_data / "crds", "AnalysisTemplate")
     path = "/v1/rollouts/taxi%20tips/verdict?version={{args.version}}"
-    assert metric["provider"]["web"]["url"] == "{{args.server}}" + path
-    assert metric["provider"]["web"]["jsonPath"] == "{$.verdict}"
-    # Of the three verdicts one succeeds, one fails, and the third is neither.
-    assert (metric["successCondition"], metric["failureCondition"]) == (
-        'result == "pass"',
-        'result == "fail"',
-    )
+
+    for template in (background, step):
+        validate(template, found)
+        assert template["spec"]["args"] == [
+            {"name": "server", "value": "http://taxi-tips:8501"},
+            {"name": "version", "value": "7"},
+        ]
+        (metric,) = template["spec"]["metrics"]
+        assert metric["provider"]["web"]["url"] == "{{args.server}}" + path
+        assert metric["provider"]["web"]["jsonPath"] == "{$.verdict}"
+        assert metric["failureCondition"] == 'result == "fail"'
+        assert metric["failureLimit"] == 0
+
+    # Too few answers neither abort the Rollout nor let it go to its next step.
+    assert background["spec"]["metrics"][0]["successCondition"] == 'result != "fail"'
+    assert step["spec"]["metrics"][0]["successCondition"] == 'result == "pass"'
+    assert step["spec"]["metrics"][0]["consecutiveSuccessLimit"] == 1
 
 
 def test_flagger_goes_on_when_gates_pass_and_back_when_one_fails(shared_data: Path) -> None:
@@ -319,6 +324,6 @@ def test_no_name_of_a_model_breaks_a_file(to: Format) -> None:
     if to is Format.TF_SERVING:
         assert json.dumps("a: $b{{c}} # ")[1:-1] in text
         return
-    content = yaml.safe_load(text)
-    names = content.get("metadata", {}).get("name", "a-b-c-e")
-    assert names.startswith("a-b-c-e")
+    for content in yaml.safe_load_all(text):
+        name = content.get("metadata", {}).get("name", "a-b-c-e")
+        assert name.startswith("a-b-c-e")

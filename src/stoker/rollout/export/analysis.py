@@ -17,8 +17,8 @@ from stoker.rollout.stages import parse_stages
 _SHORTEST_INTERVAL_S = 10
 
 
-def analysis_template(split: ExportedSplit, *, server: str) -> str:
-    """Argo Rollouts' AnalysisTemplate.
+def analysis_templates(split: ExportedSplit, *, server: str) -> str:
+    """Argo Rollouts' AnalysisTemplates: one for the background, one for a step.
 
     Args:
         split: of a model.

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from stoker.rollout.export.analysis import analysis_template, flagger_canary
+from stoker.rollout.export.analysis import analysis_templates, flagger_canary
 from stoker.rollout.export.backends import Backend, backends_of
 from stoker.rollout.export.envoy import envoy_bootstrap, envoy_routes
 from stoker.rollout.export.formats import Format, KserveMode
@@ -104,7 +104,7 @@ def _kserve(split: ExportedSplit, options: ExportOptions) -> str:
 
 
 def _argo(split: ExportedSplit, options: ExportOptions) -> str:
-    return analysis_template(split, server=options.server or f"http://{split.name}:8501")
+    return analysis_templates(split, server=options.server or f"http://{split.name}:8501")
 
 
 def _flagger(split: ExportedSplit, options: ExportOptions) -> str:
