@@ -40,7 +40,7 @@ class SharedVolume:
         return {
             "nfs_server": json.dumps(self.nfs_server),
             "nfs_path": json.dumps(self.nfs_path),
-            # "" is no class at all: the claim waits for the volume that it names.
+            # An empty class keeps the default class away: the claim waits for the volume that it names.
             "storage_class": json.dumps(self.storage_class),
         }
 
