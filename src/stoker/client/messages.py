@@ -3,7 +3,7 @@
 `tensorflow_serving.apis` imports all of TensorFlow: seconds and hundreds of MB in every client. On the wire,
 only the numbers and types of fields matter, and this module defines those.
 
-Source: tensorflow/serving, apis/{model,predict,get_model_metadata}.proto;
+Source: tensorflow/serving, apis/{model,predict,get_model_metadata,get_model_status,model_management}.proto;
 tensorflow/tensorflow, core/framework/{tensor,tensor_shape}.proto, core/protobuf/meta_graph.proto.
 """
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
+MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+RELOAD_CONFIG = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
 _PACKAGE = "stoker.client"
 
@@ -69,6 +71,17 @@ FIELDS: dict[str, dict[str, tuple[int, str]]] = {
     },
     "SignatureDefEntry": {"key": (1, "string"), "value": (2, "SignatureDef")},
     "SignatureDefMap": {"signature_def": (1, "SignatureDefEntry*")},
+    "GetModelStatusRequest": {"model_spec": (1, "ModelSpec")},
+    "StatusProto": {"error_code": (1, "int32"), "error_message": (2, "string")},
+    "ModelVersionStatus": {
+        "version": (1, "int64"),
+        "state": (2, "int32"),
+        "status": (3, "StatusProto"),
+    },
+    "GetModelStatusResponse": {"model_version_status": (1, "ModelVersionStatus*")},
+    # A serialized ModelServerConfig: on the wire a message is its bytes.
+    "ReloadConfigRequest": {"config": (1, "bytes")},
+    "ReloadConfigResponse": {"status": (1, "StatusProto")},
 }
 """Message -> field -> its number and type; `*` marks repeated fields.
 

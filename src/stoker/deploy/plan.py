@@ -9,6 +9,7 @@ from typing import Literal
 
 from stoker.core.config import dns_name
 from stoker.core.errors import ConfigError
+from stoker.deploy.shared import IMAGE_ROOT, ROOT, SharedVolume
 
 Target = Literal["compose", "kubernetes", "kserve"]
 ServerKind = Literal["stoker", "tensorflow-serving"]
@@ -65,6 +66,9 @@ class Plan:
     gpu: bool = False
     """Whether each server gets a GPU, and the image TensorFlow's CUDA libraries."""
 
+    shared: SharedVolume | None = None
+    """Volume of a repository that all servers share; None: the model is in the image alone."""
+
     def __post_init__(self) -> None:
         """Check what the manifests cannot express or would misread."""
         if not 1 <= self.replicas <= self.max_replicas:
@@ -88,6 +92,12 @@ class Plan:
                 fix="For TensorFlow Serving name its own image: --base-image "
                 "tensorflow/serving:VERSION-gpu, and add the GPU to the manifest.",
             )
+        if self.shared is not None and (self.target, self.server) != ("kubernetes", "stoker"):
+            raise ConfigError(
+                "--shared-repository is for --target kubernetes and --server stoker",
+                got=f"--target {self.target} --server {self.server}",
+                fix="Leave it out: the model is in the image then.",
+            )
         if self.target == "compose" and self.cpu.endswith("m"):
             raise ConfigError("--cpu of Compose must be in cores, like 0.5", got=self.cpu)
 
@@ -97,14 +107,21 @@ class Plan:
         return dns_name(self.model)
 
     @property
+    def image_root(self) -> str:
+        """Folder of the models in the image."""
+        return ROOT if self.shared is None else IMAGE_ROOT
+
+    @property
     def base_path(self) -> str:
         """Folder of the model's versions in the image."""
-        return f"/models/{self.model}"
+        return f"{ROOT}/{self.model}"
 
     @property
     def arguments(self) -> list[str]:
         """Command line of the server."""
         flags = [f"--model_name={self.model}", f"--model_base_path={self.base_path}"]
+        if self.shared is not None:
+            flags = [ROOT]  # every model of the repository, with its rollout
         ports = [f"--port={GRPC_PORT}", f"--rest_api_port={REST_PORT}"]
         # Nothing reaches a container's loopback address; the network policy controls access.
         own = ["serve", *flags, "--host=0.0.0.0", "--allow-unauthenticated", *ports]

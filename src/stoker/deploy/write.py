@@ -19,6 +19,7 @@ from stoker.cluster.doctor.framework import cuda_packages
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.files import publish_folder, scratch_folder
 from stoker.deploy.plan import REST_PORT, Plan
+from stoker.deploy.shared import ROOT
 
 CUDA_LOCK = "requirements-cuda.lock"
 """TensorFlow's CUDA libraries with versions and hashes: a link to the file that `make setup` installs."""
@@ -87,7 +88,7 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
     """File -> text."""
     values = _values(plan, out)
     texts = {"Dockerfile": _fill(f"dockerfile-{plan.server}", **values)}
-    texts[".dockerignore"] = "compose.yaml\nkubernetes/\nkserve/\nREADME.md\n"
+    texts[".dockerignore"] = "compose.yaml\nkubernetes/\nkserve/\npush.yaml\nREADME.md\n"
     if plan.server == "stoker":
         texts["requirements.txt"] = "\n".join(pinned_requirements()) + "\n"
     if plan.gpu:
@@ -101,11 +102,24 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
         pod = _block(_pod(plan, values), 6)
         for name in _OBJECTS:
             texts[f"kubernetes/{name}.yaml"] = _fill(name, **values, pod=pod)
+        texts |= _shared_texts(plan, values)
     values["wheel"] = _fill("readme-wheel", **values) if plan.server == "stoker" else ""
     values["push"] = "" if plan.target == "compose" else _fill("readme-push", **values)
     values["steps"] = _fill(f"steps-{plan.target}", **values)
     texts["README.md"] = _fill("readme", **values)
     return texts
+
+
+def _shared_texts(plan: Plan, values: dict[str, str]) -> dict[str, str]:
+    """File -> text of what a shared repository adds; empty without one."""
+    if plan.shared is None:
+        return {}
+    claim, pod = _fill("claim", **values), _block(_job_pod(values), 6)
+    texts = {"push.yaml": _fill("push", **values, pod=pod)}
+    if plan.shared.nfs_server:
+        texts["kubernetes/volume.yaml"] = _fill("volume", **values)
+        claim += _fill("claim-volume", **values)
+    return texts | {"kubernetes/claim.yaml": claim}
 
 
 def _values(plan: Plan, out: Path) -> dict[str, str]:
@@ -145,7 +159,27 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         # In the README's commands.
         "out": shlex.quote(str(out)),
         **_gpu_values(plan),
+        **_shared_values(plan),
     }
+
+
+def _shared_values(plan: Plan) -> dict[str, str]:
+    """Additions of a shared repository to the manifests and the README."""
+    names = {"name": plan.name, "model": plan.model, "root": ROOT, "image_root": plan.image_root}
+    if plan.shared is None:
+        place = _fill("readme-image")
+        return names | {"shared_volume": "", "shared_mount": "", "later": "", "model_place": place}
+    claim = f"{{claimName: {plan.name}-models}}"
+    return (
+        names
+        | plan.shared.values
+        | {
+            "shared_volume": f"\n  - {{name: models, persistentVolumeClaim: {claim}}}",
+            "shared_mount": f"\n  - {{name: models, mountPath: {ROOT}}}",
+            "later": "\n" + _fill("steps-shared", **names),
+            "model_place": _fill("readme-shared", **names),
+        }
+    )
 
 
 def _gpu_values(plan: Plan) -> dict[str, str]:
@@ -163,7 +197,22 @@ def _gpu_values(plan: Plan) -> dict[str, str]:
 
 def _pod(plan: Plan, values: dict[str, str]) -> str:
     container = _fill(f"container-{plan.server}", **values) + _fill("container-limits", **values)
-    return _fill("pod", container=_block(container, 4))
+    init = (
+        ""
+        if plan.shared is None
+        else f"# Several pods may do this at once.\ninitContainers:\n  - {_block(_seed(values), 4)}\n"
+    )
+    return _fill("pod", **values, init=init, container=_block(container, 4))
+
+
+def _job_pod(values: dict[str, str]) -> str:
+    return _fill("pod", **values, init="", container=_block(_seed(values), 4))
+
+
+def _seed(values: dict[str, str]) -> str:
+    """The container that adds the image's version to the shared repository; it needs no GPU."""
+    limits = _fill("container-limits", **{**values, "gpu_limit": ""})
+    return _fill("container-seed", **values) + limits
 
 
 def _block(text: str, indent: int) -> str:

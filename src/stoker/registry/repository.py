@@ -159,6 +159,38 @@ class Repository:
             _write_alias(base, alias, version)
         return Pushed(version=version, path=base / str(version), already=False)
 
+    def add(self, source: Path, model: str, *, version: int) -> Pushed:
+        """Copy a version of another repository in under its own number; again, it changes nothing.
+
+        Args:
+            source: The version's folder.
+            model: The model's name.
+            version: Its number, also in this repository.
+
+        Raises:
+            DataError: the version is damaged, or this repository has other content under its number.
+        """
+        verify(source)
+        base = self.base(model)
+        base.mkdir(parents=True, exist_ok=True)
+        with _exclusive(base):
+            sweep(base, "*")
+            if version in version_folders(base):
+                if self.content_hash(model, version) != _content(_without_added_warm_up(source)):
+                    raise DataError(
+                        f"{self.path(model, version)} must be the same model as {source}",
+                        got=Plain("other content under the same number"),
+                        fix="Push it under another number.",
+                    )
+                return Pushed(version=version, path=self.path(model, version), already=True)
+            with scratch_folder(base / str(version)) as scratch:
+                _copy(source, scratch)
+                if (source / MANIFEST).is_file():
+                    shutil.copyfile(source / MANIFEST, scratch / MANIFEST)
+                verify(scratch)
+                publish_folder(scratch, base / str(version))
+        return Pushed(version=version, path=base / str(version), already=False)
+
 
 def is_model_name(name: str) -> bool:
     """Whether a name can be a model's: one plain folder name, not hidden."""

@@ -25,6 +25,7 @@ from stoker.cluster.doctor.framework import Package, cuda_packages
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.deploy import write
 from stoker.deploy.plan import Plan
+from stoker.deploy.shared import SharedVolume, parse_volume
 from stoker.deploy.write import pinned_requirements
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
@@ -354,6 +355,94 @@ def test_a_lock_that_does_not_fit_the_installed_tensorflow_is_refused(
             write.cuda_requirements()
 
 
+@pytest.fixture(scope="module")
+def shared(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Kind of volume -> the folder that the command wrote for servers with a shared repository."""
+    folder = tmp_path_factory.mktemp("shared")
+    for name, volume in (("nfs", "nfs://10.0.0.7/srv/models"), ("class", "efs-sc")):
+        flags = ["--target", "kubernetes", "--shared-repository", volume, "--gpu"]
+        out = str(folder / name)
+        assert invoke(["deploy", str(base), *flags, "--out", out], debug=False) == 0
+    return {name: folder / name for name in ("nfs", "class")}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_shared_repository_is_what_kubernetes_takes(
+    shared: dict[str, Path], version: str
+) -> None:
+    for volume, out in shared.items():
+        found = objects(out)
+        added = {"PersistentVolumeClaim", *(["PersistentVolume"] if volume == "nfs" else [])}
+        assert set(found) >= {"Deployment", "Service", "HorizontalPodAutoscaler", *added}
+        assert ("PersistentVolume" in found) == (volume == "nfs")
+        job = yaml.safe_load((out / "push.yaml").read_text())
+        for one in (*found.values(), job):
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_all_servers_mount_the_repository_and_can_write_to_it(shared: dict[str, Path]) -> None:
+    found = objects(shared["nfs"])
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    job = yaml.safe_load((shared["nfs"] / "push.yaml").read_text())["spec"]["template"]["spec"]
+    claim, volume = found["PersistentVolumeClaim"], found["PersistentVolume"]
+
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
+    assert claim["spec"]["accessModes"] == volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert volume["spec"]["nfs"] == {"server": "10.0.0.7", "path": "/srv/models"}
+    # Without these a server sees a new state up to a minute late.
+    assert {"acdirmin=1", "acdirmax=1", "lookupcache=positive"} <= set(
+        volume["spec"]["mountOptions"]
+    )
+    assert objects(shared["class"])["PersistentVolumeClaim"]["spec"]["storageClassName"] == "efs-sc"
+
+    for one in (pod, job):
+        (mounted,) = (each for each in one["volumes"] if each["name"] == "models")
+        name = mounted["persistentVolumeClaim"]["claimName"]
+        assert name == claim["metadata"]["name"]
+        for container in (*one["containers"], *one.get("initContainers", ())):
+            mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+            assert set(mounts) == {"/tmp", "/models"}
+            assert "readOnly" not in mounts["/models"]
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (
+                container["name"] == "server"
+            )
+
+
+def test_the_first_version_is_put_there_and_served(shared: dict[str, Path], tmp_path: Path) -> None:
+    """As in the pod, but for folders, ports and the address, which are this machine's."""
+    out = shared["nfs"]
+    pod = objects(out)["Deployment"]["spec"]["template"]["spec"]
+    job = yaml.safe_load((out / "push.yaml").read_text())["spec"]["template"]["spec"]
+    (copied,) = re.findall(
+        r"^COPY --chmod=755 models/ (\S+)/$", (out / "Dockerfile").read_text(), re.MULTILINE
+    )
+    (seeds,) = pod["initContainers"]
+    assert seeds["command"] == job["containers"][0]["command"]
+    assert seeds["command"][:1] + seeds["command"][-2:] == ["python", copied, "/models"]
+
+    here = {copied: str(out / "models"), "/models": str(tmp_path / "models")}
+    for already in (False, True):
+        command = [here.get(part, part) for part in seeds["command"]]
+        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True)
+        assert (done.returncode, "already" in done.stdout) == (0, already), done.stderr
+    assert Repository(tmp_path / "models").versions("half_plus") == [2]
+    here |= {
+        "--host=0.0.0.0": "--host=127.0.0.1",
+        "--port=8500": "--port=0",
+        "--rest_api_port=8501": "--rest_api_port=0",
+    }
+    arguments = [here.get(part, part) for part in pod["containers"][0]["args"]]
+    with running(arguments, tmp_path / "ready.json") as port:
+        url = f"http://127.0.0.1:{port}/v1/models/half_plus"
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            versions = json.loads(answer.read())["model_version_status"]
+    assert [each["version"] for each in versions] == ["2"]
+
+
 def plan(**settings: Any) -> Plan:
     facts: dict[str, Any] = {
         "model": "taxi",
@@ -380,11 +469,19 @@ def plan(**settings: Any) -> Plan:
         ({"replicas": 5, "max_replicas": 2}, "at least 1 replica"),
         ({"target": "compose", "cpu": "500m"}, "in cores"),
         ({"server": "tensorflow-serving", "gpu": True}, "--gpu is for --server stoker"),
+        ({"target": "kserve", "shared": SharedVolume()}, "--shared-repository is for"),
+        ({"server": "tensorflow-serving", "shared": SharedVolume()}, "--shared-repository is for"),
     ],
 )
 def test_what_a_manifest_could_not_hold_is_refused(settings: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         plan(**settings)
+
+
+@pytest.mark.parametrize("text", ["nfs://host", "nfs://a b/c", "nfs:///x", "A", "a\nb", "-a"])
+def test_a_volume_is_an_export_or_a_class(text: str) -> None:
+    with pytest.raises(ConfigError, match="--shared-repository must be nfs://SERVER/PATH"):
+        parse_volume(text)
 
 
 def test_a_name_is_one_that_a_service_can_have() -> None:

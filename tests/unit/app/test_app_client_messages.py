@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_management_pb2,
+    model_pb2,
+    predict_pb2,
+    status_pb2,
+)
+from tensorflow_serving.config import model_server_config_pb2
 
-from stoker.client.messages import FIELDS, METADATA, PREDICT, message
+from stoker.client.messages import FIELDS, METADATA, MODEL_STATUS, PREDICT, RELOAD_CONFIG, message
 from stoker.client.tensors import fill_tensor, to_array
 from stoker.core.errors import DataError, UserError
 
@@ -30,6 +38,11 @@ TRUE: dict[str, Any] = {
     "SignatureDefMap": get_model_metadata_pb2.SignatureDefMap,
     "TensorInfo": meta_graph_pb2.TensorInfo,
     "SignatureDef": meta_graph_pb2.SignatureDef,
+    "GetModelStatusRequest": get_model_status_pb2.GetModelStatusRequest,
+    "GetModelStatusResponse": get_model_status_pb2.GetModelStatusResponse,
+    "ModelVersionStatus": get_model_status_pb2.ModelVersionStatus,
+    "ReloadConfigResponse": model_management_pb2.ReloadConfigResponse,
+    "StatusProto": status_pb2.StatusProto,
 }
 
 
@@ -47,12 +60,25 @@ def test_every_field_has_the_number_and_wire_type_of_the_true_one(name: str) -> 
 
 
 def test_the_methods_are_those_of_the_true_service() -> None:
-    from tensorflow_serving.apis import prediction_service_pb2
+    from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
-    service = prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]
-    paths = {f"/{service.full_name}/{method.name}" for method in service.methods}
+    services = (
+        prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"],
+        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
+    )
+    paths = {f"/{each.full_name}/{method.name}" for each in services for method in each.methods}
 
-    assert {PREDICT, METADATA} <= paths
+    assert {PREDICT, METADATA, MODEL_STATUS, RELOAD_CONFIG} <= paths
+
+
+def test_a_configuration_is_carried_as_its_bytes() -> None:
+    ours = message("ReloadConfigRequest")
+    config = model_server_config_pb2.ModelServerConfig()
+    config.model_config_list.config.add(name="taxi", version_labels={"stable": 3})
+    ours.config = config.SerializeToString()
+
+    true = model_management_pb2.ReloadConfigRequest.FromString(ours.SerializeToString())
+    assert true.config == config
 
 
 @given(

@@ -31,7 +31,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     arguments: str, exit_codes: tuple[int, int, int], passes: bool, tmp_path: Path
 ) -> None:
     """The exit codes are those of make's three calls of pytest, in their order."""
-    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton", "chromium")]
+    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton", "envoy", "chromium")]
     for stamp in stamps:
         stamp.write_text("0 cpu\n")
     calls = tmp_path / "calls"
@@ -47,7 +47,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
         [
             *("make", "--directory", str(ROOT), "test", f"ARGS={arguments}", f"BIN={tmp_path}"),
             *(f"STAMP={stamps[0]}", f"TFJS_STAMP={stamps[1]}", f"TRITON_STAMP={stamps[2]}"),
-            f"CHROMIUM_STAMP={stamps[3]}",
+            *(f"ENVOY_STAMP={stamps[3]}", f"CHROMIUM_STAMP={stamps[4]}"),
             *(f"UV={sys.executable}", f"PYTHON={sys.executable}", "OTHER="),
         ],
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},

@@ -61,11 +61,21 @@ def deploy(
             "--gpu", help="One GPU for each server; CUDA in the image, as Stoker pins it."
         ),
     ] = False,
+    shared_repository: Annotated[
+        str | None,
+        typer.Option(
+            "--shared-repository",
+            metavar="VOLUME",
+            help="Servers share a model repository, so that `stoker rollout` can move traffic between its "
+            "versions: nfs://SERVER/PATH, or a StorageClass with ReadWriteMany. For --target kubernetes.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a Dockerfile and manifests for one model; nothing is built and nothing applied."""
     from stoker.core.config import dns_name
     from stoker.deploy.plan import Plan
+    from stoker.deploy.shared import parse_volume
     from stoker.deploy.write import read_model, write_deployment
 
     require_new_folder(
@@ -85,6 +95,7 @@ def deploy(
         cpu=cpu,
         memory=memory or ("8Gi" if gpu else "2Gi"),
         gpu=gpu,
+        shared=parse_volume(shared_repository) if shared_repository else None,
     )
     files = write_deployment(plan, out)
     if as_json:

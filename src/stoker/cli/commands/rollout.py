@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.cli.commands import rollout_ab
+from stoker.cli.commands.rollout_export import export
 from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Move traffic to a new version of a model step by step, and back if it is worse.",
     no_args_is_help=True,
 )
+app.command()(export)
 
 Model = Annotated[str, typer.Argument(help="The model's name in the repository.")]
 Version = Annotated[int, typer.Argument(min=0, help="The version.")]

@@ -1,0 +1,62 @@
+"""A repository that all servers of a deployment mount: what it adds to the manifests.
+
+Source: nfs(5) for the mount options; kubernetes.io, persistent volumes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from stoker.core.errors import ConfigError
+
+ROOT = "/models"
+"""Where servers mount the repository."""
+
+IMAGE_ROOT = "/seed"
+"""Folder of the first version in the image: a volume at `ROOT` would hide it."""
+
+_NFS = re.compile(r"nfs://([A-Za-z0-9][A-Za-z0-9.-]*)((?:/[A-Za-z0-9._-]+)+)")
+_STORAGE_CLASS = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedVolume:
+    """A volume that many nodes can write."""
+
+    nfs_server: str = ""
+    """Host of an NFS export; empty: a storage class provides the volume."""
+
+    nfs_path: str = ""
+    """Path of the export."""
+
+    storage_class: str = ""
+    """Name of a StorageClass with ReadWriteMany."""
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Placeholders of the templates."""
+        return {
+            "nfs_server": json.dumps(self.nfs_server),
+            "nfs_path": json.dumps(self.nfs_path),
+            # An empty class keeps the default class away: the claim waits for the volume that it names.
+            "storage_class": json.dumps(self.storage_class),
+        }
+
+
+def parse_volume(text: str) -> SharedVolume:
+    """`nfs://SERVER/PATH`, or the name of a StorageClass.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if found := _NFS.fullmatch(text):
+        return SharedVolume(nfs_server=found[1], nfs_path=found[2])
+    if _STORAGE_CLASS.fullmatch(text):
+        return SharedVolume(storage_class=text)
+    raise ConfigError(
+        "--shared-repository must be nfs://SERVER/PATH or the name of a StorageClass with ReadWriteMany",
+        got=text,
+        fix="For example --shared-repository nfs://10.0.0.7/srv/models.",
+    )

@@ -1,0 +1,64 @@
+"""What an export can be for, and which options that takes. The command line imports it at each start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from stoker.core.errors import ConfigError, Plain
+
+
+class Format(StrEnum):
+    """What an export is for."""
+
+    HTTPROUTE = "httproute"
+    ENVOY = "envoy"
+    ENVOY_ROUTES = "envoy-routes"
+    KSERVE = "kserve"
+    ARGO = "argo"
+    FLAGGER = "flagger"
+    TF_SERVING = "tf-serving"
+
+
+class KserveMode(StrEnum):
+    """How KServe deploys a model."""
+
+    STANDARD = "standard"
+    """Plain Deployments: `spec.canary`, since KServe 0.20."""
+
+    KNATIVE = "knative"
+    """Revisions of Knative: `canaryTrafficPercent`."""
+
+
+_APPLIES: Mapping[str, tuple[Format, ...]] = {
+    "backend": (Format.HTTPROUTE, Format.ENVOY),
+    "gateway": (Format.HTTPROUTE, Format.FLAGGER),
+    "hostname": (Format.HTTPROUTE,),
+    "listen": (Format.ENVOY,),
+    "routes": (Format.ENVOY,),
+    "kserve-mode": (Format.KSERVE,),
+    "storage": (Format.KSERVE,),
+    "server": (Format.ARGO, Format.FLAGGER),
+    "base-path": (Format.TF_SERVING,),
+    "config": (Format.TF_SERVING,),
+    "target": (Format.TF_SERVING,),
+}
+
+
+def check_applies(to: Format, given: Iterable[str]) -> None:
+    """Refuse options that would have no effect.
+
+    Args:
+        to: the format.
+        given: names of the options that the user gave.
+
+    Raises:
+        ConfigError: one belongs to another format.
+    """
+    for name in given:
+        if to not in _APPLIES[name]:
+            raise ConfigError(
+                f"--{name} is for --to {' or '.join(_APPLIES[name])}",
+                got=Plain(f"--to {to}"),
+                fix="Leave it out.",
+            )

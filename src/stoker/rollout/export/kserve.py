@@ -1,0 +1,96 @@
+"""A split as KServe's InferenceService.
+
+Source: kserve/kserve at aaac4e2 (after 0.20), `CanarySpec` and `validateCanarySpecs` in pkg/apis/serving/v1beta1;
+kserve/kserve#5335: `canaryTrafficPercent` has no effect outside of Knative, and nothing says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.rollout.export.formats import KserveMode
+from stoker.rollout.export.split import ExportedSplit, percentages
+
+_DEPLOYMENT_MODES = {KserveMode.KNATIVE: "Knative", KserveMode.STANDARD: "Standard"}
+_KNATIVE_VERSIONS = 2
+"""`canaryTrafficPercent` stands between the newest revision and the last that took all traffic."""
+
+
+def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -> dict[str, Any]:
+    """The object.
+
+    Args:
+        split: of a model.
+        mode: `knative`: one predictor with `canaryTrafficPercent`, the share of its newest revision;
+            `standard`: `spec.canary`, since KServe 0.20, with the Gateway API.
+        storage: URI of a version's storage, with `{version}` and perhaps `{model}` in it. KServe's TensorFlow
+            runtime expects the numbered folder inside it, and no other.
+
+    Raises:
+        ConfigError: `storage` does not tell versions apart.
+        UserError: KServe cannot express the split.
+    """
+    if "{version}" not in storage:
+        raise ConfigError(
+            "--storage must be the URI of a version's storage with {version} in it",
+            got=storage or Plain("none"),
+            fix="For example --storage 'gs://models/{model}-v{version}'.",
+        )
+    shares = percentages(split, program="KServe")
+    spec = (
+        _knative(split, shares, storage)
+        if mode is KserveMode.KNATIVE
+        else _standard(split, shares, storage)
+    )
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": split.name,
+            "labels": {"app.kubernetes.io/name": split.name},
+            "annotations": {"serving.kserve.io/deploymentMode": _DEPLOYMENT_MODES[mode]},
+        },
+        "spec": spec,
+    }
+
+
+def _knative(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict[str, Any]:
+    if len(shares) > _KNATIVE_VERSIONS:
+        raise UserError(
+            "KServe with Knative splits traffic between two versions",
+            got=Plain(split.summary),
+            fix="Use --kserve-mode standard.",
+        )
+    candidate = split.state.candidate
+    share = shares.get(candidate, 0)
+    newest = candidate if share else split.state.stable
+    predictor = _predictor(split, newest, storage)
+    if 0 < share < 100:
+        predictor = {"canaryTrafficPercent": share, **predictor}
+    return {"predictor": predictor}
+
+
+def _standard(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict[str, Any]:
+    stable = split.state.stable
+    # KServe names the Deployments by it: a candidate that becomes the stable version keeps its pods.
+    spec: dict[str, Any] = {
+        "predictor": {"name": f"v{stable}", **_predictor(split, stable, storage)}
+    }
+    canaries = [
+        {
+            "trafficPercent": share,
+            "predictor": {"name": f"v{version}", **_predictor(split, version, storage, name="")},
+        }
+        for version, share in shares.items()
+        if version != stable
+    ]
+    return spec | ({"canary": canaries} if canaries else {})
+
+
+def _predictor(
+    split: ExportedSplit, version: int, storage: str, **container: str
+) -> dict[str, Any]:
+    uri = storage.replace("{model}", split.model).replace("{version}", str(version))
+    # Below `canary` the schema requires the container's name, and elsewhere the webhook refuses it: "" is neither.
+    return {"model": {**container, "modelFormat": {"name": "tensorflow"}, "storageUri": uri}}

@@ -1,0 +1,133 @@
+"""What a rollout's state says about traffic, in the terms that gateways know: rules, headers, whole weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.core.config import dns_name
+from stoker.core.errors import Plain, UserError
+from stoker.rollout.state import ACTIVE, Phase, RolloutState
+
+_SCALES = (100, 1_000, 10_000, 100_000, 1_000_000)
+"""Sums of whole weights, the most readable first; the Gateway API allows a weight of 1,000,000 at most."""
+
+_COOKIE = "cookie:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Requests, and the versions that they go to. Of several rules, the first that fits holds."""
+
+    weights: Mapping[int, float]
+    """Version -> share of the requests, with a sum of 1; versions that take nothing may be among them."""
+
+    header: str = ""
+    """Only requests with this header, whatever its value; empty: all requests."""
+
+    cookie: str = ""
+    """Only requests with this cookie; `header` is `cookie` then."""
+
+    sticky: bool = False
+    """Whether requests of the same header value, or cookie, go to the same version."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedSplit:
+    """The traffic of a model, as its state stands."""
+
+    model: str
+    """Name of the model."""
+
+    state: RolloutState
+    """The state that it follows from."""
+
+    @property
+    def name(self) -> str:
+        """The model's name as a valid name of cluster objects."""
+        return dns_name(self.model)
+
+    @property
+    def weights(self) -> dict[int, float]:
+        """Version -> share of the requests that are split. While a rollout is under way, both versions are named."""
+        active = self.state.phase in ACTIVE
+        shares = self.state.split(self.model).weights
+        return {version: share for version, share in shares.items() if active or share > 0}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether requests are being dealt out, by weight or by a header."""
+        return self.state.phase in (Phase.RUNNING, Phase.PAUSED)
+
+    @property
+    def header(self) -> str:
+        """The header whose requests go to the candidate; empty unless the stage is a header's."""
+        return self.state.current.header if self.is_split else ""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Where requests go; the last rule fits all of them."""
+        key = self.state.settings.key if self.is_split else ""
+        baseline = Rule(weights={self.state.baseline: 1.0})
+        if self.header:
+            return Rule(weights={self.state.candidate: 1.0}, header=self.header.lower()), baseline
+        if not key:
+            return (Rule(weights=self.weights),)
+        cookie = key.removeprefix(_COOKIE) if key.startswith(_COOKIE) else ""
+        header = "cookie" if cookie else key.lower()
+        return Rule(weights=self.weights, header=header, cookie=cookie, sticky=True), baseline
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that must be there, in the order of `weights`."""
+        return list(self.weights)
+
+    @property
+    def summary(self) -> str:
+        """One line for the head of a file."""
+        shares = ", ".join(
+            f"version {version}: {share * 100:.6g} %" for version, share in self.weights.items()
+        )
+        stage = f", stage {self.state.current}" if self.is_split else ""
+        return f"{self.model}, rollout {self.state.rollout}, {self.state.phase}{stage}; {shares}"
+
+
+def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
+    """Shares as whole numbers with the most readable sum that loses nothing.
+
+    A share that is not 0 stays at least 1 of 1,000,000.
+    """
+    whole: dict[int, int] = {}
+    for scale in _SCALES:
+        whole = {
+            version: max(round(share * scale), 1 if share > 0 else 0)
+            for version, share in weights.items()
+        }
+        if all(abs(whole[each] / scale - share) < 1e-9 for each, share in weights.items()):
+            break
+    largest = max(whole, key=lambda version: whole[version])
+    whole[largest] += scale - sum(whole.values())
+    return whole
+
+
+def percentages(split: ExportedSplit, *, program: str) -> dict[int, int]:
+    """Shares as whole percentages, for programs that take nothing finer, and no headers.
+
+    Args:
+        split: of a model.
+        program: named in errors.
+
+    Raises:
+        UserError: the stage is a header's, or its percentage is not whole.
+    """
+    instead = "Use `--to httproute` or `--to envoy`, or wait for a stage with a whole percentage."
+    if split.header:
+        raise UserError(
+            f"{program} splits traffic by percentages, not by headers",
+            got=Plain(f"stage header={split.header}"),
+            fix=instead,
+        )
+    whole = whole_weights(split.weights)
+    if sum(whole.values()) != _SCALES[0]:
+        raise UserError(f"{program} takes whole percentages", got=Plain(split.summary), fix=instead)
+    return whole
