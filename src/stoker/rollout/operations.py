@@ -16,7 +16,7 @@ from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.router import FOLDER
-from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
+from stoker.rollout.state import RolloutSettings, RolloutState, first_version, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
 
 Change = Callable[[RolloutState], RolloutState]
@@ -54,7 +54,7 @@ class ModelRollouts:
     def start(
         self, candidate: int, settings: RolloutSettings, *, why: str, baseline: int | None = None
     ) -> RolloutState:
-        """Begin the rollout of a version.
+        """Begin the rollout of a version. The only version of a model takes all traffic at once.
 
         Args:
             candidate: the version.
@@ -78,6 +78,10 @@ class ModelRollouts:
         verify(self._repository.path(self._model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:
+            alone = baseline is None and self._repository.versions(self._model) == [candidate]
+            if state is None and alone:
+                # Without a state, a server would answer from the next version as soon as it is pushed.
+                return first_version(candidate, settings=settings, now_s=time.time(), who=operator())
             serving = self._newest_other(candidate) if baseline is None else baseline
             begun = start(
                 state,
@@ -173,7 +177,7 @@ class ModelRollouts:
             raise UserError(
                 f"{self._model!r} must have a version to compare with",
                 got=Plain(f"version {candidate} only"),
-                fix="The first version of a model needs no rollout: serve it.",
+                fix="Push a version to go back to first.",
             )
         older = [each for each in others if each < candidate]
         return max(older or others)

@@ -259,6 +259,29 @@ def start(
     )
 
 
+def first_version(
+    version: int, *, settings: RolloutSettings, now_s: float, who: str = ""
+) -> RolloutState:
+    """Let the state of a model begin with its only version, which takes all traffic.
+
+    Args:
+        version: the only version.
+        settings: of the rollout, which has nothing to do.
+        now_s: seconds since the epoch.
+        who: the operator.
+    """
+    return RolloutState(
+        rollout=1,
+        baseline=version,
+        candidate=version,
+        settings=settings,
+        began_s=now_s,
+        phase=Phase.COMPLETED,
+        stage=len(parse_stages(settings.stages)) - 1,
+        who=who,
+    )
+
+
 def advance(state: RolloutState, *, now_s: float) -> RolloutState:
     """Go to the first stage, the next one, from the last one to the bake time, from that to the end.
 
