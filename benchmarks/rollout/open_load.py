@@ -45,21 +45,23 @@ class Answer:
 
 @dataclass
 class Client:
-    """Connections to one server, and all answers."""
+    """Connections to one server, and all answers of one model."""
 
     port: int
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
-    """Model -> its answers, in the order in which they came."""
+    model: str
+    answers: list[Answer] = field(default_factory=list)
+    """In the order in which they came."""
 
-    under_way: set[asyncio.Task[None]] = field(default_factory=set)
+    under_way: set[asyncio.Task[Answer]] = field(default_factory=set)
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
-    async def ask(self, model: str, x: float, *, timeout_s: float = GIVE_UP_S) -> Answer:
+    async def ask(self, x: float, *, timeout_s: float = GIVE_UP_S) -> Answer:
         """Send a request, and wait for what comes of it."""
         sent_s, status, body = time.monotonic(), LOST, b""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+        gone = (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError)
+        with contextlib.suppress(*gone):  # its task ends here, so that a cancelled one counts as lost
             async with asyncio.timeout(timeout_s):
-                status, body = await self._exchange(model, x)
+                status, body = await self._exchange(x)
         version, value = _read(body) if status == 200 else (None, math.nan)
         answer = Answer(
             sent_s=sent_s,
@@ -69,13 +71,13 @@ class Client:
             version=version,
             value=value,
         )
-        self.answers.setdefault(model, []).append(answer)
+        self.answers.append(answer)
         return answer
 
-    async def _exchange(self, model: str, x: float) -> tuple[int, bytes]:
+    async def _exchange(self, x: float) -> tuple[int, bytes]:
         reader, writer = await self._connection()
         body = json.dumps({"instances": [[x]]})
-        head = f"POST /v1/models/{model}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        head = f"POST /v1/models/{self.model}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
         try:
             writer.write(f"{head}\r\n\r\n{body}".encode())
             lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
@@ -98,14 +100,11 @@ class Client:
             writer.close()
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    def send(self, model: str, x: float) -> None:
+    def send(self, x: float) -> None:
         """Send a request without waiting for it."""
-        task = asyncio.create_task(self._kept(model, x))
+        task = asyncio.create_task(self.ask(x))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
-
-    async def _kept(self, model: str, x: float) -> None:
-        await self.ask(model, x)
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for all that is under way, and give up what is left."""
@@ -113,6 +112,7 @@ class Client:
             _, left = await asyncio.wait(self.under_way, timeout=timeout_s)
             for each in left:
                 each.cancel()
+            await asyncio.gather(*left)
 
     def close(self) -> None:
         """Close all connections."""
@@ -123,10 +123,9 @@ class Client:
 
 @dataclass
 class Stream:
-    """An open load on one model: each request at its time, however late the answers are."""
+    """An open load: each request at its time, however late the answers are."""
 
     client: Client
-    model: str
     rate_per_s: float
     outage: float = 0.0
     """Share of the requests that are errors of every version."""
@@ -152,7 +151,7 @@ class Stream:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             down = random.random() < self.outage  # noqa: S311 - a load
             x = self.outage_x if down else float(random.randrange(100))  # noqa: S311 - a load
-            self.client.send(self.model, x)
+            self.client.send(x)
             due_s = max(due_s + 1.0 / self.rate_per_s, time.monotonic() - 1.0)
 
 
