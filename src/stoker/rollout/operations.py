@@ -17,7 +17,7 @@ from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.router import FOLDER
 from stoker.rollout.state import RolloutSettings, RolloutState, first_version, roll_back, start, state_of
-from stoker.rollout.state_files import Conflict, StateFiles
+from stoker.rollout.state_files import Conflict, StateFiles, Stored
 
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
@@ -161,15 +161,33 @@ class ModelRollouts:
     def _change(
         self, operation: Callable[[RolloutState | None], RolloutState], *, what: str, why: str
     ) -> RolloutState:
+        seen: RolloutState | None = None
         while True:
             stored = self._files.latest()
-            state = operation(None if stored is None else state_of(stored.content["state"]))
+            before = None if stored is None else state_of(stored.content["state"])
+            if seen is not None and stored is not None:
+                self._check_unmoved(seen, stored, what=what)
+            state = operation(before)
             event = Event(what=what, who=operator(), why=why, at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
-                continue  # another operator was first: decide again from what they left
+                seen = before
+                continue  # somebody was first: decide again from what they left
             return state
+
+    def _check_unmoved(self, seen: RolloutState, stored: Stored, *, what: str) -> None:
+        """Two operators who go one stage further go one stage, not two; going back is always possible."""
+        now = state_of(stored.content["state"])
+        is_same = (seen.rollout, seen.phase, seen.stage) == (now.rollout, now.phase, now.stage)
+        if is_same or what in ("start", "rollback"):
+            return
+        event = Event(**stored.content["event"])
+        raise UserError(
+            f"{what} must be decided again, because another change came first",
+            got=Plain(f"{event.what} by {event.who}: version {now.candidate} {now.phase}"),
+            fix=f"See `stoker rollout status {self._model}`.",
+        )
 
     def _newest_other(self, candidate: int) -> int:
         others = [each for each in self._repository.versions(self._model) if each != candidate]
@@ -191,4 +209,8 @@ class ModelRollouts:
 
 def operator() -> str:
     """Who runs this process: user@host."""
-    return f"{getpass.getuser()}@{os.uname().nodename}"
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user may have a number only
+        user = str(os.getuid())
+    return f"{user}@{os.uname().nodename}"

@@ -12,6 +12,7 @@ not "the newest".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -97,7 +98,7 @@ class RolloutSettings:
                     fix=f"Set it to {least} or more.",
                 )
         if (
-            self.allowed_ratio < 1.0
+            not 1.0 <= self.allowed_ratio < math.inf
             or not 0.0 < self.alpha < 1.0
             or not 0.0 < self.max_shift <= 1.0
         ):
