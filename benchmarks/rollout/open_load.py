@@ -59,7 +59,9 @@ class Client:
         """Send a request, and wait for what comes of it."""
         sent_s, status, body = time.monotonic(), LOST, b""
         gone = (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError)
-        with contextlib.suppress(*gone):  # its task ends here, so that a cancelled one counts as lost
+        with contextlib.suppress(
+            *gone
+        ):  # its task ends here, so that a cancelled one counts as lost
             async with asyncio.timeout(timeout_s):
                 status, body = await self._exchange(x)
         version, value = _read(body) if status == 200 else (None, math.nan)

@@ -40,7 +40,9 @@ HALF, FIFTH, TENTH = ("50:60s,100", 40.0), ("20:60s,100", 100.0), ("10:60s,100",
 """Stages and requests a second that give the candidate 20 requests a second."""
 
 
-def _several(kind: str, planted: Sequence[Planted], stages: Sequence[tuple[str, float]]) -> list[Release]:
+def _several(
+    kind: str, planted: Sequence[Planted], stages: Sequence[tuple[str, float]]
+) -> list[Release]:
     made = zip(planted, stages, strict=True)
     return [
         Release(
@@ -70,7 +72,9 @@ def deadly() -> list[Release]:
     """The releases that must be rolled back and end or block the worker."""
     return [
         *_several(HANG, [Planted(hangs=each) for each in (10.0, 10.0, 100.0)], [HALF, FIFTH, HALF]),
-        *_several(CRASH, [Planted(crashes=each) for each in (10.0, 10.0, 100.0)], [HALF, FIFTH, HALF]),
+        *_several(
+            CRASH, [Planted(crashes=each) for each in (10.0, 10.0, 100.0)], [HALF, FIFTH, HALF]
+        ),
     ]
 
 
@@ -105,7 +109,9 @@ def _good(name: str, kind: str, baseline: Planted, candidate: Planted) -> Releas
     )
 
 
-async def run(releases: Sequence[Release], scratch: Path, name: str, *, at_once: int) -> list[Ended]:
+async def run(
+    releases: Sequence[Release], scratch: Path, name: str, *, at_once: int
+) -> list[Ended]:
     """Roll out each in one server, several at the same time."""
     if not releases:
         return []
@@ -142,7 +148,9 @@ def figures(ended: Sequence[Ended]) -> list[Figure]:
             found.append(_rollback(kind, of_kind))
     good = [each for each in ended if each.release.kind in (HEALTHY, RETRAINED, OUTAGE)]
     if good:
-        kinds = {k: sum(each.release.kind == k for each in good) for k in (HEALTHY, RETRAINED, OUTAGE)}
+        kinds = {
+            k: sum(each.release.kind == k for each in good) for k in (HEALTHY, RETRAINED, OUTAGE)
+        }
         back = [each for each in good if each.state.phase is Phase.ROLLED_BACK]
         done = sum(each.state.phase is Phase.COMPLETED for each in good)
         how = f"{', '.join(f'{n} {kind}' for kind, n in kinds.items())}; {done} reached 100 %"

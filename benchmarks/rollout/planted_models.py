@@ -49,7 +49,9 @@ class Planted:
 
     def concerns(self, x: float) -> bool:
         """Whether the answer to x is bad."""
-        always = self.delay_ms > 0 or self.shift > 0 or self.hangs > 0  # a hanging run takes others with it
+        always = (
+            self.delay_ms > 0 or self.shift > 0 or self.hangs > 0
+        )  # a hanging run takes others with it
         return always or x < max(self.errors, self.nans, self.crashes)
 
 

@@ -16,7 +16,14 @@ from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.router import FOLDER
-from stoker.rollout.state import RolloutSettings, RolloutState, first_version, roll_back, start, state_of
+from stoker.rollout.state import (
+    RolloutSettings,
+    RolloutState,
+    first_version,
+    roll_back,
+    start,
+    state_of,
+)
 from stoker.rollout.state_files import Conflict, StateFiles, Stored
 
 Change = Callable[[RolloutState], RolloutState]
@@ -81,7 +88,9 @@ class ModelRollouts:
             alone = baseline is None and self._repository.versions(self._model) == [candidate]
             if state is None and alone:
                 # Without a state, a server would answer from the next version as soon as it is pushed.
-                return first_version(candidate, settings=settings, now_s=time.time(), who=operator())
+                return first_version(
+                    candidate, settings=settings, now_s=time.time(), who=operator()
+                )
             serving = self._newest_other(candidate) if baseline is None else baseline
             begun = start(
                 state,

@@ -125,9 +125,9 @@ class StateFiles:
         return False
 
     def _sweep(self, number: int) -> None:
-        """Remove what killed writers of earlier states left; one that is only slow gets a `Conflict`."""
+        """Remove what killed writers left; one that is only slow gets a `Conflict`."""
         for path, theirs in self._found(_SCRATCH):
-            if theirs < number:
+            if theirs <= number:
                 path.unlink(missing_ok=True)
 
     def _read(self, number: int) -> Stored | None:
@@ -161,11 +161,11 @@ def _create(path: Path, content: bytes) -> None:
             os.fchmod(file.fileno(), 0o644)
         try:
             os.link(scratch, path)
-        except FileNotFoundError:  # swept by a writer of a later state
+        except FileNotFoundError:  # swept by the writer who was first
             raise Conflict from None
         except FileExistsError:
             # Over NFS a repeated request reports this for a link that it has made itself.
-            if scratch.stat().st_nlink != 2:
+            if not _is_linked(scratch):
                 raise Conflict from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
@@ -178,3 +178,9 @@ def _create(path: Path, content: bytes) -> None:
     finally:
         scratch.unlink(missing_ok=True)
     fsync_folder(path.parent)
+
+
+def _is_linked(scratch: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # swept: another's link is the state
+        return scratch.stat().st_nlink == 2
+    return False
