@@ -9,6 +9,7 @@ import math
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Self
 
 GIVE_UP_S = 40.0
 """A request without an answer is given up then; the server ends it after 30 s."""
@@ -135,7 +136,7 @@ class Stream:
     outage_x: float = 200.0
     _task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Self:
         """Begin."""
         self._task = asyncio.create_task(self._run())
         return self

@@ -34,6 +34,7 @@ WITHIN_S = 60.0
 
 ERRORS, SLOW, NANS, SHIFT = "errors on 10 %", "+100 ms", "NaN for 10 %", "predictions moved by 0.4"
 HANG, CRASH = "hanging", "crash of the worker"
+NAMES = {ERRORS: "errors", SLOW: "slow", NANS: "nan", SHIFT: "shift", HANG: "hang", CRASH: "crash"}
 HEALTHY, RETRAINED, OUTAGE = "healthy", "retrained", "shared outage"
 
 HALF, FIFTH, TENTH = ("50:60s,100", 40.0), ("20:60s,100", 100.0), ("10:60s,100", 200.0)
@@ -46,7 +47,7 @@ def _several(
     made = zip(planted, stages, strict=True)
     return [
         Release(
-            name=f"{kind.split()[0].strip('+')}-{number}",
+            name=f"{kind.split(maxsplit=1)[0].strip('+')}-{number}",
             kind=kind,
             candidate=each,
             stages=text,
@@ -166,20 +167,20 @@ def figures(ended: Sequence[Ended]) -> list[Figure]:
 
 def _rollback(kind: str, of_kind: Sequence[Ended]) -> Figure:
     times = [each.to_last_s for each in of_kind]
-    slowest = max(math.inf if math.isnan(each) else each for each in times)
+    missed = any(math.isnan(each) for each in times)
     cases = [
         f"{each.release.stages.partition(':')[0]} %: {seconds:.1f} s, {each.bad} bad answers of "
         f"{each.candidate_answers}, {each.lost} others lost"
         for each, seconds in zip(of_kind, times, strict=True)
     ]
-    shown = slowest if math.isfinite(slowest) else 1e9  # JSON has no infinity
-    return figure(
+    found = figure(
         f"rollback, {kind}: slowest of {len(of_kind)}",
-        shown,
+        0.0 if missed else max(times),
         "s",
         at_most=WITHIN_S,
         how="; ".join(cases),
     )
+    return found | ({"value": None, "holds": False} if missed else {})
 
 
 async def main() -> None:

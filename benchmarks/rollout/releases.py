@@ -196,7 +196,7 @@ async def roll_out(
     *,
     repository: Repository,
     scratch: Path,
-    limit_s: float = 180.0,
+    limit_s: float = 120.0,
 ) -> Ended:
     """Push the second version of a prepared model, start its rollout, and ask until that ends.
 
