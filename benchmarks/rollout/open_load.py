@@ -32,6 +32,9 @@ class Answer:
     status: int
     """HTTP status, or `LOST`."""
 
+    key: str
+    """The header x-user; empty: none."""
+
     version: int | None
     """The version that says it answered; None: an error."""
 
@@ -46,41 +49,50 @@ class Answer:
 
 @dataclass
 class Client:
-    """Connections to one server, and all answers of one model."""
+    """Connections to servers, and all answers of one model."""
 
-    port: int
+    ports: tuple[int, ...]
+    """Of the servers: a connection goes to the first one in turn that accepts it."""
+
     model: str
     answers: list[Answer] = field(default_factory=list)
     """In the order in which they came."""
 
     under_way: set[asyncio.Task[Answer]] = field(default_factory=set)
+    _turn: int = 0
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
-    async def ask(self, x: float, *, timeout_s: float = GIVE_UP_S) -> Answer:
+    async def ask(self, x: float, *, key: str = "", timeout_s: float = GIVE_UP_S) -> Answer:
         """Send a request, and wait for what comes of it."""
         sent_s, status, body = time.monotonic(), LOST, b""
-        gone = (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError)
-        with contextlib.suppress(
-            *gone
-        ):  # its task ends here, so that a cancelled one counts as lost
+        try:
             async with asyncio.timeout(timeout_s):
-                status, body = await self._exchange(x)
+                status, body = await self._exchange(x, key)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            pass
+        finally:  # one that is cancelled counts as lost
+            answer = self._keep(sent_s, x=x, key=key, status=status, body=body)
+        return answer
+
+    def _keep(self, sent_s: float, *, x: float, key: str, status: int, body: bytes) -> Answer:
         version, value = _read(body) if status == 200 else (None, math.nan)
         answer = Answer(
             sent_s=sent_s,
             took_s=time.monotonic() - sent_s,
             x=x,
             status=status,
+            key=key,
             version=version,
             value=value,
         )
         self.answers.append(answer)
         return answer
 
-    async def _exchange(self, x: float) -> tuple[int, bytes]:
+    async def _exchange(self, x: float, key: str) -> tuple[int, bytes]:
         reader, writer = await self._connection()
         body = json.dumps({"instances": [[x]]})
         head = f"POST /v1/models/{self.model}:predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        head += f"\r\nX-User: {key}" if key else ""
         try:
             writer.write(f"{head}\r\n\r\n{body}".encode())
             lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
@@ -101,7 +113,12 @@ class Client:
             if not reader.at_eof() and not writer.is_closing():
                 return reader, writer
             writer.close()
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        for _ in self.ports:
+            self._turn += 1
+            port = self.ports[self._turn % len(self.ports)]
+            with contextlib.suppress(ConnectionRefusedError):
+                return await asyncio.open_connection("127.0.0.1", port)
+        raise ConnectionRefusedError(f"no server listens on {self.ports}")
 
     def send(self, x: float) -> None:
         """Send a request without waiting for it."""
@@ -115,7 +132,7 @@ class Client:
             _, left = await asyncio.wait(self.under_way, timeout=timeout_s)
             for each in left:
                 each.cancel()
-            await asyncio.gather(*left)
+            await asyncio.gather(*left, return_exceptions=True)
 
     def close(self) -> None:
         """Close all connections."""

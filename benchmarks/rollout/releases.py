@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,13 @@ class Server:
         """Process numbers of the workers."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(each) for each in path.read_text().split()]
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -210,7 +218,7 @@ async def roll_out(
     begun_s, model, root = time.monotonic(), release.name, repository.root
     repository.push((scratch / model).resolve(), model)
     ModelRollouts(root, model).start(2, release.settings(), why=release.kind)
-    client = Client(port, model)
+    client = Client((port,), model)
     stream = Stream(client=client, rate_per_s=MEASURING_PER_S)
     async with stream:
         while time.monotonic() - begun_s < limit_s:
@@ -225,6 +233,6 @@ async def roll_out(
         stream.outage = 0.0
         await asyncio.sleep(SETTLE_S)
     took_s = time.monotonic() - begun_s
-    await client.settle(0.0 if release.candidate.hangs else 2.0)
+    await client.settle(0.0 if release.candidate.hangs else 35.0)
     client.close()
     return Ended(release=release, state=state, answers=client.answers, took_s=took_s)
