@@ -286,10 +286,12 @@ async def ask_while(
         for _ in range(AT_ONCE):
             group.create_task(ask())
         for number, step in enumerate([*steps, None]):
-            while len(client.answers) < answers * (number + 1) // (len(steps) + 1):  # noqa: ASYNC110 - others count
+            enough = len(client.answers) + answers // (len(steps) + 1) + 1
+            while len(client.answers) < enough:  # noqa: ASYNC110 - others count
                 await asyncio.sleep(0.05)
             if step is not None:
                 await step()
+                sys.stderr.write(f"bench-rollout: step {number}, {len(client.answers)} answers\n")
         over.set()
     client.close()
     return check(client.answers, in_force(rollouts), fleet.kills)

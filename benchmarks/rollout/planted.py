@@ -94,7 +94,7 @@ def healthy() -> list[Release]:
 
 
 def shared() -> list[Release]:
-    """The releases whose clients send what both versions fail on, in half of the requests for 3 s of each stage."""
+    """The releases whose clients send what both versions fail on, in half of the requests for 3 s of each stage below 100 %."""
     pairs = [(OUTAGE, Planted(retrained=n), Planted(retrained=n + 200)) for n in range(5)]
     return [replace(_good(f"outage-{at}", *pair), outage=0.5) for at, pair in enumerate(pairs)]
 

@@ -111,7 +111,7 @@ class Release:
     """Requests a second while the candidate takes traffic."""
 
     outage: float = 0.0
-    """Share of the requests that are errors of both versions, for a third of each second stage."""
+    """Share of the requests that are errors of both versions, for 3 s of each stage that has a baseline next to it."""
 
     dry_run: tuple[str, ...] = ()
     """Gates without effect. Without both gates on latency, the baseline is not measured first."""
@@ -227,7 +227,8 @@ async def roll_out(
                 break
             measuring = state.phase is Phase.MEASURING
             stream.rate_per_s = MEASURING_PER_S if measuring else release.rate_per_s
-            down = not measuring and time.time() - state.began_s < 3.0
+            both = state.phase is Phase.RUNNING and state.share < 1.0
+            down = both and time.time() - state.began_s < 3.0
             stream.outage = release.outage if down else 0.0
             await asyncio.sleep(LOOK_S)
         stream.outage = 0.0
