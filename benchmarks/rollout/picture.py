@@ -29,7 +29,7 @@ from stoker.rollout.state import Phase, RolloutSettings
 MODEL, OUT = "taxi", Path(__file__).resolve().parents[2] / "docs" / "rollout.svg"
 PER_S, LIMIT_S, AROUND_S = 60.0, 180.0, 8.0
 BAD_SHARE = 20.0
-SETTINGS = RolloutSettings(stages="10:8s,50:8s,100", warm_up_s=0.0, min_requests=50)
+SETTINGS = RolloutSettings(stages="10:8s,50:8s,100:6s", warm_up_s=0.0, min_requests=50)
 WIDE_PX, HIGH_PX, BETWEEN_PX = 640, 130, 70
 VERSIONS = {1: HEALTHY, 2: HEALTHY, 3: Planted(errors=BAD_SHARE)}
 

@@ -1,6 +1,6 @@
-"""Planted faults and healthy releases through a real server: how soon a fault is off the traffic (10 minutes).
+"""Planted faults and healthy releases through a real server: how soon a fault is off the traffic (15 minutes).
 
-python benchmarks/rollout/planted.py [--only KIND] [--out FILE]
+python benchmarks/rollout/planted.py [--only errors,slow,...] [--out FILE]
 
 Each release is a model of its own: version 1 serves, version 2 is pushed and rolled out under load. In faulty ones the
 candidate gets 20 requests a second. The time is from the first request with a bad answer to the last request that
@@ -186,7 +186,11 @@ def _rollback(kind: str, of_kind: Sequence[Ended]) -> Figure:
 async def main() -> None:
     """Run all lanes at the same time, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="Only releases with this in their name.")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="Only releases with one of these, separated by commas, in their name.",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "rollout_faults.json")
     given = parser.parse_args()
     ended: list[Ended] = []
@@ -197,7 +201,11 @@ async def main() -> None:
             ("healthy", healthy(), AT_ONCE),
             ("shared", shared(), 5),
         ):
-            chosen = [each for each in releases if given.only in each.name]
+            chosen = [
+                each
+                for each in releases
+                if any(part in each.name for part in given.only.split(","))
+            ]
             ended += await run(chosen, Path(folder), name, at_once=at_once)
     write(given.out, figures(ended))
 
