@@ -34,6 +34,7 @@ from releases import Server, free_port, serving
 
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
+from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import RolloutSettings, RolloutState, advance, promote_fully
 
 MODEL = "m"
@@ -134,13 +135,13 @@ class InForce:
     state: RolloutState
     from_s: float
     until_s: float
+    split: TrafficSplit
 
     def version_of(self, key: str) -> int:
         """The version for a user."""
-        state = self.state
-        if state.phase.value not in ("running", "paused"):
-            return state.stable
-        return state.split(MODEL).version_of(key.encode())
+        if self.state.phase.value in ("running", "paused"):
+            return self.split.version_of(key.encode())
+        return self.state.stable
 
 
 def in_force(rollouts: ModelRollouts) -> list[InForce]:
@@ -149,7 +150,7 @@ def in_force(rollouts: ModelRollouts) -> list[InForce]:
     history = [(event.at_s - offset_s, state) for event, state in rollouts.history()]
     nexts = [at_s + SPREAD_S for at_s, _ in history[1:]]
     return [
-        InForce(state=state, from_s=at_s, until_s=until_s)
+        InForce(state=state, from_s=at_s, until_s=until_s, split=state.split(MODEL))
         for (at_s, state), until_s in zip(history, [*nexts, math.inf], strict=True)
     ]
 
@@ -175,7 +176,6 @@ class Checked:
 def check(answers: Sequence[Answer], states: Sequence[InForce], kills: Sequence[float]) -> Checked:
     """Compare each answer with what the states in force say."""
     found = Checked(answers=len(answers), kills=len(kills))
-    splits = {id(each): {} for each in states}
     for answer in answers:
         end_s = answer.sent_s + answer.took_s
         if answer.status == LOST:
@@ -184,13 +184,11 @@ def check(answers: Sequence[Answer], states: Sequence[InForce], kills: Sequence[
             else:
                 found.lost.append(answer)
             continue
-        allowed = set()
-        for each in states:
-            if each.from_s <= end_s and answer.sent_s <= each.until_s:
-                known = splits[id(each)]
-                if answer.key not in known:
-                    known[answer.key] = each.version_of(answer.key)
-                allowed.add(known[answer.key])
+        allowed = {
+            each.version_of(answer.key)
+            for each in states
+            if each.from_s <= end_s and answer.sent_s <= each.until_s
+        }
         if answer.version not in allowed or abs(answer.value - value(answer)) > 1e-4:
             found.wrong.append(answer)
         if answer.version is not None:

@@ -87,8 +87,14 @@ def drawn(answers: Sequence[Answer], events: Sequence[Event]) -> str:
 
     shares = _by_second(answers, newer, first_s, seconds)
     errors = _by_second(answers, lambda answer: answer.bad, first_s, seconds)
-    marks = [(at, what) for at, what in events if "measuring" not in what]
-    ticks = [((at - first_s) / seconds, what.partition(": ")[2]) for at, what in marks]
+    # A stage of version 3 is too short for a label.
+    marks = {
+        "version 2: completed": "done",
+        "version 3: measuring the baseline": "version 3 starts",
+    }
+    marks |= {f"version 2: {share}%": f"{share} %" for share in (10, 50, 100)}
+    marks |= {"version 3: rolled back": "rolled back"}
+    ticks = [((at - first_s) / seconds, marks[what]) for at, what in events if what in marks]
     every = [(at / seconds, str(at)) for at in range(0, seconds + 1, 10)]
     upper = line_plot(
         [(second / seconds, share) for second, share in shares],

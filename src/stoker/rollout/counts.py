@@ -85,7 +85,7 @@ def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int,
         with contextlib.suppress(OSError):
             raw = path.read_bytes()
             try:
-                yield _parsed(raw, path)
+                yield parse_counts(_checked(raw, path))
             except DataError as error:
                 _say_once(str(error))
 
@@ -96,18 +96,12 @@ def _say_once(error: str) -> None:
     _log.error("%s", error)
 
 
-def _parsed(raw: bytes, path: Path) -> tuple[Counts, Mapping[int, str]]:
-    try:
-        content = json.loads(raw)
+def _checked(raw: bytes, path: Path) -> Mapping[str, Any]:
+    """The content of a file, if it is what was written."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        content: dict[str, Any] = json.loads(raw)
         if content.pop("sha256") == fingerprint(content):
-            counts = {
-                int(stage): {int(version): _of_json(each) for version, each in versions.items()}
-                for stage, versions in content["stages"].items()
-            }
-            failed = {int(version): str(why) for version, why in content["failed"].items()}
-            return counts, failed
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
+            return content
     raise DataError(
         f"{path} is damaged, so its counts are left out",
         got=Plain("other bytes than were written"),
@@ -158,3 +152,12 @@ def _of_json(content: Mapping[str, Any]) -> VersionCounts:
         latency=Counter({int(bucket): int(count) for bucket, count in content["latency"]}),
         predictions=Counter({int(bucket): int(count) for bucket, count in content["predictions"]}),
     )
+
+
+def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
+    """The counts of a process, and version -> why it cannot run it, as `write_counts` wrote them."""
+    counts = {
+        int(stage): {int(version): _of_json(each) for version, each in versions.items()}
+        for stage, versions in content["stages"].items()
+    }
+    return counts, {int(version): str(why) for version, why in content["failed"].items()}

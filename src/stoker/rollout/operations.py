@@ -75,8 +75,6 @@ class ModelRollouts:
                 baseline could not call it.
             DataError: the candidate is damaged.
         """
-        from stoker.rollout.signatures import check_compatible
-
         unknown = sorted(set(settings.dry_run) - set(BUILT_IN))
         if unknown:
             raise ConfigError(
@@ -91,6 +89,8 @@ class ModelRollouts:
                 return first_version(
                     candidate, settings=settings, now_s=time.time(), who=operator()
                 )
+            from stoker.rollout.signatures import check_compatible
+
             serving = self._newest_other(candidate) if baseline is None else baseline
             begun = start(
                 state,
