@@ -53,7 +53,7 @@ SOAKS := soak-train soak-serve soak-jobs
 .PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve test-gpu bench-gpu
+	bench-tune bench-serve bench-rollout rollout-picture test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -225,6 +225,12 @@ bench-serve: $(STAMP) ## the server against its peers; needs wrk and h2load (abo
 	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
 	@$(BIN)/python benchmarks/serve/run.py
 	@$(BIN)/python benchmarks/report.py
+
+bench-rollout: $(STAMP) ## planted faults, healthy releases, checked answers under kills (about 25 minutes)
+	@$(BIN)/python benchmarks/rollout/planted.py && $(BIN)/python benchmarks/rollout/answers.py && $(BIN)/python benchmarks/report.py
+
+rollout-picture: $(STAMP) ## docs/rollout.svg, drawn from a real rollout (2 minutes)
+	@$(BIN)/python benchmarks/rollout/picture.py
 
 # The GPU suite runs with the Python that PYTHON= names and needs no `make setup` then: a hired machine has
 # no registry. DEVICE=cpu runs it small on the CPU. ONLY=train,xla picks parts, OUT= the folder of results.

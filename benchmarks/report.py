@@ -114,6 +114,18 @@ AREAS = (
         "its peers. Small requests that arrive together are one call of the model, so Stoker answers more of them than "
         "its HTTP engine alone.",
     ),
+    Area(
+        title="Rollout",
+        results=("rollout_faults", "rollout_answers"),
+        command="make bench-rollout",
+        method="`stoker serve` with faults inside the candidate (an assertion, NaN, a delay of each run, other predictions, "
+        "runs that never end, an abort of the process), 20 requests of it a second at 10, 20 or 50 % of the traffic. The time "
+        "is from the first request with a bad answer to the last one that went to the candidate. Healthy releases have the "
+        "same model, another training, or an outage that fails half of the requests of both versions for 3 s of each stage "
+        "below 100 %. Checked answers: two servers of one repository, while operators promote and roll back and "
+        "`kill -9` takes workers and servers. The picture is of one run (`make rollout-picture`).",
+        picture="rollout.svg",
+    ),
 )
 
 INTRODUCTION = """# Benchmarks
@@ -319,7 +331,8 @@ def section(area: Area) -> str:
 def _alternative(points: Sequence[Figure], picture: str) -> str:
     if points:
         return "speed-up by compute per MB reduced"
-    return "before and after" if picture == "tune.svg" else "times the peer"
+    others = {"tune.svg": "before and after", "rollout.svg": "traffic share and errors over time"}
+    return others.get(picture, "times the peer")
 
 
 def _figures(name: str) -> list[Figure]:

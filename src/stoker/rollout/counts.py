@@ -8,16 +8,23 @@ The files of servers that have ended stay: what they counted still counts.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import write_json
+from stoker.core.fingerprint import fingerprint
 from stoker.rollout.gates import StageCounts, VersionCounts
 from stoker.rollout.stages import parse_stages
 from stoker.rollout.state import RolloutState
+
+_log = logging.getLogger(__name__)
 
 MEASURED = -1
 """Stands for a stage while the baseline is measured."""
@@ -37,6 +44,9 @@ def write_counts(
         failed: version -> why the process could not load it.
         rollout: number of the rollout.
         server: name of the process.
+
+    Raises:
+        OSError: the file cannot be written, for example because the disk is full; the one before is whole.
     """
     path = _folder(folder, rollout) / f"{server}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +54,11 @@ def write_counts(
         str(stage): {str(version): _to_json(each) for version, each in versions.items()}
         for stage, versions in counts.items()
     }
-    write_json(path, {"stages": stages, "failed": {str(key): why for key, why in failed.items()}})
+    content = {"stages": stages, "failed": {str(key): why for key, why in failed.items()}}
+    try:
+        write_json(path, {**content, "sha256": fingerprint(content)})
+    except UserError as error:
+        raise OSError(errno.ENOSPC, str(error)) from error
 
 
 def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
@@ -66,16 +80,33 @@ def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
 
 
 def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
-    """Yield what each file holds; one that cannot be read is left out, since its server writes it again."""
-    for path in sorted(_folder(folder, rollout).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            content = json.loads(path.read_bytes())
-            counts = {
-                int(stage): {int(version): _of_json(each) for version, each in versions.items()}
-                for stage, versions in content["stages"].items()
-            }
-            failed = {int(version): str(why) for version, why in content["failed"].items()}
-            yield counts, failed
+    """Yield what each file holds; a damaged one is left out, and its server writes it again."""
+    for path in sorted(_folder(folder, rollout).glob("[!.]*.json")):
+        with contextlib.suppress(OSError):
+            raw = path.read_bytes()
+            try:
+                yield parse_counts(_checked(raw, path))
+            except DataError as error:
+                _say_once(str(error))
+
+
+@functools.lru_cache
+def _say_once(error: str) -> None:
+    """The counts are read each second; their damage is reported once."""
+    _log.error("%s", error)
+
+
+def _checked(raw: bytes, path: Path) -> Mapping[str, Any]:
+    """The content of a file, if it is what was written."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        content: dict[str, Any] = json.loads(raw)
+        if content.pop("sha256") == fingerprint(content):
+            return content
+    raise DataError(
+        f"{path} is damaged, so its counts are left out",
+        got=Plain("other bytes than were written"),
+        fix="Nothing needs to be done while its server runs: it writes the file again.",
+    )
 
 
 def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
@@ -121,3 +152,12 @@ def _of_json(content: Mapping[str, Any]) -> VersionCounts:
         latency=Counter({int(bucket): int(count) for bucket, count in content["latency"]}),
         predictions=Counter({int(bucket): int(count) for bucket, count in content["predictions"]}),
     )
+
+
+def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
+    """The counts of a process, and version -> why it cannot run it, as `write_counts` wrote them."""
+    counts = {
+        int(stage): {int(version): _of_json(each) for version, each in versions.items()}
+        for stage, versions in content["stages"].items()
+    }
+    return counts, {int(version): str(why) for version, why in content["failed"].items()}

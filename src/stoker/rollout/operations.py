@@ -22,8 +22,15 @@ from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.outcomes import Outcome, add_from_command
 from stoker.rollout.router import FOLDER
 from stoker.rollout.split import TrafficSplit
-from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
-from stoker.rollout.state_files import Conflict, StateFiles
+from stoker.rollout.state import (
+    RolloutSettings,
+    RolloutState,
+    first_version,
+    roll_back,
+    start,
+    state_of,
+)
+from stoker.rollout.state_files import Conflict, StateFiles, Stored
 
 if TYPE_CHECKING:
     from stoker.rollout.ab_result import ABResult
@@ -63,7 +70,7 @@ class ModelRollouts:
     def start(
         self, candidate: int, settings: RolloutSettings, *, why: str, baseline: int | None = None
     ) -> RolloutState:
-        """Begin the rollout of a version.
+        """Begin the rollout of a version. The only version of a model takes all traffic at once.
 
         Args:
             candidate: the version.
@@ -77,8 +84,6 @@ class ModelRollouts:
                 baseline could not call it.
             DataError: the candidate is damaged.
         """
-        from stoker.rollout.signatures import check_compatible
-
         unknown = sorted(set(settings.dry_run) - set(BUILT_IN))
         if unknown:
             raise ConfigError(
@@ -87,6 +92,14 @@ class ModelRollouts:
         verify(self._repository.path(self._model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:
+            alone = baseline is None and self._repository.versions(self._model) == [candidate]
+            if state is None and alone:
+                # Without a state, a server would answer from the next version as soon as it is pushed.
+                return first_version(
+                    candidate, settings=settings, now_s=time.time(), who=operator()
+                )
+            from stoker.rollout.signatures import check_compatible
+
             serving = self._newest_other(candidate) if baseline is None else baseline
             begun = start(
                 state,
@@ -245,15 +258,33 @@ class ModelRollouts:
     def _change(
         self, operation: Callable[[RolloutState | None], RolloutState], *, what: str, why: str
     ) -> RolloutState:
+        seen: RolloutState | None = None
         while True:
             stored = self._files.latest()
-            state = operation(None if stored is None else state_of(stored.content["state"]))
+            before = None if stored is None else state_of(stored.content["state"])
+            if seen is not None and stored is not None:
+                self._check_unmoved(seen, stored, what=what)
+            state = operation(before)
             event = Event(what=what, who=operator(), why=why, at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
-                continue  # another operator was first: decide again from what they left
+                seen = before
+                continue  # somebody was first: decide again from what they left
             return state
+
+    def _check_unmoved(self, seen: RolloutState, stored: Stored, *, what: str) -> None:
+        """Two operators who go one stage further go one stage, not two; going back is always possible."""
+        now = state_of(stored.content["state"])
+        is_same = (seen.rollout, seen.phase, seen.stage) == (now.rollout, now.phase, now.stage)
+        if is_same or what in ("start", "rollback"):
+            return
+        event = Event(**stored.content["event"])
+        raise UserError(
+            f"{what} must be decided again, because another change came first",
+            got=Plain(f"{event.what} by {event.who}: version {now.candidate} {now.phase}"),
+            fix=f"See `stoker rollout status {self._model}`.",
+        )
 
     def _newest_other(self, candidate: int) -> int:
         others = [each for each in self._repository.versions(self._model) if each != candidate]
@@ -261,7 +292,7 @@ class ModelRollouts:
             raise UserError(
                 f"{self._model!r} must have a version to compare with",
                 got=Plain(f"version {candidate} only"),
-                fix="The first version of a model needs no rollout: serve it.",
+                fix="Push a version to go back to first.",
             )
         older = [each for each in others if each < candidate]
         return max(older or others)
@@ -275,4 +306,8 @@ class ModelRollouts:
 
 def operator() -> str:
     """Who runs this process: user@host."""
-    return f"{getpass.getuser()}@{os.uname().nodename}"
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user may have a number only
+        user = str(os.getuid())
+    return f"{user}@{os.uname().nodename}"

@@ -14,6 +14,7 @@ not "the newest".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -101,7 +102,7 @@ class RolloutSettings:
                     fix=f"Set it to {least} or more.",
                 )
         if (
-            self.allowed_ratio < 1.0
+            not 1.0 <= self.allowed_ratio < math.inf
             or not 0.0 < self.alpha < 1.0
             or not 0.0 < self.max_shift <= 1.0
         ):
@@ -278,6 +279,29 @@ def start(
         rejected=tuple(version for version in rejected if version != candidate),
         # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
         lease=0 if state is None else state.lease,
+    )
+
+
+def first_version(
+    version: int, *, settings: RolloutSettings, now_s: float, who: str = ""
+) -> RolloutState:
+    """Let the state of a model begin with its only version, which takes all traffic.
+
+    Args:
+        version: the only version.
+        settings: of the rollout, which has nothing to do.
+        now_s: seconds since the epoch.
+        who: the operator.
+    """
+    return RolloutState(
+        rollout=1,
+        baseline=version,
+        candidate=version,
+        settings=settings,
+        began_s=now_s,
+        phase=Phase.COMPLETED,
+        stage=len(parse_stages(settings.stages)) - 1,
+        who=who,
     )
 
 

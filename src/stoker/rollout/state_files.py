@@ -12,16 +12,20 @@ import contextlib
 import errno
 import json
 import os
+import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import DataError, Plain, UserError
-from stoker.core.files import fsync_folder, full_disk_is_named
+from stoker.core.files import fsync_folder, writable
 from stoker.core.fingerprint import fingerprint
 
 _DIGITS = 8
+_NAME = re.compile(rf"([0-9]{{{_DIGITS}}})\.json")
+_SCRATCH = re.compile(rf"\.([0-9]{{{_DIGITS}}})\.json\..*\.tmp")
 
 
 class Conflict(Exception):
@@ -48,13 +52,18 @@ class StateFiles:
         """The newest state, None if there is none yet.
 
         Opens the next numbers until one is missing: over NFS, neither a directory's time nor a notification shows
-        what another machine has just made.
+        what another machine has just made. A state whose file was removed is given up, as its error asks for.
 
         Raises:
-            DataError: a file is damaged.
+            DataError: a file is damaged; one that was read before it was damaged still holds.
+            FileNotFoundError: there was a state, and no file is left: a lost mount, for example.
         """
-        if self._latest is None:
+        known = self._latest
+        if known is None or self._is_replaced(known):
             self._latest = self._read(max(self._numbers(), default=0))
+            if known is not None and self._latest is None:
+                self._latest = known
+                raise FileNotFoundError(errno.ENOENT, "the state is gone", str(self._folder))
         while (following := self._read(self._next())) is not None:
             self._latest = following
         return self._latest
@@ -68,13 +77,15 @@ class StateFiles:
 
         Raises:
             Conflict: `after` is not the newest any more.
-            UserError: the disk is full, or the file system has no hard links.
+            UserError: the disk is full or read-only, or the file system has no hard links.
         """
         number = 1 if after is None else after.number + 1
         text = json.dumps({**content, "sha256": fingerprint(content)}, indent=1, sort_keys=True)
-        with full_disk_is_named(self._folder):
+        fix = "Run it as a user who may write there; nothing has changed."
+        with writable(self._folder, what="the state of a rollout", fix=fix):
             self._folder.mkdir(parents=True, exist_ok=True)
             _create(self._path(number), text.encode())
+            self._sweep(number)
         self._latest = Stored(number=number, content=content)
         return self._latest
 
@@ -98,10 +109,26 @@ class StateFiles:
         return self._folder / f"{number:0{_DIGITS}}.json"
 
     def _numbers(self) -> list[int]:
+        return [number for _, number in self._found(_NAME)]
+
+    def _found(self, pattern: re.Pattern[str]) -> list[tuple[Path, int]]:
+        """The files of a kind, and their numbers."""
         with contextlib.suppress(FileNotFoundError):
-            names = [path.name for path in self._folder.iterdir()]
-            return [int(name[:_DIGITS]) for name in names if name[:_DIGITS].isdigit()]
+            found = [(path, pattern.fullmatch(path.name)) for path in self._folder.iterdir()]
+            return [(path, int(match[1])) for path, match in found if match is not None]
         return []
+
+    def _is_replaced(self, known: Stored) -> bool:
+        """Whether a state that was read is not the one of its number any more."""
+        with contextlib.suppress(DataError):
+            return self._read(known.number) != known
+        return False
+
+    def _sweep(self, number: int) -> None:
+        """Remove what killed writers left; one that is only slow gets a `Conflict`."""
+        for path, theirs in self._found(_SCRATCH):
+            if theirs <= number:
+                path.unlink(missing_ok=True)
 
     def _read(self, number: int) -> Stored | None:
         path = self._path(number)
@@ -123,17 +150,22 @@ class StateFiles:
 
 def _create(path: Path, content: bytes) -> None:
     """Write a file that must not exist yet, in one step."""
-    scratch = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    # A name of its own: two threads of a process, or two containers with one process number, write at once.
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    scratch = Path(name)
     try:
-        with scratch.open("wb") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
         try:
             os.link(scratch, path)
+        except FileNotFoundError:  # swept by the writer who was first
+            raise Conflict from None
         except FileExistsError:
             # Over NFS a repeated request reports this for a link that it has made itself.
-            if scratch.stat().st_nlink != 2:
+            if not _is_linked(scratch):
                 raise Conflict from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
@@ -146,3 +178,9 @@ def _create(path: Path, content: bytes) -> None:
     finally:
         scratch.unlink(missing_ok=True)
     fsync_folder(path.parent)
+
+
+def _is_linked(scratch: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # swept: another's link is the state
+        return scratch.stat().st_nlink == 2
+    return False

@@ -124,11 +124,22 @@ def test_a_version_that_is_not_there_changes_nothing(root: Path) -> None:
     assert len(rollouts.history()) == 1
 
 
-def test_a_model_with_one_version_needs_no_rollout(tmp_path: Path) -> None:
-    Repository(tmp_path / "m").push(saved_model(tmp_path / "a"), "taxi")
+def test_the_state_of_a_model_may_begin_with_its_only_version(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "m")
+    repository.push(saved_model(tmp_path / "a"), "taxi")
+    rollouts = ModelRollouts(tmp_path / "m", "taxi")
 
+    first = rollouts.start(1, RolloutSettings(), why="")
+
+    assert (first.phase, first.stable, first.share) == (Phase.COMPLETED, 1, 1.0)
     with pytest.raises(UserError, match="must have a version to compare with"):
-        ModelRollouts(tmp_path / "m", "taxi").start(1, RolloutSettings(), why="")
+        rollouts.start(1, RolloutSettings(), why="")
+    with pytest.raises(UserError, match="takes all traffic already"):
+        rollouts.roll_back(to=None, why="")
+    repository.push(saved_model(tmp_path / "b", noise="b"), "taxi")
+    begun = rollouts.start(2, RolloutSettings(), why="")
+    assert (begun.baseline, begun.candidate, begun.rollout) == (1, 2, 2)
+    assert rollouts.roll_back(to=None, why="").stable == 1
 
 
 @pytest.mark.parametrize(
