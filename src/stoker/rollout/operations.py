@@ -15,8 +15,7 @@ from stoker.registry.repository import Repository, verify
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
-from stoker.rollout.router import FOLDER
-from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
+from stoker.rollout.state import FOLDER, RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
 
 Change = Callable[[RolloutState], RolloutState]

@@ -23,6 +23,9 @@ from stoker.rollout.prediction_shift import MAX_SHIFT
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.stages import Stage, parse_stages
 
+FOLDER = ".rollout"
+"""Name of the folder of a model's rollout, next to its versions."""
+
 
 class Phase(StrEnum):
     """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""

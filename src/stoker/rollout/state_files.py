@@ -52,9 +52,14 @@ class StateFiles:
 
         Raises:
             DataError: a file is damaged.
+            FileNotFoundError: there was a state, and its folder is gone: a lost mount, for example.
         """
-        if self._latest is None:
+        before = self._latest
+        if before is None or not self._path(before.number).is_file():
             self._latest = self._read(max(self._numbers(), default=0))
+            if before is not None and self._latest is None:
+                self._latest = before
+                raise FileNotFoundError(errno.ENOENT, "the state is gone", str(self._folder))
         while (following := self._read(self._next())) is not None:
             self._latest = following
         return self._latest

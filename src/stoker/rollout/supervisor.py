@@ -1,0 +1,133 @@
+"""In the process that starts the workers: judges the rollouts, and knows which version killed a worker.
+
+It imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from stoker.core.errors import DataError, UserError
+from stoker.rollout.controller import Controller, Event, change
+from stoker.rollout.counts import MEASURED, write_counts
+from stoker.rollout.gates import VersionCounts
+from stoker.rollout.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
+from stoker.rollout.state_files import Conflict, StateFiles, Stored
+from stoker.rollout.vetoes import Vetoes
+from stoker.serve.routing import VersionInUse
+
+_log = logging.getLogger(__name__)
+
+MakeController = Callable[[Path], Controller]
+"""Makes the controller of the state in a folder."""
+
+
+class Controllers:
+    """A controller for each model that has a rollout."""
+
+    def __init__(self, make: MakeController = Controller) -> None:
+        """Args: make: makes one, with the gates of the user."""
+        self._make = make
+        self._known: dict[Path, Controller] = {}
+
+    def look(self, bases: Mapping[str, Path]) -> None:
+        """Judge the rollouts, if no other server does.
+
+        Args:
+            bases: model -> folder of its versions.
+        """
+        for model, base in bases.items():
+            folder = base / FOLDER
+            if folder not in self._known and not folder.is_dir():
+                continue
+            controller = self._known.setdefault(folder, self._make(folder))
+            try:
+                controller.step()
+            except (DataError, UserError, OSError) as error:
+                _log.error("rollout of %s: %s", model, error)
+
+
+class RolloutSupervisor:
+    """The rollouts of all workers of a server, as `Supervisor` describes it."""
+
+    def __init__(self, *, server: str, make: MakeController = Controller) -> None:
+        """Make a supervisor that knows no rollout before `look`.
+
+        Args:
+            server: name of this process, of its own among all that serve the models.
+            make: makes the controller of a model.
+        """
+        self._server = server
+        self._controllers = Controllers(make)
+        self._bases: dict[str, Path] = {}
+        self._vetoes = Vetoes(None)
+        self._lost: dict[tuple[Path, int], dict[int, dict[int, VersionCounts]]] = {}
+        self._changing = threading.Lock()
+
+    def begin(self, folder: Path) -> None:
+        """Args: folder: what the workers have in common."""
+        self._vetoes = Vetoes(folder)
+
+    def look(self, in_use: Sequence[VersionInUse]) -> None:
+        """Judge the rollouts of all models that are loaded, or were."""
+        with self._changing:
+            self._bases.update({each.model: each.base for each in in_use})
+            self._controllers.look(self._bases)
+
+    def worker_ended(self, in_use: Sequence[VersionInUse], *, how: str) -> bool:
+        """Roll back the versions under rollout that were running or loading when a worker ended."""
+        with self._changing:
+            return any([self._blame(model, in_use, how) for model in {u.model for u in in_use}])
+
+    def _blame(self, model: str, in_use: Sequence[VersionInUse], how: str) -> bool:
+        uses = {each.version: each for each in in_use if each.model == model}
+        base = next(iter(uses.values())).base
+        files = StateFiles(base / FOLDER)
+        with contextlib.suppress(DataError, OSError):
+            while (stored := files.latest_whole()) is not None:
+                state = state_of(stored.content["state"])
+                use = uses.get(state.candidate)
+                if state.phase not in ACTIVE or use is None or not (use.requests or use.loading):
+                    return False
+                lost = sum(each.requests for each in uses.values())
+                why = f"it killed a worker ({how}), and {lost} requests with it"
+                if use.loading and not use.requests:
+                    why = f"a worker ended ({how}) while it loaded this version"
+                _log.error("%s version %d is rolled back: %s", model, state.candidate, why)
+                self._vetoes.add(base, state.rollout, why=why)
+                with contextlib.suppress(Conflict):  # another was first: decide again
+                    self._roll_back(base, stored, state, lost=lost, why=why)
+                    return True
+        return False
+
+    def _roll_back(
+        self, base: Path, stored: Stored, state: RolloutState, *, lost: int, why: str
+    ) -> None:
+        """Change the state, and count what was lost as bad answers of the candidate."""
+        now_s = time.time()
+        event = Event(what="roll back", who=self._server, why=why, at_s=now_s)
+        try:
+            change(
+                StateFiles(base / FOLDER), stored, roll_back(state, reason=why, now_s=now_s), event
+            )
+        except (UserError, OSError) as error:
+            # The veto keeps it off the traffic of this server.
+            _log.error("the state of the rollout in %s cannot be changed: %s", base, error)
+        stage = MEASURED if state.phase is Phase.MEASURING else state.stage
+        counts = self._lost.setdefault((base, state.rollout), {})
+        counts.setdefault(stage, {}).setdefault(state.candidate, VersionCounts()).add(
+            VersionCounts(requests=lost, bad=lost)
+        )
+        with contextlib.suppress(UserError, OSError):
+            write_counts(
+                base / FOLDER,
+                counts,
+                {state.candidate: why},
+                rollout=state.rollout,
+                server=f"{self._server}-parent",
+            )
