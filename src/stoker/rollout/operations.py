@@ -15,6 +15,7 @@ from stoker.registry.repository import Repository, verify
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.memory import check_fits
 from stoker.rollout.state import FOLDER, RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
 
@@ -51,7 +52,13 @@ class ModelRollouts:
             )
 
     def start(
-        self, candidate: int, settings: RolloutSettings, *, why: str, baseline: int | None = None
+        self,
+        candidate: int,
+        settings: RolloutSettings,
+        *,
+        why: str,
+        baseline: int | None = None,
+        server_bytes: int | None = None,
     ) -> RolloutState:
         """Begin the rollout of a version.
 
@@ -60,11 +67,12 @@ class ModelRollouts:
             settings: of the rollout.
             why: for the history.
             baseline: the version to compare with, of a model without a state; None: the newest other one.
+            server_bytes: memory of a server; None: of this machine.
 
         Raises:
             ConfigError: a gate of `dry_run` is unknown.
-            UserError: another rollout is under way, there is no such version, or clients of the
-                baseline could not call it.
+            UserError: another rollout is under way, there is no such version, clients of the
+                baseline could not call it, or both do not fit in memory.
             DataError: the candidate is damaged.
         """
         from stoker.rollout.signatures import check_compatible
@@ -86,10 +94,11 @@ class ModelRollouts:
                 now_s=time.time(),
                 who=operator(),
             )
-            check_compatible(
-                self._repository.path(self._model, begun.baseline),
-                self._repository.path(self._model, candidate),
-            )
+            folders = [
+                self._repository.path(self._model, each) for each in (begun.baseline, candidate)
+            ]
+            check_compatible(*folders)
+            check_fits(*folders, server_bytes=server_bytes)
             return begun
 
         return self._change(begin, what="start", why=why)

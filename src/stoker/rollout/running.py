@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -16,7 +17,7 @@ def count_slow_running(
     running: Iterable[RunningRequest],
     *,
     slow_s: float,
-    counted: Set[int],
+    counted: AbstractSet[int],
 ) -> int:
     """Add what is slow already to the latencies of a stage.
 

@@ -23,6 +23,9 @@ from stoker.serve.routing import VersionInUse
 
 _log = logging.getLogger(__name__)
 
+_TRIES = 10
+"""How often a change that another writer forestalls is tried again."""
+
 MakeController = Callable[[Path], Controller]
 """Makes the controller of the state in a folder."""
 
@@ -82,42 +85,47 @@ class RolloutSupervisor:
     def worker_ended(self, in_use: Sequence[VersionInUse], *, how: str) -> bool:
         """Roll back the versions under rollout that were running or loading when a worker ended."""
         with self._changing:
-            return any([self._blame(model, in_use, how) for model in {u.model for u in in_use}])
+            blamed = [self._blame(model, in_use, how) for model in {use.model for use in in_use}]
+        return any(blamed)
 
     def _blame(self, model: str, in_use: Sequence[VersionInUse], how: str) -> bool:
         uses = {each.version: each for each in in_use if each.model == model}
         base = next(iter(uses.values())).base
-        files = StateFiles(base / FOLDER)
-        with contextlib.suppress(DataError, OSError):
-            while (stored := files.latest_whole()) is not None:
-                state = state_of(stored.content["state"])
-                use = uses.get(state.candidate)
-                if state.phase not in ACTIVE or use is None or not (use.requests or use.loading):
-                    return False
-                lost = sum(each.requests for each in uses.values())
-                why = f"it killed a worker ({how}), and {lost} requests with it"
-                if use.loading and not use.requests:
-                    why = f"a worker ended ({how}) while it loaded this version"
+        blamed = False
+        for _ in range(_TRIES):
+            stored = _stored(base)
+            state = None if stored is None else state_of(stored.content["state"])
+            if stored is None or state is None or state.phase not in ACTIVE:
+                return blamed
+            use = uses.get(state.candidate)
+            if use is None or not (use.requests or use.loading):
+                return blamed
+            lost = sum(each.requests for each in uses.values())
+            why = f"it killed a worker ({how}), and {lost} requests with it"
+            if use.loading and not use.requests:
+                why = f"a worker ended ({how}) while it loaded this version"
+            if not blamed:
                 _log.error("%s version %d is rolled back: %s", model, state.candidate, why)
                 self._vetoes.add(base, state.rollout, why=why)
-                with contextlib.suppress(Conflict):  # another was first: decide again
-                    self._roll_back(base, stored, state, lost=lost, why=why)
-                    return True
-        return False
+                self._count_lost(base, state, lost, why)
+            blamed = True
+            with contextlib.suppress(Conflict):  # another was first: decide again
+                self._roll_back(base, stored, why)
+                return True
+        return blamed
 
-    def _roll_back(
-        self, base: Path, stored: Stored, state: RolloutState, *, lost: int, why: str
-    ) -> None:
-        """Change the state, and count what was lost as bad answers of the candidate."""
+    def _roll_back(self, base: Path, stored: Stored, why: str) -> None:
         now_s = time.time()
+        state = roll_back(state_of(stored.content["state"]), reason=why, now_s=now_s)
         event = Event(what="roll back", who=self._server, why=why, at_s=now_s)
         try:
-            change(
-                StateFiles(base / FOLDER), stored, roll_back(state, reason=why, now_s=now_s), event
-            )
+            change(StateFiles(base / FOLDER), stored, state, event)
         except (UserError, OSError) as error:
             # The veto keeps it off the traffic of this server.
             _log.error("the state of the rollout in %s cannot be changed: %s", base, error)
+
+    def _count_lost(self, base: Path, state: RolloutState, lost: int, why: str) -> None:
+        """Count the requests that ended with the worker as bad answers of the candidate."""
         stage = MEASURED if state.phase is Phase.MEASURING else state.stage
         counts = self._lost.setdefault((base, state.rollout), {})
         counts.setdefault(stage, {}).setdefault(state.candidate, VersionCounts()).add(
@@ -131,3 +139,10 @@ class RolloutSupervisor:
                 rollout=state.rollout,
                 server=f"{self._server}-parent",
             )
+
+
+def _stored(base: Path) -> Stored | None:
+    """The newest whole state of a model; None if it has none, or it cannot be read."""
+    with contextlib.suppress(OSError):
+        return StateFiles(base / FOLDER).latest_whole()
+    return None

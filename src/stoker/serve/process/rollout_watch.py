@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from stoker.core.errors import EXIT_USER
 from stoker.serve.process.worker import Worker
 from stoker.serve.routing import Supervisor
 
@@ -14,6 +16,9 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 """How often rollouts are judged, seconds."""
+
+_NOT_OF_A_MODEL = {0, EXIT_USER, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""How a worker ends that was asked to, or that has said why it cannot go on."""
 
 
 class RolloutWatch:
@@ -36,12 +41,12 @@ class RolloutWatch:
 
     def died_of_a_version(self, worker: Worker) -> bool:
         """Whether a version under rollout was at work when a worker ended; it takes no traffic any more."""
-        if worker.was_asked_to_end or worker.ended in (None, 0):
+        code = worker.ended
+        if worker.was_asked_to_end or code is None or code in _NOT_OF_A_MODEL:
             return False
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
-            return self._supervisor.worker_ended(
-                worker.versions_in_use(), how=_said(worker.ended or 0)
-            )
+            return self._supervisor.worker_ended(worker.versions_in_use(), how=how)
         except Exception:  # noqa: BLE001 - the next worker must start all the same
             _log.exception("the rollouts do not know that a worker ended")
             return False
@@ -60,7 +65,3 @@ class RolloutWatch:
                 _log.error("the rollouts cannot be judged: %s", error)
             except Exception:  # noqa: BLE001 - one bad look must not end the watching
                 _log.exception("the rollouts cannot be judged")
-
-
-def _said(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

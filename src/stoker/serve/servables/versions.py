@@ -87,6 +87,8 @@ class ModelVersions:
             if kept:  # and what a label still names, as the version that it moves to is not there
                 wanted = self._wanted_labels()
                 kept |= {now for label, now in self._labels.items() if now != wanted.get(label)}
+                # Traffic may go back at any time, also to a version whose folder somebody has deleted.
+                kept |= (self._rollout or set()) & self._available.keys()
             if kept:
                 self._unload([version for version in self._available if version not in kept])
             self._seen = seen
