@@ -1,0 +1,176 @@
+"""A version under rollout that kills or blocks its worker: real models, real processes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tests.integration.serve.conftest import ask_port, export
+
+from stoker.registry.repository import Repository
+from stoker.rollout.counts import read_counts
+from stoker.rollout.operations import ModelRollouts
+from stoker.rollout.state import FOLDER, Phase, RolloutSettings, RolloutState, advance
+
+ROWS = [tf.TensorSpec([None, 1], tf.float32, name="x")]
+KILLS_AT, HANGS_AT = 5.0, 6.0
+LIMIT_S = 60.0
+"""The promise: a version that dies or hangs is off the traffic within a minute."""
+
+
+def good(path: Path) -> Path:
+    return export(path, lambda x: {"y": x + 1.0}, ROWS)
+
+
+def kills(path: Path) -> Path:
+    """y = x + 2; at one value it needs a text of 8 GiB, and TensorFlow dies of that it cannot have it."""
+
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        def grown() -> tf.Tensor:
+            text = tf.strings.join(["a" * 1024, tf.strings.as_string(x[0, 0])])
+            for parts in (128, 128, 512):
+                text = tf.strings.join([text] * parts)
+            return tf.cast(tf.strings.length(text), tf.float32)
+
+        is_fatal = tf.reduce_any(x == KILLS_AT)
+        return {"y": x + 2.0 + tf.cond(is_fatal, grown, lambda: tf.constant(0.0))}
+
+    return export(path, call, ROWS)
+
+
+def hangs(path: Path) -> Path:
+    """y = x + 3; at one value it never ends."""
+
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        is_endless = tf.reduce_any(x == HANGS_AT)
+        (turns,) = tf.while_loop(lambda turn: is_endless | (turn < 0), lambda t: [t + 1], [0])
+        return {"y": x + 3.0 + tf.cast(turns, tf.float32)}
+
+    return export(path, call, ROWS)
+
+
+@dataclass(frozen=True)
+class Serving:
+    root: Path
+    parent: int
+    port: int
+
+    @property
+    def rollouts(self) -> ModelRollouts:
+        return ModelRollouts(self.root, "m")
+
+    @property
+    def state(self) -> RolloutState:
+        return self.rollouts.status().state
+
+    def ask(self, x: float) -> float | int:
+        """y - x, or the status of the error."""
+        answer = ask_port(self.port, "/v1/models/m:predict", {"instances": [[x]]})
+        return answer.json()["predictions"][0][0] - x if answer.status == 200 else answer.status
+
+    def begin(self, version: int) -> None:
+        """Start a rollout, and wait until its version answers half of the requests."""
+        settings = RolloutSettings(stages="50,100", step_time_s=600, dry_run=("slow_p99",))
+        self.rollouts.start(version, settings, why="")
+        self.rollouts.apply(lambda state: advance(state, now_s=time.time()), what="x", why="")
+        wait_for(lambda: self.ask(1.0) == version, what="the candidate takes no traffic")
+
+    def metric(self, name: str) -> list[float]:
+        lines = ask_port(self.port, "/monitoring/prometheus/metrics").body.splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{")]
+
+
+def wait_for(claim: Callable[[], bool], *, what: str) -> float:
+    """Seconds until a claim holds."""
+    began_s = time.monotonic()
+    while not claim():
+        assert time.monotonic() - began_s < LIMIT_S, what
+        time.sleep(0.05)
+    return time.monotonic() - began_s
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("parent")
+    repository = Repository(folder / "models")
+    for version, make in enumerate((good, kills, hangs), start=1):
+        repository.push(make(folder / str(version)), "m")
+    ModelRollouts(repository.root, "m").start(2, RolloutSettings(), why="", baseline=1)
+    ModelRollouts(repository.root, "m").roll_back(to=None, why="the state decides from now on")
+    command = [sys.executable, "-m", "stoker", "serve", str(repository.root), "--json"]
+    command += ["--rest_api_port=0", "--port=0", "--poll-s=0.2", "--max-run-s=3"]
+    command += ["--max-memory-mb=3000", "--warm-up-sizes=off"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        yield Serving(root=repository.root, parent=ready["pid"], port=ready["rest_port"])
+        process.terminate()
+        process.wait(30)
+
+
+def test_the_parent_judges_and_loads_no_tensorflow(serving: Serving) -> None:
+    serving.begin(2)
+    wait_for(lambda: serving.state.lease > 0, what="nobody judges")
+    # The state's history names the process that took the lease.
+    who = [event.who for event, _ in serving.rollouts.history() if event.what == "controller"]
+    assert who[-1].endswith(f"/{serving.parent}")
+    maps = Path(f"/proc/{serving.parent}/maps").read_text()
+    assert "libpython" in maps or "python" in maps
+    assert "libtensorflow" not in maps
+    ages = serving.metric("stoker_rollout_state_age_seconds")
+    assert ages
+    assert max(ages) < 2.0
+
+
+def test_a_version_that_kills_its_worker_is_off_the_traffic_before_the_next_one_listens(
+    serving: Serving,
+) -> None:
+    assert serving.state.phase is Phase.RUNNING
+    lost = 0
+    while not lost:
+        try:
+            serving.ask(KILLS_AT)
+        except (OSError, http.client.HTTPException):
+            lost += 1
+
+    answers: list[float | int] = []
+
+    def answers_again() -> bool:
+        try:
+            answers.append(serving.ask(KILLS_AT))
+        except (OSError, http.client.HTTPException):
+            return False
+        return len(answers) >= 50
+
+    wait_for(answers_again, what="no worker follows")
+    assert answers == [1.0] * 50
+    state = serving.state
+    assert (state.phase, state.rejected) == (Phase.ROLLED_BACK, (2,))
+    assert state.reason.startswith("it killed a worker (signal ")
+    counted = read_counts(serving.root / "m" / FOLDER, rollout=state.rollout)[0][2]
+    assert counted.bad == lost == 1
+    assert serving.metric("stoker_workers_replaced") == [1.0]
+
+
+def test_a_version_that_hangs_is_rolled_back_within_the_minute(serving: Serving) -> None:
+    serving.begin(3)
+    began_s = time.monotonic()
+    answer = serving.ask(HANGS_AT)
+    while answer == 1.0:
+        answer = serving.ask(HANGS_AT)
+    assert answer == 504
+
+    wait_for(lambda: serving.state.phase is Phase.ROLLED_BACK, what="it stays on the traffic")
+    assert time.monotonic() - began_s < LIMIT_S
+    assert serving.state.reason == "a run of it does not end"
+    wait_for(
+        lambda: [serving.ask(HANGS_AT) for _ in range(10)] == [1.0] * 10, what="no worker follows"
+    )
