@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import MEASURED, read_counts
-from stoker.rollout.router import RolloutRouter, predicted
+from stoker.rollout.counts import MEASURED, read_counts, read_failures
+from stoker.rollout.histogram import count_above
+from stoker.rollout.router import MAX_RUN_S, RolloutRouter, predicted
 from stoker.rollout.state import (
     FOLDER,
     Phase,
@@ -23,7 +25,7 @@ from stoker.rollout.state import (
     start,
 )
 from stoker.rollout.state_files import StateFiles
-from stoker.serve.routing import Headers, Route, Served
+from stoker.serve.routing import Headers, Route, RunningRequest, Served
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
 
@@ -188,3 +190,76 @@ def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: li
     assert found is not None
     assert found.tolist() == values
     assert predicted({"labels": np.array([b"a"], object)}) is None
+
+
+def test_a_request_that_still_runs_is_slow_as_soon_as_it_has_taken_too_long(model: Path) -> None:
+    router = put(model, replace(begun(key="x-user"), slow_s={"slow_p99": 0.2, "slow_p50": 0.1}))
+    keyed, other = Route(version=2, otherwise=1, key=5), Route(version=1, otherwise=1)
+
+    def running(*took_s: float) -> list[RunningRequest]:
+        slow = [RunningRequest(model="m", route=keyed, took_s=each) for each in took_s]
+        elsewhere = RunningRequest(model="n", route=other, took_s=9.0)
+        return [*slow, RunningRequest(model="m", route=other, took_s=0.05), elsewhere]
+
+    def slow() -> dict[int, int]:
+        counts = read_counts(model / FOLDER, rollout=1).get(0, {})
+        return {version: count_above(each.latency, 0.2) for version, each in counts.items()}
+
+    router.refresh(served(model), lambda: running(0.05))
+    assert slow() == {}
+    # Two requests of one key are one slow client.
+    router.refresh(served(model), lambda: running(0.5, 0.6))
+    assert slow() == {2: 1}
+    router.refresh(served(model), lambda: running(1.5))
+    assert slow() == {2: 1}
+    # It ends, as an error: it stays slow, and is counted once.
+    router.answered("m", keyed, good=False, took_s=1.6, outputs=None)
+    router.refresh(served(model), lambda: running(0.5))
+    assert slow() == {2: 1}
+    assert read_counts(model / FOLDER, rollout=1)[0][2].bad == 1
+
+
+def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
+    router = put(model, begun())
+    assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0
+    assert router.max_run_s("m", 1) == router.max_run_s("other", 2) == math.inf
+    done = put(model, promote_fully(begun(), now_s=0.0))
+    assert done.max_run_s("m", 2) == math.inf
+
+
+def test_a_version_that_hangs_is_reported_to_the_controller(model: Path) -> None:
+    router = put(model, begun())
+
+    router.hung("m", 1)
+    router.hung("m", 2)
+    router.refresh({"m": Served(base=model, failed={3: "damaged"})})
+
+    assert read_failures(model / FOLDER, rollout=1) == {
+        2: "a run of it does not end",
+        3: "it cannot be loaded: damaged",
+    }
+
+
+def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = put(model, begun())
+    away = model.with_name("unmounted")
+    read_s = [router.refresh(served(model))["m"]]
+    model.rename(away)
+    read_s += [router.refresh(served(model))["m"] for _ in range(3)]
+    assert caplog.records == []
+
+    monkeypatch.setattr("stoker.rollout.router.UNREADABLE_S", 0.0)
+    read_s += [router.refresh(served(model))["m"] for _ in range(3)]
+
+    assert len(set(read_s)) == 1
+    assert Counter(routed(router).version for _ in range(500)).keys() == {1, 2}
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "rollout of m: its state cannot be read for" in record.getMessage()
+    away.rename(model)
+    assert router.refresh(served(model))["m"] > read_s[0]
+    model.rename(away)
+    router.refresh(served(model))
+    assert len(caplog.records) == 2
