@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tests.integration.serve.conftest import ask_port, export
@@ -18,7 +20,20 @@ from tests.integration.serve.conftest import ask_port, export
 from stoker.registry.repository import Repository
 from stoker.rollout.counts import read_counts
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import FOLDER, Phase, RolloutSettings, RolloutState, advance
+from stoker.rollout.router import RolloutRouter
+from stoker.rollout.state import (
+    FOLDER,
+    Phase,
+    RolloutSettings,
+    RolloutState,
+    advance,
+    promote_fully,
+)
+from stoker.serve.routing import Served
+from stoker.serve.runtime.versions_in_use import VersionsInUse, read_versions_in_use
+from stoker.serve.servables.model_config import ModelConfig
+from stoker.serve.servables.servable import LoadOptions
+from stoker.serve.servables.versions import ModelVersions
 
 ROWS = [tf.TensorSpec([None, 1], tf.float32, name="x")]
 KILLS_AT, HANGS_AT = 5.0, 6.0
@@ -174,3 +189,37 @@ def test_a_version_that_hangs_is_rolled_back_within_the_minute(serving: Serving)
     wait_for(
         lambda: [serving.ask(HANGS_AT) for _ in range(10)] == [1.0] * 10, what="no worker follows"
     )
+
+
+def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_folder(
+    tmp_path: Path,
+) -> None:
+    repository = Repository(tmp_path / "models")
+    repository.push(good(tmp_path / "1"), "m")
+    repository.push(hangs(tmp_path / "2"), "m")
+    rollouts = ModelRollouts(repository.root, "m")
+    rollouts.start(2, RolloutSettings(keep_previous_s=600), why="")
+    rollouts.apply(lambda now: promote_fully(now, now_s=time.time()), what="promote", why="")
+    router, base = RolloutRouter(server="me"), repository.base("m")
+    in_use = VersionsInUse(tmp_path / "0.versions")
+    versions = ModelVersions(
+        ModelConfig(name="m", base=base), LoadOptions(router=router, in_use=in_use)
+    )
+    try:
+        versions.poll()
+        assert versions.serves(1)
+        shutil.rmtree(base / "1")
+        versions.poll()
+        assert versions.serves(1)
+        with versions.use(1) as (_, model):
+            assert model.call("serving_default", {"x": np.zeros((1, 1), np.float32)})["y"] == 1.0
+            used = {each.version: each for each in read_versions_in_use(tmp_path / "0.versions")}
+            assert (used[1].requests, used[2].requests, used[1].base) == (1, 0, base)
+
+        # After --keep-previous it is not needed any more.
+        rollouts.apply(lambda now: replace(now, began_s=1.0), what="x", why="")
+        router.refresh({"m": Served(base=base, failed={})})
+        versions.poll()
+        assert not versions.serves(1)
+    finally:
+        versions.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from stoker.rollout.state import (
 )
 from stoker.rollout.state_files import StateFiles
 from stoker.serve.routing import Headers, Route, RunningRequest, Served
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
 
@@ -263,3 +265,25 @@ def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
     model.rename(away)
     router.refresh(served(model))
     assert len(caplog.records) == 2
+
+
+def test_a_run_of_a_version_under_rollout_may_not_last_as_long_as_others(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.rollout.router.MAX_RUN_S", 0.1)
+    router = put(model, begun())
+    overdue: list[int] = []
+    stuck = threading.Event()
+    watchdog = StuckCallWatchdog(max_run_s=60.0, on_stuck=stuck.set, router=router)
+
+    with (
+        watchdog.of_version("m", 1).watched(lambda: overdue.append(1)),
+        watchdog.of_version("m", 2).watched(lambda: overdue.append(2)),
+        watchdog.watched(lambda: overdue.append(0)),
+    ):
+        assert stuck.wait(30)
+
+    watchdog.close()
+    assert overdue == [2]
+    router.refresh(served(model))
+    assert read_failures(model / FOLDER, rollout=1) == {2: "a run of it does not end"}
