@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from tests.integration.serve.conftest import ask_port, export
 
 from stoker.registry.repository import Repository
 from stoker.rollout.counts import read_counts
+from stoker.rollout.gates import VersionCounts
+from stoker.rollout.histogram import count_above
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.router import RolloutRouter
 from stoker.rollout.state import (
@@ -75,6 +78,7 @@ def hangs(path: Path) -> Path:
 @dataclass(frozen=True)
 class Serving:
     root: Path
+    process: subprocess.Popen[str]
     parent: int
     port: int
 
@@ -95,8 +99,16 @@ class Serving:
         """Start a rollout, and wait until its version answers half of the requests."""
         settings = RolloutSettings(stages="50,100", step_time_s=600, dry_run=("slow_p99",))
         self.rollouts.start(version, settings, why="")
-        self.rollouts.apply(lambda state: advance(state, now_s=time.time()), what="x", why="")
+
+        def measured(state: RolloutState) -> RolloutState:
+            return advance(replace(state, slow_s={"slow_p99": 0.5}), now_s=time.time())
+
+        self.rollouts.apply(measured, what="x", why="")
         wait_for(lambda: self.ask(1.0) == version, what="the candidate takes no traffic")
+
+    def counts(self, version: int) -> VersionCounts:
+        counts = read_counts(self.root / "m" / FOLDER, rollout=self.state.rollout)
+        return counts.get(0, {}).get(version, VersionCounts())
 
     def metric(self, name: str) -> list[float]:
         lines = ask_port(self.port, "/monitoring/prometheus/metrics").body.splitlines()
@@ -126,7 +138,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        yield Serving(root=repository.root, parent=ready["pid"], port=ready["rest_port"])
+        yield Serving(
+            root=repository.root, process=process, parent=ready["pid"], port=ready["rest_port"]
+        )
         process.terminate()
         process.wait(30)
 
@@ -170,18 +184,27 @@ def test_a_version_that_kills_its_worker_is_off_the_traffic_before_the_next_one_
     state = serving.state
     assert (state.phase, state.rejected) == (Phase.ROLLED_BACK, (2,))
     assert state.reason.startswith("it killed a worker (signal ")
-    counted = read_counts(serving.root / "m" / FOLDER, rollout=state.rollout)[0][2]
-    assert counted.bad == lost == 1
+    assert serving.counts(2).bad == lost == 1
     assert serving.metric("stoker_workers_replaced") == [1.0]
 
 
 def test_a_version_that_hangs_is_rolled_back_within_the_minute(serving: Serving) -> None:
     serving.begin(3)
-    began_s = time.monotonic()
-    answer = serving.ask(HANGS_AT)
-    while answer == 1.0:
-        answer = serving.ask(HANGS_AT)
-    assert answer == 504
+    began_s, answers = time.monotonic(), [1.0]
+
+    def ask_until_it_hangs() -> None:
+        while answers[-1] == 1.0:
+            answers.append(serving.ask(HANGS_AT))
+
+    client = threading.Thread(target=ask_until_it_hangs)
+    client.start()
+    slow_and_bad = set()
+    while client.is_alive():
+        counts = serving.counts(3)
+        slow_and_bad.add((count_above(counts.latency, 0.5), counts.bad))
+        time.sleep(0.05)
+    assert answers[-1] == 504
+    assert (1, 0) in slow_and_bad  # it was slow before it had any end
 
     wait_for(lambda: serving.state.phase is Phase.ROLLED_BACK, what="it stays on the traffic")
     assert time.monotonic() - began_s < LIMIT_S
@@ -189,6 +212,21 @@ def test_a_version_that_hangs_is_rolled_back_within_the_minute(serving: Serving)
     wait_for(
         lambda: [serving.ask(HANGS_AT) for _ in range(10)] == [1.0] * 10, what="no worker follows"
     )
+
+
+def test_what_was_counted_in_the_last_second_is_written_when_a_server_ends(
+    serving: Serving,
+) -> None:
+    serving.begin(2)
+    before = -1
+    while before != (now := serving.counts(1).requests + serving.counts(2).requests):
+        before = now
+        time.sleep(2.5)
+    assert {serving.ask(1.0) for _ in range(30)} == {1.0, 2.0}
+    serving.process.terminate()
+    serving.process.wait(LIMIT_S)
+
+    assert serving.counts(1).requests + serving.counts(2).requests == before + 30
 
 
 def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_folder(
