@@ -38,7 +38,7 @@ def write_counts(
         rollout: number of the rollout.
         server: name of the process.
     """
-    path = _folder(folder, rollout) / f"{server}.json"
+    path = counts_folder(folder, rollout) / f"{server}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     stages = {
         str(stage): {str(version): _to_json(each) for version, each in versions.items()}
@@ -67,15 +67,9 @@ def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
 
 def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
     """Yield what each file holds; one that cannot be read is left out, since its server writes it again."""
-    for path in sorted(_folder(folder, rollout).glob("*.json")):
+    for path in sorted(counts_folder(folder, rollout).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            content = json.loads(path.read_bytes())
-            counts = {
-                int(stage): {int(version): _of_json(each) for version, each in versions.items()}
-                for stage, versions in content["stages"].items()
-            }
-            failed = {int(version): str(why) for version, why in content["failed"].items()}
-            yield counts, failed
+            yield parse_counts(json.loads(path.read_bytes()))
 
 
 def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
@@ -97,7 +91,21 @@ def requests_of(counts: Counts, *, stage: int, version: int) -> int:
     return counts.get(stage, {}).get(version, VersionCounts()).requests
 
 
-def _folder(folder: Path, rollout: int) -> Path:
+def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
+    """The counts and failures of the content of a file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it has another form.
+    """
+    counts = {
+        int(stage): {int(version): _of_json(each) for version, each in versions.items()}
+        for stage, versions in content["stages"].items()
+    }
+    return counts, {int(version): str(why) for version, why in content["failed"].items()}
+
+
+def counts_folder(folder: Path, rollout: int) -> Path:
+    """The folder of the files of a rollout."""
     return folder / "counts" / str(rollout)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -17,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.core.errors import DataError
-from stoker.rollout.counts import MEASURED, write_counts
+from stoker.core.errors import DataError, UserError
+from stoker.rollout.counts import MEASURED
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
 from stoker.rollout.running import count_slow_running
 from stoker.rollout.split import TrafficSplit
+from stoker.rollout.spool import Spool
 from stoker.rollout.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
 from stoker.rollout.state_files import StateFiles, Stored
 from stoker.rollout.supervisor import Controllers
@@ -54,7 +54,7 @@ class RolloutRouter:
             folder: of the workers of this server, with vetoes; None: it has none.
             controllers: judge the rollouts, if no other server does; None: another process does.
         """
-        self._server, self._controllers, self._vetoes = server, controllers, Vetoes(folder)
+        self._server, self._controllers, self._workers = server, controllers, folder
         self._rollouts: dict[str, _ModelRollout] = {}
         self._finding = threading.Lock()
 
@@ -68,8 +68,7 @@ class RolloutRouter:
             rollout = self._find(model, each.base)
             if rollout is not None:
                 rollout.read()
-                with contextlib.suppress(OSError):  # read-only, or full: written at the next chance
-                    rollout.write(self._server, each.failed, running)
+                rollout.write(self._server, each.failed, running)
         if self._controllers is not None:
             self._controllers.look({model: each.base for model, each in served.items()})
         return {model: rollout.read_s for model, rollout in list(self._rollouts.items())}
@@ -79,6 +78,11 @@ class RolloutRouter:
         rollout = self._rollouts.get(model)
         judged = rollout is not None and rollout.judges(version)
         return MAX_RUN_S if judged else math.inf
+
+    def counts(self, model: str) -> Mapping[str, Any] | None:
+        """What the processes of this server counted and could not write next to the state."""
+        rollout = self._rollouts.get(model)
+        return None if rollout is None else rollout.unwritten()
 
     def hung(self, model: str, version: int) -> None:
         """Roll back a version under rollout whose run does not end."""
@@ -91,7 +95,7 @@ class RolloutRouter:
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
-                rollout = _ModelRollout(model, base / FOLDER, self._vetoes)
+                rollout = _ModelRollout(model, base / FOLDER, self._workers)
                 rollout.read()
                 if not rollout.number:
                     return None
@@ -178,8 +182,9 @@ class _Routing:
 class _ModelRollout:
     """The rollout of one model."""
 
-    def __init__(self, model: str, folder: Path, vetoes: Vetoes) -> None:
-        self._model, self._folder, self._vetoes = model, folder, vetoes
+    def __init__(self, model: str, folder: Path, workers: Path | None) -> None:
+        self._model, self._folder, self._vetoes = model, folder, Vetoes(workers)
+        self._spool = Spool(workers, folder)
         self._files = StateFiles(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
@@ -189,7 +194,7 @@ class _ModelRollout:
         self._slow = 0
         self._taken_vetoes: Mapping[tuple[str, int], str] = {}
         self._changed = False
-        self._said_unreadable = False
+        self._said_unreadable = self._said_unwritten = False
         self.read_s = time.monotonic()
         """When the state was last read, seconds of the monotonic clock."""
 
@@ -273,10 +278,20 @@ class _ModelRollout:
                 return
             self._changed, self._failed, self._slow = False, failed, slow
         try:
-            write_counts(self._folder, counts, failed, rollout=routing.state.rollout, server=server)
-        except OSError:
+            self._spool.write(counts, failed, rollout=routing.state.rollout, server=server)
+            self._said_unwritten = False
+        except (UserError, OSError) as error:  # read-only, or full: written at the next chance
             self._changed = True
-            raise
+            if not self._said_unwritten:
+                _log.error("rollout of %s: its counts cannot be written: %s", self._model, error)
+            self._said_unwritten = True
+
+    def unwritten(self) -> Mapping[str, Any] | None:
+        """The counts of this server that could not be written next to the state."""
+        if self._routing is None:
+            return None
+        rollout = self._routing.state.rollout
+        return {"rollout": rollout, "processes": self._spool.read(rollout)}
 
     def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
         """Version -> why it cannot stay under rollout."""

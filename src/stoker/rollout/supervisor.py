@@ -14,8 +14,10 @@ from pathlib import Path
 
 from stoker.core.errors import DataError, UserError
 from stoker.rollout.controller import Controller, Event, change
-from stoker.rollout.counts import MEASURED, write_counts
+from stoker.rollout.counts import MEASURED
 from stoker.rollout.gates import VersionCounts
+from stoker.rollout.scrape import Scraper
+from stoker.rollout.spool import Spool
 from stoker.rollout.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
 from stoker.rollout.state_files import Conflict, StateFiles, Stored
 from stoker.rollout.vetoes import Vetoes
@@ -37,6 +39,8 @@ class Controllers:
         """Args: make: makes one, with the gates of the user."""
         self._make = make
         self._known: dict[Path, Controller] = {}
+        self._said: dict[Path, str] = {}
+        self._scraper = Scraper()
 
     def look(self, bases: Mapping[str, Path]) -> None:
         """Judge the rollouts, if no other server does.
@@ -50,9 +54,23 @@ class Controllers:
                 continue
             controller = self._known.setdefault(folder, self._make(folder))
             try:
-                controller.step()
+                if controller.step() is not None:
+                    self._scrape(model, folder)
+                self._said.pop(folder, None)
             except (DataError, UserError, OSError) as error:
-                _log.error("rollout of %s: %s", model, error)
+                if self._said.get(folder) != str(error):
+                    _log.error("rollout of %s: %s", model, error)
+                self._said[folder] = str(error)
+
+    def _scrape(self, model: str, folder: Path) -> None:
+        """Fetch the counts of servers that cannot write here; the next look judges them."""
+        stored = StateFiles(folder).latest()
+        if stored is not None:
+            state = state_of(stored.content["state"])
+            if state.settings.servers:
+                self._scraper.fetch(
+                    folder, state.settings.servers, model=model, rollout=state.rollout
+                )
 
 
 class RolloutSupervisor:
@@ -68,13 +86,13 @@ class RolloutSupervisor:
         self._server = server
         self._controllers = Controllers(make)
         self._bases: dict[str, Path] = {}
-        self._vetoes = Vetoes(None)
+        self._workers: Path | None = None
         self._lost: dict[tuple[Path, int], dict[int, dict[int, VersionCounts]]] = {}
         self._changing = threading.Lock()
 
     def begin(self, folder: Path) -> None:
         """Args: folder: what the workers have in common."""
-        self._vetoes = Vetoes(folder)
+        self._workers = folder
 
     def look(self, in_use: Sequence[VersionInUse]) -> None:
         """Judge the rollouts of all models that are loaded, or were."""
@@ -106,7 +124,10 @@ class RolloutSupervisor:
                 why = f"a worker ended ({how}) while it loaded this version"
             if not blamed:
                 _log.error("%s version %d is rolled back: %s", model, state.candidate, why)
-                self._vetoes.add(base, state.rollout, why=why)
+                with contextlib.suppress(
+                    UserError, OSError
+                ):  # a full disk: the state may still change
+                    Vetoes(self._workers).add(base, state.rollout, why=why)
                 self._count_lost(base, state, lost, why)
             blamed = True
             with contextlib.suppress(Conflict):  # another was first: decide again
@@ -132,8 +153,7 @@ class RolloutSupervisor:
             VersionCounts(requests=lost, bad=lost)
         )
         with contextlib.suppress(UserError, OSError):
-            write_counts(
-                base / FOLDER,
+            Spool(self._workers, base / FOLDER).write(
                 counts,
                 {state.candidate: why},
                 rollout=state.rollout,

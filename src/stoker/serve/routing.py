@@ -124,6 +124,9 @@ class Router(Protocol):
     def max_run_s(self, model: str, version: int) -> float:
         """The longest run of a version, seconds; infinite if it sets no limit of its own."""
 
+    def counts(self, model: str) -> Mapping[str, Any] | None:
+        """As JSON can hold it, what was counted of a model and could not be written; None without a rollout."""
+
     def hung(self, model: str, version: int) -> None:
         """A run of a version took longer than it may."""
 

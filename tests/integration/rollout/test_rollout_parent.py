@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -230,7 +231,7 @@ def test_what_was_counted_in_the_last_second_is_written_when_a_server_ends(
 
 
 def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_folder(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     repository = Repository(tmp_path / "models")
     repository.push(good(tmp_path / "1"), "m")
@@ -244,8 +245,10 @@ def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_fold
         ModelConfig(name="m", base=base), LoadOptions(router=router, in_use=in_use)
     )
     try:
-        versions.poll()
-        assert versions.serves(1)
+        with caplog.at_level(logging.INFO):
+            versions.poll()
+        served = [each.getMessage() for each in caplog.records if "is served" in each.getMessage()]
+        assert served == ["m version 1 is served", "m version 2 is served"]
         shutil.rmtree(base / "1")
         versions.poll()
         assert versions.serves(1)

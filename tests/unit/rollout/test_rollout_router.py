@@ -287,3 +287,20 @@ def test_a_run_of_a_version_under_rollout_may_not_last_as_long_as_others(
     assert overdue == [2]
     router.refresh(served(model))
     assert read_failures(model / FOLDER, rollout=1) == {2: "a run of it does not end"}
+
+
+def test_counts_that_cannot_be_written_are_an_error_once_and_written_later(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = put(model, begun())
+    in_the_way = model / FOLDER / "counts"
+    in_the_way.write_text("")
+    for _ in range(3):
+        router.answered("m", Route(version=1, otherwise=1), good=True, took_s=0.1, outputs=None)
+        router.refresh(served(model))
+
+    (record,) = caplog.records
+    assert "rollout of m: its counts cannot be written" in record.getMessage()
+    in_the_way.unlink()
+    router.refresh(served(model))
+    assert read_counts(model / FOLDER, rollout=1)[0][1].requests == 3

@@ -151,3 +151,15 @@ def test_the_parent_needs_no_tensorflow() -> None:
     code = "import sys, stoker.rollout.supervisor, stoker.serve.process.workers; "
     code += "sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_state_that_cannot_be_judged_is_an_error_once(
+    base: Path, supervisor: RolloutSupervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    (base / FOLDER / "00000002.json").write_text("{")
+
+    for _ in range(3):
+        supervisor.look([in_use(base, 1)])
+
+    (record,) = caplog.records
+    assert "00000002.json is damaged" in record.getMessage()

@@ -99,6 +99,14 @@ def start(
             help="Memory of a server, which must hold both versions. Default: this machine's, or its container's.",
         ),
     ] = 0.0,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="REST address of a server that cannot write to the repository: its counts are fetched. Repeatable.",
+        ),
+    ] = None,
     baseline: Annotated[
         int | None,
         typer.Option("--baseline", help="Version to compare with. Default: the one that serves."),
@@ -121,6 +129,7 @@ def start(
         allowed_ratio=allowed_ratio,
         dry_run=tuple(dry_run or ()),
         keep_previous_s=seconds_of(keep_previous),
+        servers=tuple(server or ()),
     )
     begun = _open(models, model).start(
         version,

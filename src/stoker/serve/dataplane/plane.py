@@ -345,13 +345,14 @@ class DataPlane:
         route = self.router.route(spec.name, record.headers)
         if route is None:
             return spec
-        version = route.version
-        if self.models.get(spec.name).serves(version):
+        versions = self.models.get(spec.name)
+        if versions.serves(route.version):
             record.route = route
             self._routed_now[id(record)] = record
-        else:
-            version = route.otherwise
-        return ModelSpec(name=spec.name, version=version)
+            return ModelSpec(name=spec.name, version=route.version)
+        if versions.serves(route.otherwise):
+            return ModelSpec(name=spec.name, version=route.otherwise)
+        return spec  # both are still loading: the newest that is there answers
 
     def running(self) -> list[RunningRequest]:
         """The requests that a rollout sent to a version, and that are not answered yet."""
