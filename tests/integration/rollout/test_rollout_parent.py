@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from tests.integration.serve.conftest import ask_port, export
+from tests.integration.serve.conftest import ask_port, export, half_plus
 
 from stoker.registry.repository import Repository
 from stoker.rollout.counts import read_counts
@@ -33,6 +35,9 @@ from stoker.rollout.state import (
     advance,
     promote_fully,
 )
+from stoker.rollout.supervisor import RolloutSupervisor
+from stoker.serve.config import ServeConfig
+from stoker.serve.process.workers import WorkerEndedError, run_workers
 from stoker.serve.routing import Served
 from stoker.serve.runtime.versions_in_use import VersionsInUse, read_versions_in_use
 from stoker.serve.servables.model_config import ModelConfig
@@ -264,3 +269,46 @@ def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_fold
         assert not versions.serves(1)
     finally:
         versions.close()
+
+
+WORKER = """
+import os, sys
+from pathlib import Path
+from stoker.core.files import write_json
+from stoker.rollout.router import RolloutRouter
+from stoker.serve.runtime.versions_in_use import LOADING, VersionsInUse, versions_file
+
+base, folder = Path(sys.argv[1]), Path(sys.argv[sys.argv.index("--worker-folder") + 1])
+row = VersionsInUse(versions_file(folder, 0)).row("m", base, 2)
+if 2 in RolloutRouter(server="w", folder=folder).wanted("m", base):
+    row[LOADING] = 1.0
+    os.kill(os.getpid(), 9)
+write_json(Path(sys.argv[sys.argv.index("--ready-file") + 1]), {"models": ["m"]})
+sys.stdin.read()
+"""
+"""A worker that dies while it loads version 2, if it has to load it; it has no TensorFlow, so it starts quickly."""
+
+
+def test_a_server_starts_although_a_version_under_rollout_kills_what_loads_it(
+    tmp_path: Path,
+) -> None:
+    repository = Repository(tmp_path / "models")
+    for version in (1, 2):
+        repository.push(half_plus(tmp_path / str(version), addend=float(version)), "m")
+    rollouts = ModelRollouts(repository.root, "m")
+    rollouts.start(2, RolloutSettings(), why="")
+    config = ServeConfig(root=repository.root, rest_port=0, grpc_port=0)
+    command = [sys.executable, "-c", WORKER, str(repository.base("m"))]
+
+    run_workers(
+        config,
+        command,
+        lambda ready: os.kill(ready.pid, signal.SIGTERM),
+        supervisor=RolloutSupervisor(server="me"),
+    )
+
+    assert rollouts.status().state.reason == (
+        "a worker ended (signal 9) while it loaded this version"
+    )
+    with pytest.raises(WorkerEndedError):
+        run_workers(config, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])

@@ -153,3 +153,29 @@ def test_an_age_grows_and_what_has_not_happened_has_none(tmp_path: Path) -> None
     assert 'worker="1"' not in "".join(
         line for line in ServeMetrics(tmp_path, worker=1).exposition().splitlines() if name in line
     )
+
+
+RUNS_AND_STANDS_STILL = """
+import time
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+watchdog = StuckCallWatchdog(max_run_s=3.0)
+with watchdog.watched(lambda: None):
+    print("begun", flush=True)
+    before_s = time.monotonic()
+    while time.monotonic() - before_s < 3.5:
+        before_s = time.monotonic()
+        time.sleep(0.05)
+    time.sleep(0.5)
+    print(watchdog.stuck, flush=True)
+"""
+
+
+def test_time_in_which_a_process_stood_still_is_not_time_of_its_models() -> None:
+    command = [sys.executable, "-c", RUNS_AND_STANDS_STILL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        os.kill(running.pid, signal.SIGSTOP)
+        time.sleep(4.5)
+        os.kill(running.pid, signal.SIGCONT)
+        assert running.stdout.readline() == "False\n"

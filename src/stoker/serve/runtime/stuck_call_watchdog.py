@@ -29,6 +29,9 @@ _LOOKS = 20
 _LOOK_S = 0.5
 """Longest time between two looks, seconds: a version under rollout has a shorter longest run."""
 
+_STOOD_STILL_S = 2.0
+"""A look that comes this much later means that the process stood still, seconds: no fault of a model."""
+
 Work = Callable[[], None]
 
 Owner = tuple[str, int]
@@ -75,6 +78,7 @@ class StuckCallWatchdog:
         self._max_run_s = max_run_s
         self._on_stuck = on_stuck
         self._router = router
+        self._stood_still_s = 0.0
         self._under_way: dict[int, tuple[float, Work, Owner | None]] = {}
         self._idle: list[SimpleQueue[Work | None]] = []
         self._next = 0
@@ -94,7 +98,7 @@ class StuckCallWatchdog:
 
     def begin(self, on_overdue: Work, owner: Owner | None = None) -> int:
         """A run begins; the number that it ends by."""
-        began_s = time.monotonic()
+        began_s = self._now_s()
         with self._lock:
             self._next += 1
             self._under_way[self._next] = (began_s, on_overdue, owner)
@@ -169,8 +173,12 @@ class StuckCallWatchdog:
                 self._idle.append(waiting)
 
     def _look(self) -> None:
-        while not self._ended.wait(min(self._max_run_s / _LOOKS, _LOOK_S)):
-            overdue = self._overdue(time.monotonic())
+        every_s, looked_s = min(self._max_run_s / _LOOKS, _LOOK_S), time.monotonic()
+        while not self._ended.wait(every_s):
+            late_s = time.monotonic() - looked_s - every_s
+            self._stood_still_s += late_s if late_s > _STOOD_STILL_S else 0.0
+            looked_s = time.monotonic()
+            overdue = self._overdue(self._now_s())
             for tell, owner, limit_s in overdue:
                 of = "a model" if owner is None else f"{owner[0]} version {owner[1]}"
                 _log.error("%s has run for more than %g s, and is taken for stuck", of, limit_s)
@@ -194,6 +202,10 @@ class StuckCallWatchdog:
                 if not ended:
                     found.append((tell, owner, limit_s))
         return found
+
+    def _now_s(self) -> float:
+        """The monotonic clock without the time in which this process stood still."""
+        return time.monotonic() - self._stood_still_s
 
     def _limit_s(self, owner: Owner | None) -> float:
         if self._router is None or owner is None:
