@@ -337,7 +337,9 @@ def test_workers_get_the_choice_of_gpus_by_their_environment_alone(
 ) -> None:
     """A worker may be given one of several GPUs: the flag would give it all of them again."""
     commands: list[list[str]] = []
-    monkeypatch.setattr(workers, "run_workers", lambda _, command, *__, **___: commands.append(command))
+    monkeypatch.setattr(
+        workers, "run_workers", lambda _, command, *__, **___: commands.append(command)
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
     assert invoke(["serve", str(folder / "BASE"), *flags, "--port=0"], debug=True) == 0

@@ -110,7 +110,7 @@ class WorkerPool:
         command: Sequence[str],
         folder: Path,
         *,
-        supervisor: Supervisor | None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """Start a worker at each place."""
         self._command, self._folder = command, folder
