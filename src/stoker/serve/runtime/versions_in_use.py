@@ -26,7 +26,7 @@ class VersionsInUse:
         self._rows = SharedCounters(path)
 
     def row(self, model: str, base: Path, version: int) -> memoryview[float]:
-        """[2] the row of a version; whoever uses it writes `REQUESTS` and `LOADING`."""
+        """[2] the row of a version; its servable writes `REQUESTS` and `LOADING`."""
         key = json.dumps([model, str(base), version])
         if not self._rows.has_room(key, most=_MOST_ROWS):
             return memoryview(bytearray(16)).cast("d")
