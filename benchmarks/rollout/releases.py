@@ -21,8 +21,7 @@ from planted_models import HEALTHY, OPERATIONS, Planted, export
 
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.router import FOLDER
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state import FOLDER, Phase, RolloutSettings, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles
 
 START_S = 180.0

@@ -41,14 +41,14 @@ def write_counts(
     Args:
         folder: of the rollout's state.
         counts: of each stage.
-        failed: version -> why the process could not load it.
+        failed: version -> why the process cannot run it.
         rollout: number of the rollout.
         server: name of the process.
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full; the one before is whole.
     """
-    path = _folder(folder, rollout) / f"{server}.json"
+    path = counts_folder(folder, rollout) / f"{server}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     stages = {
         str(stage): {str(version): _to_json(each) for version, each in versions.items()}
@@ -73,7 +73,7 @@ def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCou
 
 
 def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
-    """Return version -> why a process could not load it."""
+    """Return version -> why a process cannot run it."""
     return {
         version: why for _, failed in _contents(folder, rollout) for version, why in failed.items()
     }
@@ -81,7 +81,7 @@ def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
 
 def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
     """Yield what each file holds; a damaged one is left out, and its server writes it again."""
-    for path in sorted(_folder(folder, rollout).glob("[!.]*.json")):
+    for path in sorted(counts_folder(folder, rollout).glob("[!.]*.json")):
         with contextlib.suppress(OSError):
             raw = path.read_bytes()
             try:
@@ -128,7 +128,21 @@ def requests_of(counts: Counts, *, stage: int, version: int) -> int:
     return counts.get(stage, {}).get(version, VersionCounts()).requests
 
 
-def _folder(folder: Path, rollout: int) -> Path:
+def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
+    """The counts and failures of the content of a file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it has another form.
+    """
+    counts = {
+        int(stage): {int(version): _of_json(each) for version, each in versions.items()}
+        for stage, versions in content["stages"].items()
+    }
+    return counts, {int(version): str(why) for version, why in content["failed"].items()}
+
+
+def counts_folder(folder: Path, rollout: int) -> Path:
+    """The folder of the files of a rollout."""
     return folder / "counts" / str(rollout)
 
 
@@ -152,12 +166,3 @@ def _of_json(content: Mapping[str, Any]) -> VersionCounts:
         latency=Counter({int(bucket): int(count) for bucket, count in content["latency"]}),
         predictions=Counter({int(bucket): int(count) for bucket, count in content["predictions"]}),
     )
-
-
-def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
-    """The counts of a process, and version -> why it cannot run it, as `write_counts` wrote them."""
-    counts = {
-        int(stage): {int(version): _of_json(each) for version, each in versions.items()}
-        for stage, versions in content["stages"].items()
-    }
-    return counts, {int(version): str(why) for version, why in content["failed"].items()}

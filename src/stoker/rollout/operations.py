@@ -19,10 +19,11 @@ from stoker.rollout.assignments import logs_of
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, read_failures, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.memory import check_fits
 from stoker.rollout.outcomes import Outcome, add_from_command
-from stoker.rollout.router import FOLDER
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import (
+    FOLDER,
     RolloutSettings,
     RolloutState,
     first_version,
@@ -68,7 +69,13 @@ class ModelRollouts:
             )
 
     def start(
-        self, candidate: int, settings: RolloutSettings, *, why: str, baseline: int | None = None
+        self,
+        candidate: int,
+        settings: RolloutSettings,
+        *,
+        why: str,
+        baseline: int | None = None,
+        server_bytes: int | None = None,
     ) -> RolloutState:
         """Begin the rollout of a version. The only version of a model takes all traffic at once.
 
@@ -77,11 +84,12 @@ class ModelRollouts:
             settings: of the rollout.
             why: for the history.
             baseline: the version to compare with, of a model without a state; None: the newest other one.
+            server_bytes: memory of a server; None: of this machine.
 
         Raises:
             ConfigError: a gate of `dry_run` is unknown.
-            UserError: another rollout is under way, there is no such version, or clients of the
-                baseline could not call it.
+            UserError: another rollout is under way, there is no such version, clients of the
+                baseline could not call it, or both do not fit in memory.
             DataError: the candidate is damaged.
         """
         unknown = sorted(set(settings.dry_run) - set(BUILT_IN))
@@ -109,10 +117,11 @@ class ModelRollouts:
                 now_s=time.time(),
                 who=operator(),
             )
-            check_compatible(
-                self._repository.path(self._model, begun.baseline),
-                self._repository.path(self._model, candidate),
-            )
+            folders = [
+                self._repository.path(self._model, each) for each in (begun.baseline, candidate)
+            ]
+            check_compatible(*folders)
+            check_fits(*folders, server_bytes=server_bytes)
             return begun
 
         return self._change(begin, what="start", why=why)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,62 +18,86 @@ from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, UserError
 from stoker.rollout.ab_logs import ABTestLogs
-from stoker.rollout.controller import Controller
-from stoker.rollout.counts import MEASURED, write_counts
+from stoker.rollout.counts import MEASURED
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
+from stoker.rollout.running import count_slow_running
 from stoker.rollout.split import TrafficSplit
-from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
+from stoker.rollout.spool import Spool
+from stoker.rollout.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
 from stoker.rollout.state_files import StateFiles, Stored
+from stoker.rollout.supervisor import Controllers
+from stoker.rollout.vetoes import Vetoes
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.routing import Headers, Route, Served
+from stoker.serve.routing import Headers, Route, RunningRequest, Served, no_requests
 
 _log = logging.getLogger(__name__)
 
-FOLDER = ".rollout"
-"""Name of the folder of a model's rollout, next to its versions."""
-
 MOST_KEYS = 1_000_000
 """Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
+
+MAX_RUN_S = 10.0
+"""Longest run of a version under rollout, seconds; `--max-run-s` holds for all others."""
+
+UNREADABLE_S = 30.0
+"""A state that cannot be read for this long is an error in the log, seconds."""
 
 
 class RolloutRouter:
     """The rollouts of the models that a server serves. May be used by many threads."""
 
-    def __init__(self, *, server: str, controls: bool = False) -> None:
+    def __init__(
+        self, *, server: str, folder: Path | None = None, controllers: Controllers | None = None
+    ) -> None:
         """Make a router that knows no rollout before `refresh`.
 
         Args:
             server: name of this process, of its own among all that serve the models.
-            controls: whether it also judges the rollouts, if no other server does.
+            folder: of the workers of this server, with vetoes; None: it has none.
+            controllers: judge the rollouts, if no other server does; None: another process does.
         """
-        self._server, self._controls = server, controls
+        self._server, self._controllers, self._workers = server, controllers, folder
         self._rollouts: dict[str, _ModelRollout] = {}
         self._finding = threading.Lock()
-        self.read_s = time.monotonic()
-        """When all states were last read, by the monotonic clock."""
 
-    def refresh(self, served: Mapping[str, Served]) -> None:
+    def refresh(
+        self,
+        served: Mapping[str, Served],
+        running: Callable[[], Iterable[RunningRequest]] = no_requests,
+    ) -> dict[str, float]:
         """Read the states, and write what was counted: every second, by one thread."""
-        whole = True
         for model, each in served.items():
             rollout = self._find(model, each.base)
-            if rollout is None:
-                continue
-            whole &= rollout.read()
-            with contextlib.suppress(OSError):  # read-only, or full: written at the next chance
-                rollout.write(self._server, each.failed)
-            if self._controls:
-                whole &= rollout.control()
-        if whole:
-            self.read_s = time.monotonic()
+            if rollout is not None:
+                rollout.read()
+                rollout.write(self._server, each.failed, running)
+        if self._controllers is not None:
+            self._controllers.look({model: each.base for model, each in served.items()})
+        return {model: rollout.read_s for model, rollout in list(self._rollouts.items())}
+
+    def max_run_s(self, model: str, version: int) -> float:
+        """The longest run of a version, seconds: shorter for one under rollout."""
+        rollout = self._rollouts.get(model)
+        judged = rollout is not None and rollout.judges(version)
+        return MAX_RUN_S if judged else math.inf
+
+    def counts(self, model: str) -> Mapping[str, Any] | None:
+        """What the processes of this server counted and could not write next to the state."""
+        rollout = self._rollouts.get(model)
+        return None if rollout is None else rollout.unwritten()
+
+    def hung(self, model: str, version: int) -> None:
+        """Roll back a version under rollout whose run does not end."""
+        rollout = self._rollouts.get(model)
+        if rollout is not None and rollout.judges(version):
+            rollout.blame(version, "a run of it does not end")
 
     def _find(self, model: str, base: Path) -> _ModelRollout | None:
         """A model's rollout; reads its state if it was not known yet."""
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
-                rollout = _ModelRollout(model, base / FOLDER, server=self._server)
+                rollout = _ModelRollout(model, base / FOLDER, self._workers, server=self._server)
                 rollout.read()
                 if not rollout.number:
                     return None
@@ -138,6 +161,12 @@ class _Routing:
     def stage(self) -> int:
         return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
 
+    @property
+    def slow_s(self) -> float:
+        """Latency above which an answer is slow for any gate, seconds."""
+        active = self.state.phase in ACTIVE
+        return min(self.state.slow_s.values(), default=math.inf) if active else math.inf
+
     def route(self, headers: Headers) -> Route:
         state = self.state
         if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
@@ -164,40 +193,58 @@ class _Routing:
 class _ModelRollout:
     """The rollout of one model."""
 
-    def __init__(self, model: str, folder: Path, *, server: str) -> None:
-        self._model, self._folder = model, folder
+    def __init__(self, model: str, folder: Path, workers: Path | None, *, server: str) -> None:
+        self._model, self._folder, self._vetoes = model, folder, Vetoes(workers)
+        self._spool = Spool(workers, folder)
         self.test = ABTestLogs(folder, server=server)
         self._files = StateFiles(folder)
-        self._controller = Controller(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
         self._keys = _StageKeys()
         self._failed: dict[int, str] = {}
+        self._blamed: dict[int, str] = {}
+        self._slow = 0
+        self._taken_vetoes: Mapping[tuple[str, int], str] = {}
         self._changed = False
+        self._said_unreadable = self._said_unwritten = False
+        self.read_s = time.monotonic()
+        """When the state was last read, seconds of the monotonic clock."""
+
         self._routing: _Routing | None = None
         self.number = 0
         """Of the state; 0 before there is one."""
 
-    def read(self) -> bool:
-        """Take up the newest state; a damaged one leaves the last one in force.
-
-        Returns:
-            Whether the newest could be read.
-        """
+    def read(self) -> None:
+        """Take up the newest state; while it cannot be read, the last one stays in force."""
         try:
-            stored = self._files.latest()
+            self._take_up(self._files.latest())
         except (DataError, OSError) as error:
-            _log.error("rollout of %s: %s", self._model, error)
             if not self.number:
                 self._take_up(self._files.latest_whole())
-            return False
-        self._take_up(stored)
-        return True
+            self._report(error)
+            return
+        self.read_s, self._said_unreadable = time.monotonic(), False
+
+    def _report(self, error: Exception) -> None:
+        """Log that the state cannot be read: once, when that has lasted."""
+        unread_s = time.monotonic() - self.read_s
+        if unread_s >= UNREADABLE_S and not self._said_unreadable:
+            self._said_unreadable = True
+            _log.error(
+                "rollout of %s: its state cannot be read for %.0f s, the traffic stays as it is: %s",
+                self._model,
+                unread_s,
+                error,
+            )
 
     def _take_up(self, stored: Stored | None) -> None:
-        if stored is None or stored.number == self.number:
+        vetoes = self._vetoes.reasons()
+        if stored is None or (stored.number, vetoes) == (self.number, self._taken_vetoes):
             return
         state, before = state_of(stored.content["state"]), self._routing
+        veto = vetoes.get((str(self._folder.parent), state.rollout))
+        if veto is not None and state.phase in ACTIVE:
+            state = roll_back(state, reason=veto, now_s=time.time())
         routing = _Routing(
             state=state,
             split=state.split(self._model),
@@ -205,37 +252,68 @@ class _ModelRollout:
         )
         with self._lock:
             if before is None or state.rollout != before.state.rollout:
-                self._counts, self._changed, self._failed = {}, False, {}
+                self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
             if before is None or routing.stage != before.stage:
                 self._keys = _StageKeys()
-            self._routing, self.number = routing, stored.number
+            self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
 
-    def write(self, server: str, failed: Mapping[int, str]) -> None:
+    def judges(self, version: int) -> bool:
+        """Whether a version is under rollout."""
+        routing = self._routing
+        return (
+            routing is not None
+            and routing.state.phase in ACTIVE
+            and version == routing.state.candidate
+        )
+
+    def blame(self, version: int, why: str) -> None:
+        """Let the controller roll a version back."""
+        with self._lock:
+            self._blamed[version] = why
+
+    def write(
+        self,
+        server: str,
+        failed: Mapping[int, str],
+        running: Callable[[], Iterable[RunningRequest]],
+    ) -> None:
         self.test.refresh()
         with self._lock:
-            self._changed |= dict(failed) != self._failed
-            if self._routing is None or not self._changed:
+            routing, failed = self._routing, self._all_failed(failed)
+            known = not self._changed and not self._slow and failed == self._failed
+            if routing is None or (known and routing.state.phase not in ACTIVE):
                 return
-            rollout, self._changed, self._failed = self._routing.state.rollout, False, dict(failed)
             counts = deepcopy(self._counts)
+            # After the copy: a request that ends in between is counted a second later, and never twice.
+            slow = count_slow_running(
+                counts.setdefault(routing.stage, {}),
+                (each for each in running() if each.model == self._model),
+                slow_s=routing.slow_s,
+                counted=self._keys.slow,
+            )
+            if known and not slow:
+                return
+            self._changed, self._failed, self._slow = False, failed, slow
         try:
-            write_counts(self._folder, counts, failed, rollout=rollout, server=server)
-        except OSError:
+            self._spool.write(counts, failed, rollout=routing.state.rollout, server=server)
+            self._said_unwritten = False
+        except (UserError, OSError) as error:  # read-only, or full: written at the next chance
             self._changed = True
-            raise
+            if not self._said_unwritten:
+                _log.error("rollout of %s: its counts cannot be written: %s", self._model, error)
+            self._said_unwritten = True
 
-    def control(self) -> bool:
-        """Judge the rollout if no other server does.
+    def unwritten(self) -> Mapping[str, Any] | None:
+        """The counts of this server that could not be written next to the state."""
+        if self._routing is None:
+            return None
+        rollout = self._routing.state.rollout
+        return {"rollout": rollout, "processes": self._spool.read(rollout)}
 
-        Returns:
-            Whether that was possible.
-        """
-        try:
-            self._controller.step()
-            return self.read()
-        except (DataError, UserError, OSError) as error:
-            _log.error("rollout of %s: %s", self._model, error)
-            return False
+    def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
+        """Version -> why it cannot stay under rollout."""
+        unloaded = {version: f"it cannot be loaded: {why}" for version, why in failed.items()}
+        return {**unloaded, **self._blamed}
 
     def wanted(self, now_s: float) -> set[int] | None:
         if self._routing is None:
@@ -262,13 +340,14 @@ class _ModelRollout:
             counts = versions.setdefault(route.version, VersionCounts())
             counts.requests += 1
             self._changed = True
+            slow = took_s > self._routing.slow_s
+            # A client that is slow each time is one slow client. A bad answer that was slow stays so: it may have
+            # counted while it ran.
+            if (good and not slow) or (slow and self._is_first(route.key, self._keys.slow)):
+                counts.latency.update(buckets_of(np.array([took_s])).tolist())
             if not good:
                 counts.bad += self._is_first(route.key, self._keys.bad)
                 return
-            slow_s = min(self._routing.state.slow_s.values(), default=math.inf)
-            # A client that is slow each time is one slow client.
-            if took_s <= slow_s or self._is_first(route.key, self._keys.slow):
-                counts.latency.update(buckets_of(np.array([took_s])).tolist())
             if values is not None and self._is_first(route.key, self._keys.predicted):
                 counts.predictions.update(buckets_of(values).tolist())
 

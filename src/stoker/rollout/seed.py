@@ -15,8 +15,7 @@ from stoker.core.errors import EXIT_DONE, UserError
 from stoker.registry.repository import Pushed, Repository
 from stoker.rollout.controller import Event, change
 from stoker.rollout.operations import operator
-from stoker.rollout.router import FOLDER
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state import FOLDER, Phase, RolloutSettings, RolloutState
 from stoker.rollout.state_files import Conflict, StateFiles
 
 

@@ -27,6 +27,9 @@ from stoker.rollout.prediction_shift import MAX_SHIFT
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.stages import Stage, parse_stages
 
+FOLDER = ".rollout"
+"""Name of the folder of a model's rollout, next to its versions."""
+
 
 class Phase(StrEnum):
     """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""
@@ -87,8 +90,18 @@ class RolloutSettings:
     keep_previous_s: float = 1_800.0
     """How long the previous version stays loaded after 100 %, seconds."""
 
+    servers: tuple[str, ...] = ()
+    """REST addresses of servers that cannot write to the repository; the controller fetches their counts."""
+
     def __post_init__(self) -> None:
         parse_stages(self.stages)
+        for server in self.servers:
+            if not server.startswith(("http://", "https://")):
+                raise ConfigError(
+                    "A server of a rollout must be a REST address",
+                    got=server,
+                    fix="Write http://HOST:8501.",
+                )
         for name, least in (
             ("min_requests", 0),
             ("step_time_s", 0),
@@ -200,7 +213,11 @@ class RolloutState:
         """As JSON can hold it."""
         return {
             **asdict(self),
-            "settings": {**asdict(self.settings), "dry_run": [*self.settings.dry_run]},
+            "settings": {
+                **asdict(self.settings),
+                "dry_run": [*self.settings.dry_run],
+                "servers": [*self.settings.servers],
+            },
             "rejected": [*self.rejected],
             "slow_s": dict(self.slow_s),
             "test": None if self.test is None else self.test.to_json(),
@@ -217,8 +234,11 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known = {
             each.name: content[each.name] for each in fields(RolloutState) if each.name in content
         }
-        settings = known["settings"]
-        known["settings"] = RolloutSettings(**{**settings, "dry_run": tuple(settings["dry_run"])})
+        settings: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in known["settings"].items()
+        }
+        known["settings"] = RolloutSettings(**settings)
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
         known["test"] = settings_of(known["test"]) if known.get("test") else None

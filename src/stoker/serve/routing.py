@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +47,45 @@ class Served:
 
     failed: Mapping[int, str]
     """Version -> why it could not be loaded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningRequest:
+    """A request that a rollout sent to a version, and that is not answered yet."""
+
+    model: str
+    """The model."""
+
+    route: Route
+    """Where it went."""
+
+    took_s: float
+    """How long it has been here, seconds."""
+
+
+def no_requests() -> Iterable[RunningRequest]:
+    """None: nothing runs."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionInUse:
+    """What a worker does with a version at a moment."""
+
+    model: str
+    """The model."""
+
+    base: Path
+    """The folder of its versions."""
+
+    version: int
+    """The version."""
+
+    requests: int
+    """Requests that it answers."""
+
+    loading: bool
+    """Whether the worker loads it."""
 
 
 class Router(Protocol):
@@ -96,9 +135,51 @@ class Router(Protocol):
             ServeError: there is no test, or an outcome is refused.
         """
 
-    def refresh(self, served: Mapping[str, Served]) -> None:
+    def max_run_s(self, model: str, version: int) -> float:
+        """The longest run of a version, seconds; infinite if it sets no limit of its own."""
+
+    def counts(self, model: str) -> Mapping[str, Any] | None:
+        """As JSON can hold it, what was counted of a model and could not be written; None without a rollout."""
+
+    def hung(self, model: str, version: int) -> None:
+        """A run of a version took longer than it may."""
+
+    def refresh(
+        self,
+        served: Mapping[str, Served],
+        running: Callable[[], Iterable[RunningRequest]] = no_requests,
+    ) -> Mapping[str, float]:
         """Read what has changed, and write what was counted; the server calls it every second.
 
         Args:
             served: model -> where it is and how it loads.
+            running: the requests that are not answered yet.
+
+        Returns:
+            Model with a rollout -> when its state was last read, seconds of the monotonic clock.
+        """
+
+
+class Supervisor(Protocol):
+    """Looks after the rollouts in the process that starts the workers."""
+
+    def begin(self, folder: Path) -> None:
+        """Args: folder: what the workers have in common, until the server ends."""
+
+    def look(self, in_use: Sequence[VersionInUse]) -> None:
+        """Take the rollouts forward; called every second in a thread of its own.
+
+        Args:
+            in_use: what all workers have loaded.
+        """
+
+    def worker_ended(self, in_use: Sequence[VersionInUse], *, how: str) -> bool:
+        """Take the version under rollout that a worker died of off the traffic; called before another starts.
+
+        Args:
+            in_use: what the worker was doing.
+            how: what it ended by.
+
+        Returns:
+            Whether there was one.
         """

@@ -185,6 +185,7 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         f"{BATCHING}input_batch_size histogram",
         f"{BATCHING}processed_batch_size histogram",
         f"{BATCHING}padding_size histogram",
+        "stoker_rollout_state_age_seconds gauge",
         "stoker_queued_requests gauge",
         "stoker_requests_under_way gauge",
         "stoker_head_cache counter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,10 @@ from stoker.core.errors import DataError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.ab_settings import ABTestSettings
 from stoker.rollout.counts import write_counts
+from stoker.rollout.memory import check_fits, version_bytes
 from stoker.rollout.operations import ModelRollouts, operator
-from stoker.rollout.router import FOLDER
 from stoker.rollout.signatures import check_compatible
-from stoker.rollout.state import Phase, RolloutSettings, advance, pause
+from stoker.rollout.state import FOLDER, Phase, RolloutSettings, advance, pause
 
 FLOAT, STRING = 1, 7
 Inputs = Mapping[str, tuple[int, tuple[int, ...]]]
@@ -196,3 +197,34 @@ def test_an_arm_that_clients_of_the_baseline_cannot_call_is_refused(
     with pytest.raises(DataError):
         rollouts.start_test(two, RolloutSettings(key="x-user"), why="")
     assert rollouts.history() == []
+
+
+def test_two_versions_that_do_not_fit_in_memory_are_refused_with_both_figures(root: Path) -> None:
+    for version in (1, 2):
+        variables = root / "taxi" / str(version) / "variables"
+        variables.mkdir()
+        (variables / "variables.data-00000-of-00001").write_bytes(b"")
+        os.truncate(variables / "variables.data-00000-of-00001", 3 << 30)
+        (root / "taxi" / str(version) / "stoker.manifest.json").unlink()
+    rollouts = ModelRollouts(root, "taxi")
+
+    with pytest.raises(UserError) as error:
+        rollouts.start(2, RolloutSettings(), why="", server_bytes=4 << 30)
+    line = error.value.line()
+    assert "Versions 1 and 2 must fit in the memory of a server together" in line
+    assert "6 GiB of variables and graphs, 4 GiB of memory" in line
+    assert rollouts.history() == []
+
+    assert rollouts.start(2, RolloutSettings(), why="", server_bytes=7 << 30).candidate == 2
+    assert version_bytes(root / "taxi" / "1") > 3 << 30
+    with pytest.raises(UserError, match="the memory of this machine"):
+        check_fits(root / "taxi" / "1", huge(root / "taxi" / "9"))
+
+
+def huge(folder: Path) -> Path:
+    """A version of 8 TiB, on the disk nothing."""
+    (folder / "variables").mkdir(parents=True)
+    path = folder / "variables" / "variables.data-00000-of-00001"
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 43)
+    return folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,11 @@ from stoker.rollout.ab_state import begin_test, end_test
 from stoker.rollout.append_log import LogReader, objects_of
 from stoker.rollout.assignments import key_text, logs_of
 from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import MEASURED, read_counts
-from stoker.rollout.router import FOLDER, RolloutRouter, predicted
+from stoker.rollout.counts import MEASURED, read_counts, read_failures
+from stoker.rollout.histogram import count_above
+from stoker.rollout.router import MAX_RUN_S, RolloutRouter, predicted
 from stoker.rollout.state import (
+    FOLDER,
     Phase,
     RolloutSettings,
     RolloutState,
@@ -27,7 +31,8 @@ from stoker.rollout.state import (
 )
 from stoker.rollout.state_files import StateFiles
 from stoker.serve.errors import ServeError
-from stoker.serve.routing import Headers, Route, Served
+from stoker.serve.routing import Headers, Route, RunningRequest, Served
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
 
@@ -235,12 +240,11 @@ def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model
 def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
     router = put(model, roll_back(begun(), reason="x", now_s=2e9))
     (model / FOLDER / "00000002.json").write_text("{")
-    before = router.read_s
+    before = router.refresh({})
 
-    router.refresh(served(model))
+    assert router.refresh(served(model)) == before
 
     assert routed(router).version == 1
-    assert router.read_s == before
     # A server that starts now takes up the last state that is whole.
     later = RolloutRouter(server="two")
     assert later.wanted("m", model) == {1}
@@ -261,3 +265,115 @@ def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: li
     assert found is not None
     assert found.tolist() == values
     assert predicted({"labels": np.array([b"a"], object)}) is None
+
+
+def test_a_request_that_still_runs_is_slow_as_soon_as_it_has_taken_too_long(model: Path) -> None:
+    router = put(model, replace(begun(key="x-user"), slow_s={"slow_p99": 0.2, "slow_p50": 0.1}))
+    keyed, other = Route(version=2, otherwise=1, key=5), Route(version=1, otherwise=1)
+
+    def running(*took_s: float) -> list[RunningRequest]:
+        slow = [RunningRequest(model="m", route=keyed, took_s=each) for each in took_s]
+        elsewhere = RunningRequest(model="n", route=other, took_s=9.0)
+        return [*slow, RunningRequest(model="m", route=other, took_s=0.05), elsewhere]
+
+    def slow() -> dict[int, int]:
+        counts = read_counts(model / FOLDER, rollout=1).get(0, {})
+        return {version: count_above(each.latency, 0.2) for version, each in counts.items()}
+
+    router.refresh(served(model), lambda: running(0.05))
+    assert slow() == {}
+    # Two requests of one key are one slow client.
+    router.refresh(served(model), lambda: running(0.5, 0.6))
+    assert slow() == {2: 1}
+    router.refresh(served(model), lambda: running(1.5))
+    assert slow() == {2: 1}
+    # It ends, as an error: it stays slow, and is counted once.
+    router.answered("m", keyed, good=False, took_s=1.6, outputs=None)
+    router.refresh(served(model), lambda: running(0.5))
+    assert slow() == {2: 1}
+    assert read_counts(model / FOLDER, rollout=1)[0][2].bad == 1
+
+
+def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
+    router = put(model, begun())
+    assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0
+    assert router.max_run_s("m", 1) == router.max_run_s("other", 2) == math.inf
+    done = put(model, promote_fully(begun(), now_s=0.0))
+    assert done.max_run_s("m", 2) == math.inf
+
+
+def test_a_version_that_hangs_is_reported_to_the_controller(model: Path) -> None:
+    router = put(model, begun())
+
+    router.hung("m", 1)
+    router.hung("m", 2)
+    router.refresh({"m": Served(base=model, failed={3: "damaged"})})
+
+    assert read_failures(model / FOLDER, rollout=1) == {
+        2: "a run of it does not end",
+        3: "it cannot be loaded: damaged",
+    }
+
+
+def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = put(model, begun())
+    away = model.with_name("unmounted")
+    read_s = [router.refresh(served(model))["m"]]
+    model.rename(away)
+    read_s += [router.refresh(served(model))["m"] for _ in range(3)]
+    assert caplog.records == []
+
+    monkeypatch.setattr("stoker.rollout.router.UNREADABLE_S", 0.0)
+    read_s += [router.refresh(served(model))["m"] for _ in range(3)]
+
+    assert len(set(read_s)) == 1
+    assert Counter(routed(router).version for _ in range(500)).keys() == {1, 2}
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "rollout of m: its state cannot be read for" in record.getMessage()
+    away.rename(model)
+    assert router.refresh(served(model))["m"] > read_s[0]
+    model.rename(away)
+    router.refresh(served(model))
+    assert len(caplog.records) == 2
+
+
+def test_a_run_of_a_version_under_rollout_may_not_last_as_long_as_others(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.rollout.router.MAX_RUN_S", 0.1)
+    router = put(model, begun())
+    overdue: list[int] = []
+    stuck = threading.Event()
+    watchdog = StuckCallWatchdog(max_run_s=60.0, on_stuck=stuck.set, router=router)
+
+    with (
+        watchdog.of_version("m", 1).watched(lambda: overdue.append(1)),
+        watchdog.of_version("m", 2).watched(lambda: overdue.append(2)),
+        watchdog.watched(lambda: overdue.append(0)),
+    ):
+        assert stuck.wait(30)
+
+    watchdog.close()
+    assert overdue == [2]
+    router.refresh(served(model))
+    assert read_failures(model / FOLDER, rollout=1) == {2: "a run of it does not end"}
+
+
+def test_counts_that_cannot_be_written_are_an_error_once_and_written_later(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = put(model, begun())
+    in_the_way = model / FOLDER / "counts"
+    in_the_way.write_text("")
+    for _ in range(3):
+        router.answered("m", Route(version=1, otherwise=1), good=True, took_s=0.1, outputs=None)
+        router.refresh(served(model))
+
+    (record,) = caplog.records
+    assert "rollout of m: its counts cannot be written" in record.getMessage()
+    in_the_way.unlink()
+    router.refresh(served(model))
+    assert read_counts(model / FOLDER, rollout=1)[0][1].requests == 3

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
+from stoker.serve.runtime.versions_in_use import read_versions_in_use, versions_file
 
 COUNTS_AND_HANGS = """
 import sys, time
@@ -110,3 +112,70 @@ def test_a_row_that_is_being_added_is_not_seen_and_a_file_that_is_gone_is_empty(
     assert read_counters(path.with_name("half")) == {"a": [3.0]}
     assert read_counters(tmp_path / "none") == {}
     cells.close()
+
+
+def test_which_versions_a_worker_ran_is_known_after_it_was_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from stoker.serve.runtime.versions_in_use import *\n"
+        "rows = VersionsInUse(Path(sys.argv[1]))\n"
+        "rows.row('m', Path('/models/m'), 1)[REQUESTS] = 2\n"
+        "rows.row('m', Path('/models/m'), 7)[LOADING] = 1\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    path = versions_file(tmp_path, 3)
+    assert read_versions_in_use(path) == []
+
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+
+    found = [
+        (each.model, each.base, each.version, each.requests, each.loading)
+        for each in read_versions_in_use(path)
+    ]
+    base = Path("/models/m")
+    assert found == [("m", base, 1, 2, False), ("m", base, 7, 0, True)]
+
+
+def test_an_age_grows_and_what_has_not_happened_has_none(tmp_path: Path) -> None:
+    one = ServeMetrics(tmp_path, worker=1)
+    name = "stoker_rollout_state_age_seconds"
+    assert f"{name}{{" not in one.exposition()
+
+    one.rollout_state_age.happened(time.monotonic() - 5.0, model_name="m", worker="1")
+    ServeMetrics(tmp_path, worker=2).rollout_state_age.happened(
+        time.monotonic(), model_name="m", worker="2"
+    )
+
+    text = one.exposition()
+    assert 5.0 <= value_of(text, f'{name}{{model_name="m",worker="1"}}') < 60.0
+    assert value_of(text, f'{name}{{model_name="m",worker="2"}}') < 5.0
+    # The next worker of this number has not read it yet.
+    assert 'worker="1"' not in "".join(
+        line for line in ServeMetrics(tmp_path, worker=1).exposition().splitlines() if name in line
+    )
+
+
+RUNS_AND_STANDS_STILL = """
+import time
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+watchdog = StuckCallWatchdog(max_run_s=3.0)
+with watchdog.watched(lambda: None):
+    print("begun", flush=True)
+    before_s = time.monotonic()
+    while time.monotonic() - before_s < 3.5:
+        before_s = time.monotonic()
+        time.sleep(0.05)
+    time.sleep(0.5)
+    print(watchdog.stuck, flush=True)
+"""
+
+
+def test_time_in_which_a_process_stood_still_is_not_time_of_its_models() -> None:
+    command = [sys.executable, "-c", RUNS_AND_STANDS_STILL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        os.kill(running.pid, signal.SIGSTOP)
+        time.sleep(4.5)
+        os.kill(running.pid, signal.SIGCONT)
+        assert running.stdout.readline() == "False\n"

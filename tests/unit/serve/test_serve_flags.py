@@ -60,7 +60,7 @@ def ssl_config(folder: Path) -> str:
 def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """What `stoker serve FLAGS` would have its workers serve; none is started."""
     found: list[ServeConfig] = []
-    monkeypatch.setattr(workers, "run_workers", lambda config, *_: found.append(config))
+    monkeypatch.setattr(workers, "run_workers", lambda config, *_, **__: found.append(config))
 
     def by(*flags: str, served: str = "BASE") -> ServeConfig:
         names = rf"\b({'|'.join(path.name for path in folder.iterdir())})$"
@@ -337,7 +337,9 @@ def test_workers_get_the_choice_of_gpus_by_their_environment_alone(
 ) -> None:
     """A worker may be given one of several GPUs: the flag would give it all of them again."""
     commands: list[list[str]] = []
-    monkeypatch.setattr(workers, "run_workers", lambda _, command, *__: commands.append(command))
+    monkeypatch.setattr(
+        workers, "run_workers", lambda _, command, *__, **___: commands.append(command)
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
     assert invoke(["serve", str(folder / "BASE"), *flags, "--port=0"], debug=True) == 0

@@ -87,6 +87,29 @@ def start(
             "--dry-run", metavar="GATE", help="Measure and show this gate without effect."
         ),
     ] = None,
+    keep_previous: Annotated[
+        str,
+        typer.Option(
+            "--keep-previous", help="Time after 100 % in which the baseline stays loaded."
+        ),
+    ] = "30m",
+    server_memory: Annotated[
+        float,
+        typer.Option(
+            "--server-memory",
+            metavar="GIB",
+            min=0.0,
+            help="Memory of a server, which must hold both versions. Default: this machine's, or its container's.",
+        ),
+    ] = 0.0,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="REST address of a server that cannot write to the repository: its counts are fetched. Repeatable.",
+        ),
+    ] = None,
     baseline: Annotated[
         int | None,
         typer.Option("--baseline", help="Version to compare with. Default: the one that serves."),
@@ -108,10 +131,17 @@ def start(
         max_shift=max_shift,
         allowed_ratio=allowed_ratio,
         dry_run=tuple(dry_run or ()),
+        keep_previous_s=seconds_of(keep_previous),
+        servers=tuple(server or ()),
     )
-    _show(
-        _open(models, model).start(version, settings, why=why, baseline=baseline), as_json=as_json
+    begun = _open(models, model).start(
+        version,
+        settings,
+        why=why,
+        baseline=baseline,
+        server_bytes=int(server_memory * 2**30) or None,
     )
+    _show(begun, as_json=as_json)
 
 
 @app.command()

@@ -156,23 +156,32 @@ def serve(
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
     if config.is_supervised:
+        from stoker.rollout.supervisor import RolloutSupervisor
         from stoker.serve.process.workers import WorkerEndedError, run_workers
 
         given = context.meta[command_line.ARGUMENTS]
         command = [sys.executable, "-m", "stoker", "serve", *given]
         try:
-            run_workers(config, command, lambda ready: _say(ready, as_json=as_json))
+            run_workers(
+                config,
+                command,
+                lambda ready: _say(ready, as_json=as_json),
+                supervisor=RolloutSupervisor(server=name),
+            )
         except WorkerEndedError as error:  # it has said why
             raise typer.Exit(error.code) from error
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
     from stoker.rollout.router import RolloutRouter
+    from stoker.rollout.supervisor import Controllers
     from stoker.serve.process.main import run_server
 
-    name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
-    router = RolloutRouter(server=name, controls=True)
+    # Where another process watches over this one, that one judges.
+    controllers = Controllers() if config.worker_folder is None else None
+    router = RolloutRouter(server=name, folder=config.worker_folder, controllers=controllers)
     run_server(config, lambda ready: _say(ready, as_json=as_json), router=router)
 
 

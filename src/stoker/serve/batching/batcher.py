@@ -35,7 +35,7 @@ from stoker.serve.batching.queue import Queue, Request
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+from stoker.serve.runtime.stuck_call_watchdog import Runs
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Batcher:
         *,
         name: str = "",
         metrics: ServeMetrics | None = None,
-        runs: StuckCallWatchdog | None = None,
+        runs: Runs | None = None,
         may_not_end: bool = False,
     ) -> None:
         """Call a model for requests.

@@ -32,7 +32,7 @@ from stoker.serve.batching.joined import (
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import COUNTING, Count, ServeMetrics, Spread
-from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog, stuck_error
+from stoker.serve.runtime.stuck_call_watchdog import Runs, stuck_error
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Queue:
         name: str,
         metrics: ServeMetrics | None,
         model_name: str = "",
-        runs: StuckCallWatchdog | None = None,
+        runs: Runs | None = None,
         may_not_end: bool = False,
     ) -> None:
         """Take requests.

@@ -29,7 +29,7 @@ from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
 from stoker.serve.request_record import RequestRecord
-from stoker.serve.routing import Router
+from stoker.serve.routing import Router, RunningRequest
 from stoker.serve.servables.catalog import Models
 from stoker.serve.servables.examples import (
     CLASSIFY,
@@ -115,6 +115,7 @@ class DataPlane:
         self._counts: dict[tuple[str, str], _AtOnceCounts] = {}
         self._draining = False
         self._was_ready = False
+        self._routed_now: dict[int, RequestRecord] = {}
 
     def predict(self, request: PredictRequest) -> PredictResponse:
         """Ask a model.
@@ -344,12 +345,23 @@ class DataPlane:
         route = self.router.route(spec.name, record.headers)
         if route is None:
             return spec
-        version = route.version
-        if self.models.get(spec.name).serves(version):
+        versions = self.models.get(spec.name)
+        if versions.serves(route.version):
             record.route = route
-        else:
-            version = route.otherwise
-        return ModelSpec(name=spec.name, version=version)
+            self._routed_now[id(record)] = record
+            return ModelSpec(name=spec.name, version=route.version)
+        if versions.serves(route.otherwise):
+            return ModelSpec(name=spec.name, version=route.otherwise)
+        return spec  # both are still loading: the newest that is there answers
+
+    def running(self) -> list[RunningRequest]:
+        """The requests that a rollout sent to a version, and that are not answered yet."""
+        now_s = time.monotonic()
+        return [
+            RunningRequest(model=each.model, route=each.route, took_s=now_s - each.began_s)
+            for each in list(self._routed_now.values())
+            if each.route is not None
+        ]
 
     @contextmanager
     def _use(self, spec: ModelSpec) -> Iterator[tuple[int, Batcher]]:
@@ -416,6 +428,7 @@ class DataPlane:
             took_s = time.monotonic() - begun_s
             record.code = code.name
             if self.router is not None and record.route is not None:
+                self._routed_now.pop(id(record), None)
                 self.router.answered(
                     record.model,
                     record.route,

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -178,6 +179,20 @@ class Gauge(_Metric):
             self.add(-1.0, **labels)
 
 
+class Age(Gauge):
+    """How long ago something last happened, seconds, per combination of labels; those of workers differ."""
+
+    def happened(self, at_s: float, **labels: str) -> None:
+        """It happened at a time of the monotonic clock, which all processes of a machine share."""
+        with COUNTING:
+            self._row(tuple(labels.items()))[0] = at_s
+
+    def lines_of(self, rows: dict[Labels, list[float]]) -> list[str]:
+        """Return the samples of some rows, one per line; none of what has not happened."""
+        now_s = time.monotonic()
+        return super().lines_of({key: [now_s - row[0]] for key, row in rows.items() if row[0]})
+
+
 class Histogram(_Metric):
     """Counts of values per bucket, per combination of labels."""
 
@@ -271,6 +286,11 @@ class ServeMetrics:
         self.head_cache = counter(
             "stoker_head_cache",
             "Small REST requests whose headers were cached, and newly cached ones.",
+        )
+        self.rollout_state_age = Age(
+            "stoker_rollout_state_age_seconds",
+            "Time since a worker last read the state of a model's rollout, seconds.",
+            cells=self._cells,
         )
         self.workers_replaced = counter("stoker_workers_replaced", "Replaced workers, by reason.")
         self.log_dropped = counter(

@@ -33,6 +33,7 @@ from stoker.serve.rest.inline_predict import InlinePredict
 from stoker.serve.routing import Router
 from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+from stoker.serve.runtime.versions_in_use import VersionsInUse, versions_file
 from stoker.serve.security.auth import Keys, read_keys
 from stoker.serve.security.tls import Tls, read_tls
 from stoker.serve.servables.catalog import Models, Watch
@@ -69,11 +70,11 @@ class Server:
         tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._ready = threading.Event()
         self._runs = (
-            StuckCallWatchdog(max_run_s=config.max_run_s, on_stuck=self._say_stuck)
+            StuckCallWatchdog(max_run_s=config.max_run_s, on_stuck=self._say_stuck, router=router)
             if config.max_run_s
             else None
         )
-        metrics = ServeMetrics(config.worker_folder, worker=config.worker)
+        self._metrics = metrics = ServeMetrics(config.worker_folder, worker=config.worker)
         session = _session_config(config)
         open_devices(session)
         options = LoadOptions(
@@ -82,6 +83,7 @@ class Server:
             router=router,
             allow_ops=frozenset(config.allow_ops),
             metrics=metrics,
+            in_use=_versions_in_use(config),
             runs=self._runs,
             warm_up=config.warm_up,
             warm_sizes=config.warm_sizes,
@@ -166,8 +168,20 @@ class Server:
             )
 
     def _route(self) -> None:
-        if self._router is not None:
-            self._router.refresh(self.models.served())
+        if self._router is None:
+            return
+        read_s = self._router.refresh(self.models.served(), self.plane.running)
+        for model, at_s in read_s.items():
+            self._metrics.rollout_state_age.happened(
+                at_s, model_name=model, worker=str(self.config.worker)
+            )
+
+    def _route_finally(self) -> None:
+        """Write what was counted since the last look."""
+        try:
+            self._route()
+        except OSError as error:
+            _log.error("the last counts of the rollouts are lost: %s", error)
 
     def _say_stuck(self) -> None:
         if self.config.worker_folder is not None:
@@ -227,6 +241,7 @@ class Server:
         else:
             self._socket.close()
         self._app.close()
+        self._route_finally()
         self._request_log.close()
         if self._access_log is not None:
             self._access_log.close()
@@ -239,6 +254,11 @@ class Server:
         self._health.refresh()
         if not self._ready.is_set() and not self.plane.unready():
             self._ready.set()
+
+
+def _versions_in_use(config: ServeConfig) -> VersionsInUse:
+    folder = config.worker_folder
+    return VersionsInUse(None if folder is None else versions_file(folder, config.worker))
 
 
 def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from stoker.cluster.processes import Child, ProcessOptions
 from stoker.serve.process.gpu_shares import GpuShare
+from stoker.serve.routing import VersionInUse
+from stoker.serve.runtime.versions_in_use import read_versions_in_use, versions_file
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +45,10 @@ class Worker:
         """
         self.number = number
         self.ready_file = folder / f"{number}.json"
+        self._versions_file = versions_file(folder, number)
         self._stuck_file = stuck_file(folder, number, on_gpu=False)
         self._stuck_on_gpu_file = stuck_file(folder, number, on_gpu=True)
-        for old in (self._stuck_file, self._stuck_on_gpu_file):
+        for old in (self._stuck_file, self._stuck_on_gpu_file, self._versions_file):
             old.unlink(missing_ok=True)
         own = ["--workers", "1", "--worker-folder", str(folder), "--worker", str(number)]
         own += ["--stop-with-stdin", "--ready-file", str(self.ready_file)]
@@ -78,6 +81,15 @@ class Worker:
     def is_stuck_on_gpu(self) -> bool:
         """Whether it reported that while it holds memory of a GPU; TensorFlow knows that without NVML."""
         return self._stuck_on_gpu_file.is_file()
+
+    @property
+    def was_asked_to_end(self) -> bool:
+        """Whether `ask_to_end` was called."""
+        return self._end_at_s is not None
+
+    def versions_in_use(self) -> list[VersionInUse]:
+        """What it does with each version now, or did when it ended."""
+        return read_versions_in_use(self._versions_file)
 
     @property
     def is_overdue(self) -> bool:

@@ -22,8 +22,10 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.gpu_shares import GpuShare, gpu_shares, usable_gpus
 from stoker.serve.process.ready import Ready
+from stoker.serve.process.rollout_watch import RolloutWatch
 from stoker.serve.process.signals import ending_on_signals
 from stoker.serve.process.worker import Worker
+from stoker.serve.routing import Supervisor
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ def run_workers(
     config: ServeConfig,
     command: Sequence[str],
     on_ready: Callable[[Ready], None] = lambda _: None,
+    *,
+    supervisor: Supervisor | None = None,
 ) -> None:
     """Serve by other processes until SIGTERM or SIGINT; for a process's main thread.
 
@@ -54,6 +58,7 @@ def run_workers(
         config: How many workers, and where they listen.
         command: `stoker serve` with all its options; those of a worker are added to it.
         on_ready: Called once, when every worker is ready.
+        supervisor: Looks after the rollouts.
 
     Raises:
         ConfigError: a port is taken.
@@ -67,7 +72,7 @@ def run_workers(
         tempfile.TemporaryDirectory(prefix="stoker-serve-") as folder,
     ):
         ports = ["--rest_api_port", str(rest_port), "--port", str(grpc_port)]
-        crew = WorkerPool(config, [*command, *ports], Path(folder))
+        crew = WorkerPool(config, [*command, *ports], Path(folder), supervisor=supervisor)
         try:
             crew.wait_until_ready(asked_to_end)
             if not asked_to_end.is_set():
@@ -99,7 +104,14 @@ class WorkerEndedError(Exception):
 class WorkerPool:
     """All workers of a server: one at each place, and those that are on their way in or out."""
 
-    def __init__(self, config: ServeConfig, command: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        supervisor: Supervisor | None = None,
+    ) -> None:
         """Start a worker at each place."""
         self._command, self._folder = command, folder
         self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
@@ -115,6 +127,9 @@ class WorkerPool:
         for share in shares:
             self._places.append(_WorkerSlot(self._started(share), share))
         _say_gpus(gpus, shares)
+        self._rollouts = (
+            None if supervisor is None else RolloutWatch(supervisor, folder, self._living)
+        )
 
     def models(self) -> tuple[str, ...]:
         """The names of the models that the first worker serves."""
@@ -128,8 +143,11 @@ class WorkerPool:
         """
         while not all(place.worker.child.is_ready for place in self._places):
             for place in self._places:
-                if place.worker.ended is not None:
+                if place.worker.ended is None:
+                    continue
+                if not self._died_of_a_version(place.worker):
                     raise WorkerEndedError(place.worker.ended)
+                place.worker = self._started(place.share)
             if asked_to_end.wait(_LOOK_S):
                 return
 
@@ -143,6 +161,8 @@ class WorkerPool:
 
     def end(self) -> None:
         """Ask all to end, and wait until they have."""
+        if self._rollouts is not None:
+            self._rollouts.end()
         workers = [*self._retired, *(w for place in self._places for w in place.workers())]
         for worker in workers:
             worker.ask_to_end(self._patience_s)
@@ -159,6 +179,7 @@ class WorkerPool:
                 place.following = self._started(place.share, "--listen-when-tried")
         elif (reason := self._trouble_of(worker)) is not None:
             _log.error("worker %d %s; another follows", worker.child.pid, reason)
+            self._died_of_a_version(worker)
             self._metrics.workers_replaced.add(reason=reason)
             place.start_at_s = time.monotonic() + place.backoff_s()
 
@@ -178,12 +199,21 @@ class WorkerPool:
         """The next one takes the place when it is ready; until then the stuck one serves what it can."""
         if following.ended is not None:
             _log.error("worker %d ended by %d", following.child.pid, following.ended)
+            self._died_of_a_version(following)
             place.following, place.start_at_s = None, time.monotonic() + place.backoff_s()
         elif following.child.is_ready:
             place.worker, place.following = following, None
             if worker.ended is None:
                 worker.ask_to_end(self._patience_s)
                 self._retired.append(worker)
+
+    def _died_of_a_version(self, worker: Worker) -> bool:
+        """Whether a version under rollout was at work when a worker ended; it takes no traffic any more."""
+        return self._rollouts is not None and self._rollouts.died_of_a_version(worker)
+
+    def _living(self) -> list[Worker]:
+        """Those that serve, and those on their way in."""
+        return [w for place in list(self._places) for w in place.workers() if w.ended is None]
 
     def _started(self, share: GpuShare, *more: str) -> Worker:
         """A new worker, under the lowest number that no living one has."""

@@ -146,9 +146,10 @@ class RestApp:
                 state.key = self.options.keys.check(headers(scope), role=_role(path)).name
             except ServeError as error:
                 raise HttpError(error.code.http_status, error.message) from error
-        if path == self.options.metrics_path and method in ("GET", "HEAD"):
-            text = await self._in_thread(self.plane.metrics.exposition)
-            return Answer(body=text, content_type=TEXT)
+        monitored = self._monitored(path) if method in ("GET", "HEAD") else None
+        if monitored is not None:
+            answer: Answer = await self._in_thread(monitored)
+            return answer
         interface = _interface(path)
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
@@ -163,6 +164,12 @@ class RestApp:
         return await self._before_deadline(
             state.deadline, self._api_answer, scope, (body, packed), state, interface
         )
+
+    def _monitored(self, path: str) -> Callable[[], Answer] | None:
+        """What answers a path of the monitoring; None for another path."""
+        if path == self.options.metrics_path:
+            return lambda: Answer(body=self.plane.metrics.exposition(), content_type=TEXT)
+        return routes.rollout_counts(self.plane, path)
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)

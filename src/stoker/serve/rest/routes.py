@@ -52,6 +52,8 @@ _GET_PATH = re.compile(
 )
 """Read-only paths. TensorFlow Serving accepts one without a name, and its error says what is missing."""
 
+_COUNTS_PATH = re.compile(rf"/v1/rollouts{_NAME}/counts", re.ASCII)
+
 _MAX_VERSION_DIGITS = 19
 """Digits of the largest 64-bit number."""
 
@@ -105,6 +107,14 @@ def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None)
     if found["metadata"]:
         return Answer(body=_metadata_text(plane.metadata(spec)))
     return Answer(body=_status_text(plane.status(spec)))
+
+
+def rollout_counts(plane: DataPlane, path: str) -> Callable[[], Answer] | None:
+    """What gives the counts of a rollout that this server could not write; None for another path."""
+    found, router = _COUNTS_PATH.fullmatch(path), plane.router
+    if found is None or router is None or not router.has_rollout(found["name"]):
+        return None
+    return lambda: Answer(body=json.dumps(router.counts(found["name"])))
 
 
 def model_of(path: str) -> ModelSpec | None:

@@ -36,6 +36,7 @@ from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.routing import Router
 from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+from stoker.serve.runtime.versions_in_use import LOADING, REQUESTS, VersionsInUse
 from stoker.serve.servables.litert import load_litert
 from stoker.serve.servables.load_error import reason_of
 from stoker.serve.servables.warm_up import warm_up
@@ -103,6 +104,9 @@ class LoadOptions:
     metrics: ServeMetrics | None = None
     """What batches are counted in."""
 
+    in_use: VersionsInUse = field(default_factory=VersionsInUse)
+    """Where it is noted which versions are running or loading."""
+
 
 class Servable:
     """A version that is loaded once, used by many threads, and unloaded when the last is done."""
@@ -119,6 +123,7 @@ class Servable:
         self.reason = ""
         self._model: Batcher | None = None
         self._users = 0
+        self._noted = self._options.in_use.row(model_name, path.parent, version)
         self._changed = threading.Condition(threading.Lock())
 
     def load(self) -> bool:
@@ -128,6 +133,7 @@ class Servable:
             Whether the version can be used now.
         """
         self._become(State.LOADING)
+        self._noted[LOADING] = 1.0
         try:
             self._model = (
                 _beside(lambda: self._loaded(GilYield()))
@@ -142,6 +148,8 @@ class Servable:
             _log.exception("%s cannot be loaded", self.path)
             self._become(State.END, reason=reason_of(error, self.path))
             return False
+        finally:
+            self._noted[LOADING] = 0.0
         self._become(State.AVAILABLE)
         _first_is_loaded.set()
         return True
@@ -172,7 +180,9 @@ class Servable:
             batching,
             name=self._model_name,
             metrics=options.metrics,
-            runs=options.runs,
+            runs=None
+            if options.runs is None
+            else options.runs.of_version(self._model_name, self.version),
             may_not_end=endless,
         )
         try:
@@ -207,12 +217,14 @@ class Servable:
         with self._changed:
             model = self._model if self.state is State.AVAILABLE else None
             self._users += model is not None
+            self._noted[REQUESTS] = self._users
         return model
 
     def release(self) -> None:
         """Hold the model no more; once for each `hold` that gave it."""
         with self._changed:
             self._users -= 1
+            self._noted[REQUESTS] = self._users
             if not self._users and self.state is State.UNLOADING:
                 self._changed.notify_all()
 

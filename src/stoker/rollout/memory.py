@@ -1,0 +1,51 @@
+"""Whether two versions of a model fit in the memory of a server at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.limits import usable_memory
+from stoker.core.errors import Plain, UserError
+
+_GRAPHS = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
+
+
+def version_bytes(folder: Path) -> int:
+    """The least memory that a version takes once it is loaded: its variables and its graph with its constants."""
+    graphs = [folder / name for name in _GRAPHS]
+    files = [*(folder / "variables").glob("*.data-*"), *graphs]
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def check_fits(baseline: Path, candidate: Path, *, server_bytes: int | None = None) -> None:
+    """Refuse a rollout whose two versions cannot be loaded at once.
+
+    Args:
+        baseline: folder of the version that serves.
+        candidate: folder of the other version.
+        server_bytes: memory of a server; None: of this machine or its container, and of its smallest GPU.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    need = version_bytes(baseline) + version_bytes(candidate)
+    limits = {"a server": server_bytes} if server_bytes else _limits()
+    for where, limit in limits.items():
+        if need > limit:
+            raise UserError(
+                f"Versions {baseline.name} and {candidate.name} must fit in the memory of {where} together",
+                got=Plain(f"{_gib(need)} of variables and graphs, {_gib(limit)} of memory"),
+                fix="Use a server with more memory (--server-memory, if it is not this machine), "
+                "or replace the version without a rollout (`stoker serve --unload-first`).",
+            )
+
+
+def _limits() -> dict[str, int]:
+    gpus = [state.memory_bytes for state in read_gpus().states]
+    limits = {"this machine": usable_memory()}
+    return {**limits, "its GPU": min(gpus)} if gpus else limits
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"

@@ -1,0 +1,39 @@
+"""Versions that the workers of one server must not run, whatever the state says.
+
+The process that starts the workers writes this file when a version has killed one, before it changes the state:
+the state's disk may be full or read-only, and the next worker must not die of the same version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from stoker.core.files import write_json
+
+_FILE = "rollout-vetoes.json"
+
+
+class Vetoes:
+    """The vetoes in one folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Args: folder: of the workers; None: there are no vetoes."""
+        self._path = None if folder is None else folder / _FILE
+
+    def reasons(self) -> dict[tuple[str, int], str]:
+        """Folder of a model's versions and number of a rollout -> why its candidate must not run."""
+        if self._path is None:
+            return {}
+        with contextlib.suppress(FileNotFoundError):
+            return {
+                (base, rollout): why for base, rollout, why in json.loads(self._path.read_bytes())
+            }
+        return {}
+
+    def add(self, base: Path, rollout: int, *, why: str) -> None:
+        """Keep the candidate of a rollout off the traffic; an operator who starts it again begins another rollout."""
+        if self._path is not None:
+            reasons = {**self.reasons(), (str(base), rollout): why}
+            write_json(self._path, [[*key, reason] for key, reason in reasons.items()])

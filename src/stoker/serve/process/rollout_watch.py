@@ -1,0 +1,67 @@
+"""Looks after rollouts in the process that starts the workers."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from stoker.core.errors import EXIT_USER
+from stoker.serve.process.worker import Worker
+from stoker.serve.routing import Supervisor
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+"""How often rollouts are judged, seconds."""
+
+_NOT_OF_A_MODEL = {0, EXIT_USER, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""How a worker ends that was asked to, or that has said why it cannot go on."""
+
+
+class RolloutWatch:
+    """Calls a supervisor every second, in a thread of its own: a repository may hang, and workers are watched all the same."""
+
+    def __init__(
+        self, supervisor: Supervisor, folder: Path, workers: Callable[[], Iterable[Worker]]
+    ) -> None:
+        """Begin.
+
+        Args:
+            supervisor: what is called.
+            folder: what the workers have in common.
+            workers: those that live.
+        """
+        self._supervisor, self._workers = supervisor, workers
+        self._ended = threading.Event()
+        supervisor.begin(folder)
+        threading.Thread(target=self._run, name="stoker-rollouts", daemon=True).start()
+
+    def died_of_a_version(self, worker: Worker) -> bool:
+        """Whether a version under rollout was at work when a worker ended; it takes no traffic any more."""
+        code = worker.ended
+        if worker.was_asked_to_end or code is None or code in _NOT_OF_A_MODEL:
+            return False
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        try:
+            return self._supervisor.worker_ended(worker.versions_in_use(), how=how)
+        except Exception:  # noqa: BLE001 - the next worker must start all the same
+            _log.exception("the rollouts do not know that a worker ended")
+            return False
+
+    def end(self) -> None:
+        """Look no more; a look that hangs is not waited for."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            try:
+                self._supervisor.look(
+                    [use for worker in self._workers() for use in worker.versions_in_use()]
+                )
+            except OSError as error:
+                _log.error("the rollouts cannot be judged: %s", error)
+            except Exception:  # noqa: BLE001 - one bad look must not end the watching
+                _log.exception("the rollouts cannot be judged")
