@@ -128,6 +128,11 @@ class _Routing:
     def stage(self) -> int:
         return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
 
+    def is_warming_up(self, now_s: float) -> bool:
+        """Whether a stage has just begun, so that its latency is not judged."""
+        state = self.state
+        return state.phase is Phase.RUNNING and now_s < state.began_s + state.settings.warm_up_s
+
     def route(self, headers: Headers) -> Route:
         state = self.state
         if state.phase not in (Phase.RUNNING, Phase.PAUSED):
@@ -141,7 +146,7 @@ class _Routing:
         if not state.settings.key:
             return Route(version=self.split.any_version(), otherwise=state.baseline)
         key = _key(state.settings.key, headers)
-        if key is None:
+        if not key:  # an empty one would be one user for all who send it
             return Route(version=state.baseline, otherwise=state.baseline, counts=False)
         return Route(
             version=self.split.version_of(key),
@@ -248,7 +253,9 @@ class _ModelRollout:
                 return
             slow_s = min(self._routing.state.slow_s.values(), default=math.inf)
             # A client that is slow each time is one slow client.
-            if took_s <= slow_s or self._is_first(route.key, self._keys.slow):
+            if not self._routing.is_warming_up(time.time()) and (
+                took_s <= slow_s or self._is_first(route.key, self._keys.slow)
+            ):
                 counts.latency.update(buckets_of(np.array([took_s])).tolist())
             if values is not None and self._is_first(route.key, self._keys.predicted):
                 counts.predictions.update(buckets_of(values).tolist())
