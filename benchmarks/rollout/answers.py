@@ -65,8 +65,8 @@ class Fleet:
     root: Path
     scratch: Path
     servers: list[Server] = field(default_factory=list)
-    kills: list[float] = field(default_factory=list)
-    """When a process was killed, by the monotonic clock."""
+    kills: list[tuple[float, float]] = field(default_factory=list)
+    """When a process was killed, and when it was gone, by the monotonic clock."""
 
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -93,24 +93,24 @@ class Fleet:
     async def kill_worker(self, at: int) -> None:
         """Kill the process that answers; its parent starts another."""
         await self._all_listen()
-        for worker in self.servers[at].workers():
-            self._kill(worker)
+        await self._kill(self.servers[at].workers())
 
     async def kill_server(self, at: int, *, again: bool = True) -> None:
         """Kill a whole server, and start another on its port."""
         await self._all_listen()
         server = self.servers.pop(at)
-        workers = server.workers()
-        self._kill(server.process.pid)
+        # Its workers end with it, a little later.
+        await self._kill([server.process.pid], until_gone=server.workers())
         server.process.wait()
-        await asyncio.to_thread(_wait_for_end, workers)  # they end with it, a little later
-        self.kills.append(time.monotonic())
         if again:
             await asyncio.to_thread(self._start, server.port)
 
-    def _kill(self, process: int) -> None:
-        os.kill(process, signal.SIGKILL)
-        self.kills.append(time.monotonic())
+    async def _kill(self, processes: Sequence[int], until_gone: Sequence[int] = ()) -> None:
+        begun_s = time.monotonic()
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        await asyncio.to_thread(_wait_for_end, until_gone or processes)
+        self.kills.append((begun_s, time.monotonic()))
 
     async def _all_listen(self) -> None:
         """A kill while the other server is down would leave none."""
@@ -173,13 +173,17 @@ class Checked:
     kills: int = 0
 
 
-def check(answers: Sequence[Answer], states: Sequence[InForce], kills: Sequence[float]) -> Checked:
+def check(
+    answers: Sequence[Answer],
+    states: Sequence[InForce],
+    kills: Sequence[tuple[float, float]],
+) -> Checked:
     """Compare each answer with what the states in force say."""
     found = Checked(answers=len(answers), kills=len(kills))
     for answer in answers:
         end_s = answer.sent_s + answer.took_s
         if answer.status == LOST:
-            if any(answer.sent_s - KILLED_S <= kill_s <= end_s for kill_s in kills):
+            if any(answer.sent_s - KILLED_S <= gone and begun <= end_s for begun, gone in kills):
                 found.killed += 1
             else:
                 found.lost.append(answer)
