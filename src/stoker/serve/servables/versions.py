@@ -14,6 +14,7 @@ from stoker.export.litert import FILE as LITERT_FILE
 from stoker.registry.repository import MANIFEST, read_aliases, version_folders
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.routing import no_headers
 from stoker.serve.servables.model_config import ModelConfig
 from stoker.serve.servables.servable import LoadOptions, Servable, State
 
@@ -87,6 +88,8 @@ class ModelVersions:
             if kept:  # and what a label still names, as the version that it moves to is not there
                 wanted = self._wanted_labels()
                 kept |= {now for label, now in self._labels.items() if now != wanted.get(label)}
+                # Traffic may go back at any time, also to a version whose folder somebody has deleted.
+                kept |= (self._rollout or set()) & self._available.keys()
             if kept:
                 self._unload([version for version in self._available if version not in kept])
             self._seen = seen
@@ -165,13 +168,17 @@ class ModelVersions:
         )
 
     def _wanted(self, found: Iterable[int]) -> list[int]:
-        """The versions that may be served, newest first: a rollout's, else the policy's."""
+        """The versions that may be served: the policy's, newest first; or a rollout's, its baseline first."""
         router = self._options.router
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
         if self._rollout is None:
             return self.config.policy.candidates(found)
         labeled = self._wanted_labels().values()
-        return sorted(self._rollout.union(labeled) & set(found), reverse=True)
+        route = None if router is None else router.route(self.name, no_headers)
+        # The version that answers for the others is loaded first.
+        first = None if route is None else route.otherwise
+        wanted = self._rollout.union(labeled) & set(found)
+        return sorted(wanted, key=lambda version: (version != first, -version))
 
     def _chosen(self, candidates: Sequence[int], serves: Callable[[int], bool]) -> set[int]:
         """Of the candidates, newest first, as many that serve as the policy wants, and the labeled."""
