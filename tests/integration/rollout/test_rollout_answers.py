@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from answers import Fleet, actions, ask_while, prepare
+from checked_answers import Fleet, actions, ask_while, prepare
 
 
 def test_no_answer_is_wrong_or_lost_while_a_worker_and_a_server_are_killed(tmp_path: Path) -> None:
