@@ -8,6 +8,7 @@ the version, and each user must get the version that the state in force assigns 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -24,6 +25,7 @@ from open_load import LOST, Answer, Client
 from planted_models import Planted, export
 from releases import Server, free_port, serving
 
+from stoker.core.errors import UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.split import TrafficSplit
@@ -253,7 +255,9 @@ def actions(rollouts: ModelRollouts, fleet: Fleet) -> list[Action]:
 
 def _operation(work: Callable[[], object]) -> Action:
     async def run() -> None:
-        await asyncio.to_thread(work)
+        # A kill may be laid to the version that the worker ran: then its rollout is over already.
+        with contextlib.suppress(UserError):
+            await asyncio.to_thread(work)
 
     return run
 
