@@ -110,7 +110,10 @@ class Fleet:
         """A kill while the other server is down would leave none."""
         until_s = time.monotonic() + READY_S
         while time.monotonic() < until_s:
-            answers = [await Client((port,), MODEL).ask(1.0) for port in self.ports]
+            clients = [Client((port,), MODEL) for port in self.ports]
+            answers = [await client.ask(1.0) for client in clients]
+            for client in clients:
+                await client.close()
             if all(each.status == 200 for each in answers):
                 return
             await asyncio.sleep(0.2)
@@ -291,5 +294,5 @@ async def ask_while(
                 await step()
                 sys.stderr.write(f"bench-rollout: step {number}, {len(client.answers)} answers\n")
         over.set()
-    client.close()
+    await client.close()
     return check(client.answers, in_force(rollouts), fleet.kills)
