@@ -134,11 +134,14 @@ class Client:
                 each.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all connections."""
-        for _, writer in self._idle:
-            writer.close()
+        writers = [writer for _, writer in self._idle]
         self._idle.clear()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
+        await asyncio.sleep(0.1)  # those that ended with an error are closing too
 
 
 @dataclass

@@ -70,7 +70,7 @@ async def watched(folder: Path) -> tuple[list[Answer], list[Event]]:
                 ModelRollouts(root, MODEL).start(version, SETTINGS, why="")
                 events += await release(stream, root, version)
         await client.settle(10.0)
-        client.close()
+        await client.close()
     return client.answers, events
 
 

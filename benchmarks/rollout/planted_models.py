@@ -83,15 +83,19 @@ def export(path: Path, *, version: int, planted: Planted = HEALTHY) -> Path:
 
 def _faults(x: tf.Tensor, planted: Planted) -> list[tf.Tensor]:
     """What must happen before an answer."""
-    found = [tf.debugging.assert_less(x, OUTAGE, message="the feature store does not answer")]
-    if planted.errors:
-        found.append(tf.debugging.assert_greater_equal(x, planted.errors, message="planted"))
+    found = [_checked(x < OUTAGE, x), _checked(x >= planted.errors, x)]
     if planted.delay_ms or planted.hangs:
         hangs = tf.reduce_any(x < planted.hangs)
         found.append(_slept(tf.where(hangs, _HANG_US, planted.delay_ms * 1000)))
     if planted.crashes:
         found.append(tf.cond(tf.reduce_any(x < planted.crashes), _aborted, lambda: True))
     return found
+
+
+def _checked(condition: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """x, or an error unless a condition holds for all of it."""
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(condition), [x])]):
+        return tf.identity(x)
 
 
 def _slept(time_us: tf.Tensor) -> tf.Tensor:

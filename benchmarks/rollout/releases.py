@@ -234,5 +234,5 @@ async def roll_out(
         await asyncio.sleep(SETTLE_S)
     took_s = time.monotonic() - begun_s
     await client.settle(0.0 if release.candidate.hangs else 35.0)
-    client.close()
+    await client.close()
     return Ended(release=release, state=state, answers=client.answers, took_s=took_s)

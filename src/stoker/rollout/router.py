@@ -167,6 +167,11 @@ class _Routing:
         active = self.state.phase in ACTIVE
         return min(self.state.slow_s.values(), default=math.inf) if active else math.inf
 
+    def is_warming_up(self, now_s: float) -> bool:
+        """Whether a stage has just begun, so that its latency is not judged."""
+        state = self.state
+        return state.phase is Phase.RUNNING and now_s < state.began_s + state.settings.warm_up_s
+
     def route(self, headers: Headers) -> Route:
         state = self.state
         if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
@@ -180,7 +185,7 @@ class _Routing:
         if not state.settings.key:
             return Route(version=self.split.any_version(), otherwise=state.baseline)
         key = _key(state.settings.key, headers)
-        if not key:
+        if not key:  # an empty one would be one user for all who send it
             return Route(version=state.baseline, otherwise=state.baseline, counts=False)
         return Route(
             version=self.split.version_of(key),
@@ -343,7 +348,9 @@ class _ModelRollout:
             slow = took_s > self._routing.slow_s
             # A client that is slow each time is one slow client. A bad answer that was slow stays so: it may have
             # counted while it ran.
-            if (good and not slow) or (slow and self._is_first(route.key, self._keys.slow)):
+            if not self._routing.is_warming_up(time.time()) and (
+                (good and not slow) or (slow and self._is_first(route.key, self._keys.slow))
+            ):
                 counts.latency.update(buckets_of(np.array([took_s])).tolist())
             if not good:
                 counts.bad += self._is_first(route.key, self._keys.bad)

@@ -38,7 +38,7 @@ BY_COUNTS = [
 ]
 HANG = release("hang", Planted(hangs=30.0))
 CRASH = release("crash", Planted(crashes=30.0))
-GATES = {
+GATES: dict[str, str | tuple[str, ...]] = {
     "errors": "bad_answers",
     "nan": "bad_answers",
     "shift": "prediction_shift",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.rollout.ab_settings import ABTestSettings
 from stoker.rollout.ab_state import begin_test, end_test
@@ -235,6 +239,37 @@ def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model
     change(files, files.latest(), second, EVENT)
     router.refresh(served(model))
     assert read_counts(model / FOLDER, rollout=2) == {}
+
+
+def test_latency_is_not_judged_while_a_stage_warms_up_and_errors_are(model: Path) -> None:
+    router = put(model, replace(begun(), began_s=time.time() - 10.0, slow_s={"slow_p99": 0.1}))
+    route = Route(version=2, otherwise=1)
+    router.answered("m", route, good=True, took_s=5.0, outputs=None)
+    router.answered("m", route, good=False, took_s=5.0, outputs=None)
+    router.refresh(served(model))
+    warming = read_counts(model / FOLDER, rollout=1)[0][2]
+    assert (warming.requests, warming.bad, warming.latency) == (2, 1, {})
+
+    files = StateFiles(model / FOLDER)
+    change(files, files.latest(), replace(begun(), began_s=time.time() - 31.0), EVENT)
+    router.refresh(served(model))
+    router.answered("m", route, good=True, took_s=5.0, outputs=None)
+    router.refresh(served(model))
+    assert read_counts(model / FOLDER, rollout=1)[0][2].latency.total() == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.binary(max_size=300))
+def test_any_header_value_has_one_version_and_an_empty_one_is_no_key(value: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "m"
+        (model / "2").mkdir(parents=True)
+        for key, given_as in (("x-user", value), ("cookie:uid", b"a=1; uid=" + value)):
+            router = put(model, begun("50,100", key=key))
+            name = key.partition(":")[0]
+            found = {routed(router, {name: given_as}.get) for _ in range(3)}
+            assert len(found) == 1
+            assert found.pop().counts or not value.partition(b";")[0].strip()
 
 
 def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
