@@ -19,10 +19,12 @@ from typing import Any
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.extra_routes import ExtraRoutes
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import routes, v2
+from stoker.serve.rest.extra import answered_by, check_sender
 from stoker.serve.rest.messages import (
     CODINGS,
     TEXT,
@@ -85,6 +87,9 @@ class RestOptions:
     cors: bool = False
     """Whether pages of other origins may send requests (CORS)."""
 
+    extra: ExtraRoutes | None = None
+    """Answers further paths; None: there are none."""
+
 
 @dataclass(kw_only=True, slots=True)
 class _RequestState:
@@ -141,15 +146,14 @@ class RestApp:
             return probe(self.plane)
         if method == "OPTIONS" and _interface(path) is not None:  # a browser sends no key with it
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
-        if self.options.keys is not None:
-            try:
-                state.key = self.options.keys.check(headers(scope), role=Role.PREDICT).name
-            except ServeError as error:
-                raise HttpError(error.code.http_status, error.message) from error
+        extra = self.options.extra
+        role = None if extra is None else extra.role_of(method, path)
+        state.key = self._checked(scope, role or Role.PREDICT)
         if path == self.options.metrics_path and method in ("GET", "HEAD"):
-            text = await self._in_thread(self.plane.metrics.exposition)
-            return Answer(body=text, content_type=TEXT)
+            return Answer(body=await self._in_thread(self._exposition), content_type=TEXT)
         interface = _interface(path)
+        if extra is not None and role is not None:
+            interface = functools.partial(answered_by, extra, who=state.key)
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
         if self._in_flight > self.options.max_in_flight:
@@ -163,6 +167,24 @@ class RestApp:
         return await self._before_deadline(
             state.deadline, self._api_answer, scope, (body, packed), state, interface
         )
+
+    def _checked(self, scope: Scope, role: Role) -> str:
+        """Return the owner of the request's key, "" where the server has no keys.
+
+        Raises:
+            HttpError: the sender does not have the role.
+        """
+        if self.options.keys is None:
+            check_sender(scope, role)
+            return ""
+        try:
+            return self.options.keys.check(headers(scope), role=role).name
+        except ServeError as error:
+            raise HttpError(error.code.http_status, error.message) from error
+
+    def _exposition(self) -> str:
+        extra, text = self.options.extra, self.plane.metrics.exposition()
+        return text if extra is None else text + extra.exposition(self.plane.models.served())
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
