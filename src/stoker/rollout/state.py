@@ -12,16 +12,21 @@ not "the newest".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from stoker.core.config import build
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.rollout.evidence import ALLOWED_RATIO, ALPHA
+from stoker.rollout.hook_settings import Webhook
+from stoker.rollout.http_call import check_url
 from stoker.rollout.prediction_shift import MAX_SHIFT
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.stages import Stage, parse_stages
+from stoker.rollout.user_gates import UserGate
 
 
 class Phase(StrEnum):
@@ -82,13 +87,28 @@ class RolloutSettings:
     keep_previous_s: float = 1_800.0
     """How long the previous version stays loaded after 100 %, seconds."""
 
+    user_gates: tuple[UserGate, ...] = ()
+    """Gates of the user: Prometheus queries and Python functions."""
+
+    webhooks: tuple[Webhook, ...] = ()
+    """Web services that are asked before the rollout goes on."""
+
+    notify: tuple[str, ...] = ()
+    """URLs that get each change as a message in Slack's form."""
+
     def __post_init__(self) -> None:
         parse_stages(self.stages)
+        for url in self.notify:
+            check_url(url, where="A notification")
+        names = [gate.name for gate in self.user_gates]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError("The names of gates must differ", got=twice[0])
         for name, least in (
             ("min_requests", 0),
             ("step_time_s", 0),
             ("warm_up_s", 0),
             ("bake_s", 0),
+            ("inconclusive_limit_s", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(
@@ -179,7 +199,7 @@ class RolloutState:
         """As JSON can hold it."""
         return {
             **asdict(self),
-            "settings": {**asdict(self.settings), "dry_run": [*self.settings.dry_run]},
+            "settings": json.loads(json.dumps(asdict(self.settings))),
             "rejected": [*self.rejected],
             "slow_s": dict(self.slow_s),
         }
@@ -195,12 +215,11 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known = {
             each.name: content[each.name] for each in fields(RolloutState) if each.name in content
         }
-        settings = known["settings"]
-        known["settings"] = RolloutSettings(**{**settings, "dry_run": tuple(settings["dry_run"])})
+        known["settings"] = build(RolloutSettings, known["settings"])
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
         return RolloutState(**known)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise DataError(
             "The state of the rollout cannot be read",
             got=Plain(f"{type(error).__name__}: {error}"),
