@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.core.config import nearest
@@ -15,9 +16,14 @@ from stoker.registry.repository import Repository, verify
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.hooks import facts, read_user_results
+from stoker.rollout.prometheus import check_query
 from stoker.rollout.router import FOLDER
 from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
+from stoker.rollout.user_gates import with_code
+
+_log = logging.getLogger(__name__)
 
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
@@ -35,13 +41,22 @@ class Rollout:
 class ModelRollouts:
     """The rollouts of one model of a repository."""
 
-    def __init__(self, root: Path, model: str) -> None:
+    def __init__(
+        self, root: Path, model: str, *, who: str = "", gate_folder: Path | None = None
+    ) -> None:
         """Open them; nothing is written before the first operation.
+
+        Args:
+            root: the repository.
+            model: its name there.
+            who: the operator, for the history; empty: who runs this process.
+            gate_folder: of the modules of Python gates; None: there is none.
 
         Raises:
             UserError: the repository has no such model.
         """
-        self._repository, self._model = Repository(root), model
+        self.who = who or operator()
+        self._repository, self._model, self._gate_folder = Repository(root), model, gate_folder
         self._folder = self._repository.base(model) / FOLDER
         self._files = StateFiles(self._folder)
         if not self._repository.versions(model):
@@ -70,11 +85,9 @@ class ModelRollouts:
         """
         from stoker.rollout.signatures import check_compatible
 
-        unknown = sorted(set(settings.dry_run) - set(BUILT_IN))
-        if unknown:
-            raise ConfigError(
-                f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], BUILT_IN)
-            )
+        _check_gates(settings)
+        gates = with_code(settings.user_gates, self._gate_folder)
+        settings = replace(settings, user_gates=gates)
         verify(self._repository.path(self._model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:
@@ -85,12 +98,13 @@ class ModelRollouts:
                 serving=serving,
                 settings=settings,
                 now_s=time.time(),
-                who=operator(),
+                who=self.who,
             )
             check_compatible(
                 self._repository.path(self._model, begun.baseline),
                 self._repository.path(self._model, candidate),
             )
+            self._check_queries(begun)
             return begun
 
         return self._change(begin, what="start", why=why)
@@ -127,7 +141,7 @@ class ModelRollouts:
         """
 
         def back(state: RolloutState) -> RolloutState:
-            following = roll_back(state, reason=why or f"by {operator()}", now_s=time.time(), to=to)
+            following = roll_back(state, reason=why or f"by {self.who}", now_s=time.time(), to=to)
             verify(self._repository.path(self._model, following.stable))
             return following
 
@@ -144,7 +158,9 @@ class ModelRollouts:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
         counts = read_counts(self._folder, rollout=state.rollout)
-        gates = judge(stage_counts(counts, state), state, gates=len(BUILT_IN))
+        number = len(BUILT_IN) + len(state.settings.user_gates)
+        gates = judge(stage_counts(counts, state), state, gates=number)
+        gates += read_user_results(self._folder, state)
         return Rollout(state=state, counts=counts, gates=gates)
 
     def history(self) -> list[tuple[Event, RolloutState]]:
@@ -160,12 +176,25 @@ class ModelRollouts:
         while True:
             stored = self._files.latest()
             state = operation(None if stored is None else state_of(stored.content["state"]))
-            event = Event(what=what, who=operator(), why=why, at_s=time.time())
+            event = Event(what=what, who=self.who, why=why, at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
                 continue  # another operator was first: decide again from what they left
             return state
+
+    def _check_queries(self, begun: RolloutState) -> None:
+        """Let Prometheus judge the queries; where it is silent the gate is inconclusive until it answers."""
+        for gate in begun.settings.user_gates:
+            if gate.prometheus:
+                query = gate.question(**facts(self._model, begun))
+                silent = check_query(
+                    gate.prometheus, query, gate=gate.name, timeout_s=gate.timeout_s
+                )
+                if silent:
+                    _log.warning(
+                        "gate %s is inconclusive until Prometheus answers (%s)", gate.name, silent
+                    )
 
     def _newest_other(self, candidate: int) -> int:
         others = [each for each in self._repository.versions(self._model) if each != candidate]
@@ -182,6 +211,19 @@ class ModelRollouts:
         return UserError(
             f"{self._model!r} has no rollout",
             fix=f"Begin one with `stoker rollout start {self._model} VERSION`.",
+        )
+
+
+def _check_gates(settings: RolloutSettings) -> None:
+    own = [gate.name for gate in settings.user_gates]
+    if taken := sorted(set(own) & set(BUILT_IN)):
+        raise ConfigError(
+            "A gate must not have the name of a built-in one", got=taken[0], fix="Rename it."
+        )
+    known = [*BUILT_IN, *own]
+    if unknown := sorted(set(settings.dry_run) - set(known)):
+        raise ConfigError(
+            f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], known)
         )
 
 

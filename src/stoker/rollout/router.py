@@ -22,6 +22,7 @@ from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
+from stoker.rollout.hooks import Hooks
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles, Stored
@@ -39,14 +40,17 @@ MOST_KEYS = 1_000_000
 class RolloutRouter:
     """The rollouts of the models that a server serves. May be used by many threads."""
 
-    def __init__(self, *, server: str, controls: bool = False) -> None:
+    def __init__(
+        self, *, server: str, controls: bool = False, gate_folder: Path | None = None
+    ) -> None:
         """Make a router that knows no rollout before `refresh`.
 
         Args:
             server: name of this process, of its own among all that serve the models.
             controls: whether it also judges the rollouts, if no other server does.
+            gate_folder: of the modules of Python gates; None: there is none.
         """
-        self._server, self._controls = server, controls
+        self._server, self._controls, self._gate_folder = server, controls, gate_folder
         self._rollouts: dict[str, _ModelRollout] = {}
         self._finding = threading.Lock()
         self.read_s = time.monotonic()
@@ -72,7 +76,7 @@ class RolloutRouter:
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
-                rollout = _ModelRollout(model, base / FOLDER)
+                rollout = _ModelRollout(model, base / FOLDER, self._gate_folder)
                 rollout.read()
                 if not rollout.number:
                     return None
@@ -153,10 +157,10 @@ class _Routing:
 class _ModelRollout:
     """The rollout of one model."""
 
-    def __init__(self, model: str, folder: Path) -> None:
+    def __init__(self, model: str, folder: Path, gate_folder: Path | None) -> None:
         self._model, self._folder = model, folder
         self._files = StateFiles(folder)
-        self._controller = Controller(folder)
+        self._controller = Controller(folder, hooks=Hooks(model, folder, gate_folder=gate_folder))
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
         self._keys = _StageKeys()

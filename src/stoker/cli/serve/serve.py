@@ -77,6 +77,7 @@ def serve(
     max_memory_mb: flags.MaxMemoryMb = 0,
     access_log: flags.AccessLog = "",
     traces: flags.Traces = False,
+    gate_folder: flags.GateFolder = None,
     request_log_mb: flags.RequestLogMb = 1024,
     workers: flags.Workers = 1,
     worker_folder: flags.WorkerFolder = None,
@@ -168,12 +169,17 @@ def serve(
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
+    from stoker.rollout.rest import RolloutRoutes
     from stoker.rollout.router import RolloutRouter
     from stoker.serve.process.main import run_server
 
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
-    router = RolloutRouter(server=name, controls=True)
-    run_server(config, lambda ready: _say(ready, as_json=as_json), router=router)
+    run_server(
+        config,
+        lambda ready: _say(ready, as_json=as_json),
+        router=RolloutRouter(server=name, controls=True, gate_folder=gate_folder),
+        extra=RolloutRoutes(gate_folder=gate_folder),
+    )
 
 
 def _stop_with_stdin() -> None:
