@@ -50,7 +50,7 @@ def service(**answers: Any) -> Iterator[Service]:
             else:
                 self.wfile.write(running.body)
 
-        do_GET = do_POST
+        do_GET = do_POST  # noqa: N815 - the name that http.server calls
 
         def log_message(self, *_: Any) -> None:
             pass
