@@ -69,7 +69,7 @@ def query_numbers(url: str, query: str, *, timeout_s: float) -> list[float]:
 
 
 def _ask(url: str, query: str, timeout_s: float) -> HttpAnswer:
-    form = urlencode({"query": query, "timeout": f"{max(timeout_s, 0.1):.3f}s"})
+    form = urlencode({"query": query, "timeout": f"{timeout_s:.3f}"})
     return send(url.rstrip("/") + _PATH, body=form.encode(), media_type=_FORM, timeout_s=timeout_s)
 
 

@@ -15,7 +15,7 @@ from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 from stoker.rollout import announcer, webhooks
 from stoker.rollout.controller import TAKEOVER_S, Controller, Event, change
 from stoker.rollout.gates import Verdict, compared_with_limits
-from stoker.rollout.hook_settings import Webhook, parse_webhook
+from stoker.rollout.hook_settings import Webhook
 from stoker.rollout.hooks import read_user_results
 from stoker.rollout.state import Phase, RolloutSettings, roll_back
 from stoker.rollout.state_files import StateFiles
@@ -279,9 +279,3 @@ def _newest(cluster: Cluster) -> int:
     latest = StateFiles(cluster.folder).latest()
     assert latest is not None
     return latest.number
-
-
-def test_webhooks_as_text() -> None:
-    url = "https://host/path?a=b"
-    assert parse_webhook(url) == Webhook(url=url)
-    assert parse_webhook(f"stage,rollback={url}") == Webhook(url=url, at=("stage", "rollback"))
