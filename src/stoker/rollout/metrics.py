@@ -89,10 +89,11 @@ def _shares(found: list[tuple[str, _Read, RolloutState]]) -> list[str]:
         *(
             sample(_SHARE, (("model_name", model), ("version", str(version))), share)
             for model, _, state in found
-            for version, share in (
-                (state.baseline, 1.0 - state.share),
-                (state.candidate, state.share),
-            )
+            # One version has all of it where a push is still to come.
+            for version, share in {
+                state.baseline: 1.0 - state.share,
+                state.candidate: state.share,
+            }.items()
         ),
     ]
 

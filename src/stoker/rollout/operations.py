@@ -19,7 +19,7 @@ from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.hooks import facts, read_user_results
 from stoker.rollout.prometheus import check_query
 from stoker.rollout.router import FOLDER
-from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
+from stoker.rollout.state import RolloutSettings, RolloutState, held, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
 from stoker.rollout.user_gates import with_code
 
@@ -108,6 +108,28 @@ class ModelRollouts:
             return begun
 
         return self._change(begin, what="start", why=why)
+
+    def state(self) -> RolloutState | None:
+        """The state; None if the model has none."""
+        stored = self._files.latest()
+        return None if stored is None else state_of(stored.content["state"])
+
+    def hold(self, *, why: str) -> int:
+        """Let the state decide from now on, before a version is pushed that has to earn its traffic.
+
+        Args:
+            why: for the history.
+
+        Returns:
+            The version that takes the traffic: of a model without a state the newest.
+        """
+        newest = max(self._repository.versions(self._model))
+
+        def keep(state: RolloutState | None) -> RolloutState:
+            return state or held(newest, now_s=time.time(), who=self.who)
+
+        now = self.state()
+        return (now or self._change(keep, what="hold", why=why)).stable
 
     def apply(self, operation: Change, *, what: str, why: str) -> RolloutState:
         """Change the state of a model that has one.

@@ -177,6 +177,11 @@ class RolloutState:
         return self.stage == len(parse_stages(self.settings.stages)) - 1
 
     @property
+    def is_active(self) -> bool:
+        """Whether gates are judged, and a second rollout cannot start."""
+        return self.phase in ACTIVE
+
+    @property
     def share(self) -> float:
         """The candidate's share of the traffic, in [0, 1]."""
         if self.phase in (Phase.RUNNING, Phase.PAUSED):
@@ -275,6 +280,25 @@ def start(
         rejected=tuple(version for version in rejected if version != candidate),
         # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
         lease=0 if state is None else state.lease,
+    )
+
+
+def held(version: int, *, now_s: float, who: str) -> RolloutState:
+    """The first state of a model whose next version is to be rolled out: this version keeps the traffic.
+
+    Args:
+        version: the version that serves.
+        now_s: seconds since the epoch.
+        who: the operator.
+    """
+    return RolloutState(
+        rollout=1,
+        baseline=version,
+        candidate=version,
+        settings=RolloutSettings(),
+        began_s=now_s,
+        phase=Phase.COMPLETED,
+        who=who,
     )
 
 
