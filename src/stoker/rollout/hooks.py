@@ -168,7 +168,9 @@ def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
     found: dict[str, GateResult] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((folder / _FILE).read_bytes())
-        if (content["rollout"], content["began_s"]) == (state.rollout, state.began_s):
+        # The answers of an earlier stage say nothing of this one; those of the last one stay.
+        same_stage = content["began_s"] == state.began_s or not state.is_active
+        if content["rollout"] == state.rollout and same_stage:
             found = {
                 each["gate"]: GateResult(
                     gate=each["gate"], verdict=Verdict(each["verdict"]), detail=each["detail"]

@@ -176,5 +176,5 @@ def test_a_rollout_is_rolled_back_by_a_query(prometheus: str, tmp_path: Path) ->
         time.sleep(0.02)
 
     assert cluster.state().reason == "errors: it gave 2, accepted are -inf to 1.5"
-    assert read_user_results(folder, cluster.state())[0].verdict is Verdict.INCONCLUSIVE
+    assert read_user_results(folder, cluster.state())[0].verdict is Verdict.FAIL
     assert send(f"{prometheus}/-/healthy", timeout_s=5.0).is_success
