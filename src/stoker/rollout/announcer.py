@@ -1,7 +1,7 @@
 """Tells people and programs what a rollout did: messages in Slack's form, and webhooks after a rollback.
 
-The files of the state are the list of what happened, and `told.json` says how far it was told: a change is told at
-least once, whoever made it, and whichever controller is at work. Nothing waits for it.
+The files of the state list what happened, and `told.json` holds the number of the last one that was reported: each
+change is reported at least once, also an operator's, by the controller that is at work then. Nothing waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker.rollout.webhooks import TIMEOUT_S, moment_of, payload
 _log = logging.getLogger(__name__)
 
 LEASE = "controller"
-"""The event of a controller that takes its place: nobody is told."""
+"""The event of a controller that takes its place: it is not reported."""
 
 PAUSES_S = (1.0, 5.0)
 """Pauses between the attempts of one message, seconds; after the last attempt it is dropped."""
@@ -42,7 +42,7 @@ class Announcer:
         self._thread: threading.Thread | None = None
 
     def has_news(self, stored: Stored, state: RolloutState) -> bool:
-        """Whether something is to be told.
+        """Whether a change is not reported yet.
 
         Args:
             stored: the newest state.

@@ -143,7 +143,7 @@ def _shifted(stages: Sequence[StageCounts], state: RolloutState, gates: int) -> 
 def compared_with_limits(
     gate: str, found: Sequence[bool | float | None], *, least: float | None, most: float | None
 ) -> GateResult:
-    """The result of a user's gate; what is no finite number, and nothing at all, is inconclusive.
+    """The result of a user's gate; a number that is not finite, and nothing at all, are inconclusive.
 
     Args:
         gate: its name.

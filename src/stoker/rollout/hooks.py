@@ -50,6 +50,8 @@ class Hooks:
         self._model, self._folder, self._gate_folder = model, folder, gate_folder
         self._clock = clock
         self._polls: dict[str, Poll] = {}
+        self._gates: Sequence[GateResult] = ()
+        self._webhooks: tuple[float, Sequence[GateResult]] = (0.0, ())
         self._written: object = None
         self._announcer = Announcer(model, folder)
 
@@ -60,7 +62,8 @@ class Hooks:
             poll = self._poll(gate.name, gate.every_s)
             about = (state.rollout, state.began_s, gate)
             results.append(poll.look(about, lambda gate=gate: self._ask(gate, state)))  # type: ignore[misc]
-        self._write(state, results)
+        self._gates = results
+        self._write(state)
         return results
 
     def before(self, state: RolloutState, following: RolloutState, *, why: str) -> list[GateResult]:
@@ -89,10 +92,12 @@ class Hooks:
                     ),
                 )
             )
+        self._webhooks = state.began_s, results
+        self._write(state)
         return results
 
     def has_news(self, stored: Stored, state: RolloutState) -> bool:
-        """Whether somebody is to be told of a change."""
+        """Whether a change is not reported yet."""
         return self._announcer.has_news(stored, state)
 
     def tell(self) -> None:
@@ -138,16 +143,18 @@ class Hooks:
         }
         return call_in_process(folder, gate.python, about, timeout_s=gate.timeout_s)
 
-    def _write(self, state: RolloutState, results: Sequence[GateResult]) -> None:
+    def _write(self, state: RolloutState) -> None:
+        asked_s, webhooks = self._webhooks
+        asked = webhooks if asked_s == state.began_s else ()
         content = {
             "rollout": state.rollout,
             "began_s": state.began_s,
             "gates": [
                 {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
-                for each in results
+                for each in (*self._gates, *asked)
             ],
         }
-        if results and content != self._written:
+        if content["gates"] and content != self._written:
             with contextlib.suppress(OSError):  # shown by `status` only
                 write_json(self._folder / _FILE, content)
                 self._written = content
@@ -159,7 +166,7 @@ def facts(model: str, state: RolloutState) -> dict[str, Any]:
 
 
 def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
-    """What the user's gates last said to the controller, for `status`.
+    """What the user's gates, and the webhooks that a change waits for, last said to the controller.
 
     Args:
         folder: of the rollout's state.
@@ -177,10 +184,11 @@ def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
                 )
                 for each in content["gates"]
             }
-    return [
-        found.get(
+    gates = [
+        found.pop(
             gate.name,
             GateResult(gate=gate.name, verdict=Verdict.INCONCLUSIVE, detail="no answer yet"),
         )
         for gate in state.settings.user_gates
     ]
+    return [*gates, *(found.values() if state.is_active else ())]

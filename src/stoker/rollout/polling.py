@@ -1,4 +1,4 @@
-"""Questions to services that may be slow or silent: asked in a thread, so that whoever looks never waits."""
+"""Questions to services that may be slow or silent: asked in a thread, so that a look at the answer never waits."""
 
 from __future__ import annotations
 

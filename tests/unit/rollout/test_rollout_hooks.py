@@ -184,6 +184,7 @@ def test_a_webhook_holds_the_rollout_until_it_answers_with_success(cluster: Clus
         run(cluster, controller, 5)
         step_until(controller, lambda: bool(running.got))
         assert cluster.state().phase is Phase.MEASURING
+        step_until(controller, lambda: detail(cluster) == "status 503")
 
         running.status = 204
         run_until(cluster, controller, Phase.COMPLETED)
