@@ -264,6 +264,7 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
         if "folder" in raw:
             raise ConfigError("folder is not set in stoker.yaml", got=raw["folder"])
         _check_service(raw.get("data"))
+        _check_rollout(raw.get("push"))
         return build(Experiment, raw | {"folder": folder})
     except ConfigError as error:
         keys = {assignment.partition("=")[0].strip() for assignment in overrides}
@@ -280,6 +281,21 @@ def _check_service(data: Any) -> None:
             fix="Call tf.data's own service in the dataset (`.apply(tf.data.experimental.service."
             "distribute(...))`), or use files (data.source).",
         )
+
+
+def _check_rollout(push: Any) -> None:
+    """Check the settings of a rollout, whose rules do not know that they are a part of this file."""
+    if not isinstance(push, dict) or "settings" not in push:
+        return
+    where = "push.settings"
+    try:
+        build(RolloutSettings, push["settings"], where=where)
+    except ConfigError as error:
+        rule = error.rule
+        if not rule.startswith(where):
+            names = {each.name for each in dataclasses.fields(RolloutSettings)}
+            rule = f"{where}.{rule}" if rule.split(" ", 1)[0] in names else f"{where}: {rule}"
+        raise ConfigError(rule, got=error.got, fix=error.fix) from None
 
 
 def data_fingerprint(experiment: Experiment) -> str:

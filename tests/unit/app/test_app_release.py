@@ -119,7 +119,8 @@ def test_without_the_section_a_push_takes_all_traffic_and_the_section_makes_no_n
     [
         ("push: {rollout: blue}", "push.rollout must be one of: none, canary"),
         ("push: {rollout: canary, stages: '1'}", "push.stages is not a setting"),
-        ("push: {settings: {stages: '50,10'}}", "must rise to 100"),
+        ("push:\n  settings:\n    min_requests: -1", "line 7: push.settings.min_requests must be"),
+        ("push: {settings: {stages: '50,10'}}", "line 5: push.settings: The stages .* must rise"),
         ("push: {settings: {user_gates: [{name: a}]}}", "gate a must have prometheus and query"),
     ],
 )
