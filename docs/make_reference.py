@@ -8,13 +8,16 @@ import textwrap
 import typing
 from pathlib import Path
 
-from stoker.app.experiment import Experiment, ServeSection
+from stoker.app.experiment import Experiment, PushSection, ServeSection
 from stoker.cluster.resources import Resources
 from stoker.data.feed.config import FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomResizedCrop
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
+from stoker.rollout.hook_settings import Webhook
+from stoker.rollout.state import RolloutSettings
+from stoker.rollout.user_gates import UserGate
 from stoker.train.config import CheckpointConfig, MemoryConfig, TensorBoardConfig, TrainConfig
 from stoker.train.health.divergence import DivergenceConfig
 
@@ -38,6 +41,10 @@ SECTIONS: list[tuple[str, type]] = [
     ("evaluate", EvaluateConfig),
     ("evaluate.gates.METRIC", Gate),
     ("evaluate.slice_gates.METRIC", SliceGate),
+    ("push", PushSection),
+    ("push.settings", RolloutSettings),
+    ("push.settings.user_gates, each", UserGate),
+    ("push.settings.webhooks, each", Webhook),
     ("serve", ServeSection),
     ("resources", Resources),
 ]

@@ -6,6 +6,7 @@ import logging
 
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
 from stoker.app.experiment import Experiment
+from stoker.app.release import start_rollout
 from stoker.app.run_folder import NEWEST, Resume
 from stoker.app.tuned_settings import load
 from stoker.data.ingest import IngestConfig as Data
@@ -52,4 +53,8 @@ def run(experiment: Experiment, *, until: str = "push", resume: Resume = NEWEST)
         UserError: an error in the data, the settings or the user's code.
         CheckFailed: a gate failed; nothing was pushed.
     """
-    return run_chain(experiment, _Logged(), until=until, resume=resume)
+    listener = _Logged()
+    result = run_chain(experiment, listener, until=until, resume=resume)
+    if until == "push" and (line := start_rollout(experiment, result.results["push"]["version"])):
+        listener.log(line)
+    return result

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stoker.cluster.resources import Resources
 from stoker.core.config import build, located, names_key, read_yaml, with_overrides
@@ -22,6 +22,7 @@ from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.registry.repository import checked_name
+from stoker.rollout.state import RolloutSettings
 from stoker.train.config import TrainConfig
 
 FILE = "stoker.yaml"
@@ -34,6 +35,18 @@ class ServeSection:
 
     model_name: str | None = None
     """Name under which the model is pushed and served; the experiment's name by default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PushSection:
+    """The `push` section."""
+
+    rollout: Literal["none", "canary"] = "none"
+    """none: a pushed version takes all traffic at once. canary: it earns its traffic, as `stoker rollout start`
+    does; the first version of a model serves at once."""
+
+    settings: RolloutSettings = field(default_factory=RolloutSettings)
+    """How the rollout goes from stage to stage. Python gates are modules of the experiment folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +78,9 @@ class Experiment:
 
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Metrics, slices and gates."""
+
+    push: PushSection = field(default_factory=PushSection)
+    """How a pushed version gets its traffic."""
 
     serve: ServeSection = field(default_factory=ServeSection)
     """How the served model is called."""
@@ -248,6 +264,7 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
         if "folder" in raw:
             raise ConfigError("folder is not set in stoker.yaml", got=raw["folder"])
         _check_service(raw.get("data"))
+        _check_rollout(raw.get("push"))
         return build(Experiment, raw | {"folder": folder})
     except ConfigError as error:
         keys = {assignment.partition("=")[0].strip() for assignment in overrides}
@@ -264,6 +281,21 @@ def _check_service(data: Any) -> None:
             fix="Call tf.data's own service in the dataset (`.apply(tf.data.experimental.service."
             "distribute(...))`), or use files (data.source).",
         )
+
+
+def _check_rollout(push: Any) -> None:
+    """Check the settings of a rollout, whose rules do not know that they are a part of this file."""
+    if not isinstance(push, dict) or "settings" not in push:
+        return
+    where = "push.settings"
+    try:
+        build(RolloutSettings, push["settings"], where=where)
+    except ConfigError as error:
+        rule = error.rule
+        if not rule.startswith(where):
+            names = {each.name for each in dataclasses.fields(RolloutSettings)}
+            rule = f"{where}.{rule}" if rule.split(" ", 1)[0] in names else f"{where}: {rule}"
+        raise ConfigError(rule, got=error.got, fix=error.fix) from None
 
 
 def data_fingerprint(experiment: Experiment) -> str:

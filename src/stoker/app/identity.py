@@ -36,7 +36,7 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
         source: Its `data_fingerprint`.
     """
     settings = experiment.to_json() | {"train": training_settings(experiment)}
-    for place in ("runs", "folder"):
+    for place in ("runs", "folder", "push"):  # where the outputs are, and who gets them
         del settings[place]
     for key in REACH_KEYS:
         settings["data"].pop(key, None)

@@ -28,6 +28,7 @@ from stoker.core.files import read_json
 from stoker.core.multi_output import ONLY
 from stoker.data.dataset import BATCH_ROWS
 from stoker.evaluate.evaluation import read_evaluation
+from stoker.registry.repository import version_folders
 
 ASKED_ROWS = 5
 """Number of rows of the eval split that are sent to the server."""
@@ -86,7 +87,10 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
     inputs = {column.name: rows[column.name] for column in columns}
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
     model = experiment.model_name
-    with running_server(experiment.models_root / model, model) as (rest_port, grpc_port):
+    with (
+        only_version(experiment.models_root / model, version) as base,
+        running_server(base, model) as (rest_port, grpc_port),
+    ):
         with RestClient(f"http://127.0.0.1:{rest_port}") as client:
             rest = dict(client.predict(model, instances).outputs)
         with GrpcClient(f"127.0.0.1:{grpc_port}") as client:
@@ -124,6 +128,16 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
             result=result,
         ),
     )
+
+
+@contextlib.contextmanager
+def only_version(base: Path, version: int) -> Iterator[Path]:
+    """A folder with one version of a model, and without the rollout that decides who gets its traffic."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / str(version)).symlink_to(
+            version_folders(base)[version].resolve(), target_is_directory=True
+        )
+        yield Path(scratch)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from stoker.app.context import (
 from stoker.app.evaluation import LINEAGE, evaluate_export, find_baseline, slices_of
 from stoker.app.experiment import Experiment
 from stoker.app.identity import code_fingerprints, pipeline_settings, training_settings
+from stoker.app.release import alias_of_push
 from stoker.app.stage_outputs import split_rows
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
@@ -385,7 +386,10 @@ def _push_inputs(context: Context) -> dict[str, Any]:
 def _push(context: Context, folder: Path) -> Done:
     experiment, model = context.experiment, context.outputs["export"]
     pushed = Repository(experiment.models_root).push(
-        model, experiment.model_name, lineage=read_json(model / LINEAGE)
+        model,
+        experiment.model_name,
+        alias=alias_of_push(experiment),
+        lineage=read_json(model / LINEAGE),
     )
     result: PushResult = {
         "version": pushed.version,

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +26,14 @@ from stoker.rollout.gates import (
     SLOW_P99,
     Action,
     Decision,
-    GateResult,
+    Verdict,
     VersionCounts,
     decide,
     judge,
+    without_answer,
 )
 from stoker.rollout.histogram import quantile
+from stoker.rollout.hooks import Hooks
 from stoker.rollout.state import (
     ACTIVE,
     Phase,
@@ -55,9 +57,6 @@ SLOWER = 1.1
 """An answer is slow when it takes longer than this times the baseline's quantile."""
 
 _QUANTILES = {SLOW_P99: 0.99, SLOW_P50: 0.5}
-
-UserGate = Callable[[RolloutState], GateResult]
-"""A gate of the user: a query or a function."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +89,7 @@ class Controller:
         self,
         folder: Path,
         *,
-        gates: Sequence[UserGate] = (),
+        hooks: Hooks | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -98,11 +97,12 @@ class Controller:
 
         Args:
             folder: of the rollout's state.
-            gates: of the user.
+            hooks: the user's gates, webhooks and messages; None: those of a server without Python gates.
             clock: seconds, never backwards.
             now: seconds since the epoch.
         """
-        self._folder, self._gates, self._clock, self._now = folder, gates, clock, now
+        self._folder, self._clock, self._now = folder, clock, now
+        self._hooks = hooks or Hooks(folder.parent.name, folder)
         self._files = StateFiles(folder)
         self._name = f"{os.uname().nodename}/{os.getpid()}"
         self._lease: int | None = None
@@ -121,12 +121,17 @@ class Controller:
         """
         stored = self._files.latest()
         state = None if stored is None else state_of(stored.content["state"])
-        if stored is None or state is None or state.phase not in ACTIVE or state.is_test:
+        if stored is None or state is None or state.is_test:
+            return None
+        active, news = state.phase in ACTIVE, self._hooks.has_news(stored, state)
+        if not active and not news:
             return None
         with contextlib.suppress(Conflict):  # somebody was first: the next step reads what they did
             if self._lease == state.lease != 0:
                 self._beat()
-                return self._judge(stored, state)
+                if news:
+                    self._hooks.tell()
+                return self._judge(stored, state) if active else None
             self._watch(stored, state)
         return None
 
@@ -148,29 +153,32 @@ class Controller:
         failed = read_failures(self._folder, rollout=state.rollout).get(state.candidate)
         if failed is not None:
             decision = Decision(action=Action.ROLL_BACK, reason=failed)
-            self._change(
-                stored, roll_back(state, reason=decision.reason, now_s=self._now()), decision
-            )
-            return decision
+            return self._follow(stored, state, decision)
         if state.phase is Phase.MEASURING:
             return self._measure(stored, state, counts)
-        results = judge(stage_counts(counts, state), state, gates=len(BUILT_IN) + len(self._gates))
-        results += [gate(state) for gate in self._gates]
+        gates = len(BUILT_IN) + len(state.settings.user_gates)
+        results = judge(stage_counts(counts, state), state, gates=gates)
+        results += self._hooks.gates(state)
         requests = requests_of(counts, stage=state.stage, version=state.candidate)
-        decision = decide(state, results, requests=requests, now_s=self._now())
-        following = self._following(state, decision)
-        if following is not None:
+        return self._follow(
+            stored, state, decide(state, results, requests=requests, now_s=self._now())
+        )
+
+    def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
+        """Do what was decided, once the webhooks let it go on."""
+        if decision.action is Action.ADVANCE:
+            following = advance(state, now_s=self._now())
+            asked = self._hooks.before(state, following, why=decision.reason)
+            silent = [each for each in asked if each.verdict is not Verdict.PASS]
+            if silent:
+                return self._follow(stored, state, without_answer(state, silent))
+            self._change(stored, following, decision)
+        elif decision.action is Action.PAUSE:
+            self._change(stored, pause(state, reason=decision.reason), decision)
+        elif decision.action is Action.ROLL_BACK:
+            following = roll_back(state, reason=decision.reason, now_s=self._now())
             self._change(stored, following, decision)
         return decision
-
-    def _following(self, state: RolloutState, decision: Decision) -> RolloutState | None:
-        if decision.action is Action.ADVANCE:
-            return advance(state, now_s=self._now())
-        if decision.action is Action.PAUSE:
-            return pause(state, reason=decision.reason)
-        if decision.action is Action.ROLL_BACK:
-            return roll_back(state, reason=decision.reason, now_s=self._now())
-        return None
 
     def _measure(self, stored: Stored, state: RolloutState, counts: Counts) -> Decision:
         """Begin the first stage when the baseline's latency is known."""
@@ -185,8 +193,7 @@ class Controller:
             if seen.requests
         }
         decision = Decision(action=Action.ADVANCE, reason="the baseline's latency is known")
-        self._change(stored, advance(replace(state, slow_s=slow_s), now_s=self._now()), decision)
-        return decision
+        return self._follow(stored, replace(state, slow_s=slow_s), decision)
 
     def _change(self, stored: Stored, state: RolloutState, decision: Decision) -> None:
         event = Event(what=decision.action, who=self._name, why=decision.reason, at_s=self._now())

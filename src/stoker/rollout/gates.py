@@ -140,6 +140,33 @@ def _shifted(stages: Sequence[StageCounts], state: RolloutState, gates: int) -> 
     )
 
 
+def compared_with_limits(
+    gate: str, found: Sequence[bool | float | None], *, least: float | None, most: float | None
+) -> GateResult:
+    """The result of a user's gate; a number that is not finite, and nothing at all, are inconclusive.
+
+    Args:
+        gate: its name.
+        found: claims or numbers, of which each must pass.
+        least: smallest number that passes; None: no limit.
+        most: largest number that passes; None: no limit.
+    """
+    shown = ", ".join("nothing" if each is None else f"{each:g}" for each in found[:5]) or "nothing"
+    claims = [each for each in found if isinstance(each, bool)]
+    numbers = [each for each in found if each is not None and not isinstance(each, bool)]
+    low = -math.inf if least is None else least
+    high = math.inf if most is None else most
+    known = all(map(math.isfinite, numbers)) and (low, high) != (-math.inf, math.inf)
+    if not all(claims) or any(math.isfinite(each) and not low <= each <= high for each in numbers):
+        verdict = Verdict.FAIL
+    elif not found or None in found or (numbers and not known):
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = Verdict.PASS
+    accepted = f", accepted are {low:g} to {high:g}" if numbers else ""
+    return GateResult(gate=gate, verdict=verdict, detail=f"it gave {shown}{accepted}")
+
+
 class Action(StrEnum):
     """What a rollout does next."""
 
@@ -178,20 +205,29 @@ def decide(
         return Decision(action=Action.WAIT, reason=f"paused: {state.reason}")
     silent = [each for each in judged if each.verdict is Verdict.INCONCLUSIVE]
     if silent:
-        return _without_answer(state, silent)
+        return without_answer(state, silent, strict=state.settings.strict)
     return _next(state, requests, now_s)
 
 
-def _without_answer(state: RolloutState, silent: Sequence[GateResult]) -> Decision:
+def without_answer(
+    state: RolloutState, silent: Sequence[GateResult], *, strict: bool = False
+) -> Decision:
+    """What a rollout does where somebody has given no answer: it waits, and pauses after a time.
+
+    Args:
+        state: where it stands.
+        silent: who has given none, and for how long.
+        strict: whether it rolls back instead of pausing.
+    """
     limit_s = state.settings.inconclusive_limit_s
     if max(each.silent_s for each in silent) < limit_s:
         return Decision(action=Action.WAIT, reason=_clauses(silent))
-    if state.settings.strict:
+    if strict:
         return Decision(
             action=Action.ROLL_BACK, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}"
         )
-    if state.phase is Phase.BAKING:
-        # All traffic is on the candidate, and nothing speaks against it.
+    if state.phase is not Phase.RUNNING:
+        # The candidate takes no traffic yet, or all of it, and nothing speaks against it.
         return Decision(action=Action.WAIT, reason=_clauses(silent))
     return Decision(action=Action.PAUSE, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from stoker.rollout.assignments import logs_of
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, read_failures, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.hooks import facts, read_user_results
 from stoker.rollout.memory import check_fits
 from stoker.rollout.outcomes import Outcome, add_from_command
+from stoker.rollout.prometheus import check_query
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import (
     FOLDER,
@@ -32,9 +35,12 @@ from stoker.rollout.state import (
     state_of,
 )
 from stoker.rollout.state_files import Conflict, StateFiles, Stored
+from stoker.rollout.user_gates import with_code
 
 if TYPE_CHECKING:
     from stoker.rollout.ab_result import ABResult
+
+_log = logging.getLogger(__name__)
 
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
@@ -52,13 +58,22 @@ class Rollout:
 class ModelRollouts:
     """The rollouts of one model of a repository."""
 
-    def __init__(self, root: Path, model: str) -> None:
+    def __init__(
+        self, root: Path, model: str, *, who: str = "", gate_folder: Path | None = None
+    ) -> None:
         """Open them; nothing is written before the first operation.
+
+        Args:
+            root: the repository.
+            model: its name there.
+            who: the operator, for the history; empty: who runs this process.
+            gate_folder: of the modules of Python gates; None: there is none.
 
         Raises:
             UserError: the repository has no such model.
         """
-        self._repository, self._model = Repository(root), model
+        self.who = who or operator()
+        self._repository, self._model, self._gate_folder = Repository(root), model, gate_folder
         self._folder = self._repository.base(model) / FOLDER
         self._files = StateFiles(self._folder)
         if not self._repository.versions(model):
@@ -92,11 +107,9 @@ class ModelRollouts:
                 baseline could not call it, or both do not fit in memory.
             DataError: the candidate is damaged.
         """
-        unknown = sorted(set(settings.dry_run) - set(BUILT_IN))
-        if unknown:
-            raise ConfigError(
-                f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], BUILT_IN)
-            )
+        _check_gates(settings)
+        gates = with_code(settings.user_gates, self._gate_folder)
+        settings = replace(settings, user_gates=gates)
         verify(self._repository.path(self._model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:
@@ -115,13 +128,14 @@ class ModelRollouts:
                 serving=serving,
                 settings=settings,
                 now_s=time.time(),
-                who=operator(),
+                who=self.who,
             )
             folders = [
                 self._repository.path(self._model, each) for each in (begun.baseline, candidate)
             ]
             check_compatible(*folders)
             check_fits(*folders, server_bytes=server_bytes)
+            self._check_queries(begun)
             return begun
 
         return self._change(begin, what="start", why=why)
@@ -148,7 +162,7 @@ class ModelRollouts:
             verify(path)
 
         def begin(state: RolloutState | None) -> RolloutState:
-            begun = begin_test(state, test, settings=settings, now_s=time.time(), who=operator())
+            begun = begin_test(state, test, settings=settings, now_s=time.time(), who=self.who)
             for version in paths.keys() - {test.baseline}:
                 check_compatible(paths[test.baseline], paths[version])
             return begun
@@ -203,6 +217,30 @@ class ModelRollouts:
             )
         add_from_command(logs_of(self._folder, state.rollout), test, [outcome])
 
+    def state(self) -> RolloutState | None:
+        """The state; None if the model has none."""
+        stored = self._files.latest()
+        return None if stored is None else state_of(stored.content["state"])
+
+    def hold(self, *, why: str) -> int:
+        """Let the state decide from now on, before a version is pushed that has to earn its traffic.
+
+        Args:
+            why: for the history.
+
+        Returns:
+            The version that takes the traffic: of a model without a state the newest.
+        """
+        newest = max(self._repository.versions(self._model))
+
+        def keep(state: RolloutState | None) -> RolloutState:
+            return state or first_version(
+                newest, settings=RolloutSettings(), now_s=time.time(), who=self.who
+            )
+
+        now = self.state()
+        return (now or self._change(keep, what="hold", why=why)).stable
+
     def apply(self, operation: Change, *, what: str, why: str) -> RolloutState:
         """Change the state of a model that has one.
 
@@ -235,7 +273,7 @@ class ModelRollouts:
         """
 
         def back(state: RolloutState) -> RolloutState:
-            following = roll_back(state, reason=why or f"by {operator()}", now_s=time.time(), to=to)
+            following = roll_back(state, reason=why or f"by {self.who}", now_s=time.time(), to=to)
             verify(self._repository.path(self._model, following.stable))
             return following
 
@@ -252,9 +290,9 @@ class ModelRollouts:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
         counts = read_counts(self._folder, rollout=state.rollout)
-        gates = (
-            [] if state.is_test else judge(stage_counts(counts, state), state, gates=len(BUILT_IN))
-        )
+        number = len(BUILT_IN) + len(state.settings.user_gates)
+        gates = [] if state.is_test else judge(stage_counts(counts, state), state, gates=number)
+        gates += read_user_results(self._folder, state)
         return Rollout(state=state, counts=counts, gates=gates)
 
     def history(self) -> list[tuple[Event, RolloutState]]:
@@ -274,7 +312,7 @@ class ModelRollouts:
             if seen is not None and stored is not None:
                 self._check_unmoved(seen, stored, what=what)
             state = operation(before)
-            event = Event(what=what, who=operator(), why=why, at_s=time.time())
+            event = Event(what=what, who=self.who, why=why, at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
@@ -295,6 +333,19 @@ class ModelRollouts:
             fix=f"See `stoker rollout status {self._model}`.",
         )
 
+    def _check_queries(self, begun: RolloutState) -> None:
+        """Let Prometheus judge the queries; where it is silent the gate is inconclusive until it answers."""
+        for gate in begun.settings.user_gates:
+            if gate.prometheus:
+                query = gate.question(**facts(self._model, begun))
+                silent = check_query(
+                    gate.prometheus, query, gate=gate.name, timeout_s=gate.timeout_s
+                )
+                if silent:
+                    _log.warning(
+                        "gate %s is inconclusive until Prometheus answers (%s)", gate.name, silent
+                    )
+
     def _newest_other(self, candidate: int) -> int:
         others = [each for each in self._repository.versions(self._model) if each != candidate]
         if not others:
@@ -310,6 +361,19 @@ class ModelRollouts:
         return UserError(
             f"{self._model!r} has no rollout",
             fix=f"Begin one with `stoker rollout start {self._model} VERSION`.",
+        )
+
+
+def _check_gates(settings: RolloutSettings) -> None:
+    own = [gate.name for gate in settings.user_gates]
+    if taken := sorted(set(own) & set(BUILT_IN)):
+        raise ConfigError(
+            "A gate must not have the name of a built-in one", got=taken[0], fix="Rename it."
+        )
+    known = [*BUILT_IN, *own]
+    if unknown := sorted(set(settings.dry_run) - set(known)):
+        raise ConfigError(
+            f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], known)
         )
 
 

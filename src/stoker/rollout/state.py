@@ -14,18 +14,23 @@ not "the newest".
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from stoker.core.config import build
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.rollout.ab_settings import ABTestSettings, settings_of
 from stoker.rollout.evidence import ALLOWED_RATIO, ALPHA
+from stoker.rollout.hook_settings import Webhook
+from stoker.rollout.http_call import check_url
 from stoker.rollout.prediction_shift import MAX_SHIFT
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.stages import Stage, parse_stages
+from stoker.rollout.user_gates import UserGate
 
 FOLDER = ".rollout"
 """Name of the folder of a model's rollout, next to its versions."""
@@ -93,6 +98,15 @@ class RolloutSettings:
     servers: tuple[str, ...] = ()
     """REST addresses of servers that cannot write to the repository; the controller fetches their counts."""
 
+    user_gates: tuple[UserGate, ...] = ()
+    """Gates of the user: Prometheus queries and Python functions."""
+
+    webhooks: tuple[Webhook, ...] = ()
+    """Web services that are asked before the rollout goes on."""
+
+    notify: tuple[str, ...] = ()
+    """URLs that get each change as a message in Slack's form."""
+
     def __post_init__(self) -> None:
         parse_stages(self.stages)
         for server in self.servers:
@@ -102,11 +116,17 @@ class RolloutSettings:
                     got=server,
                     fix="Write http://HOST:8501.",
                 )
+        for url in self.notify:
+            check_url(url, where="A notification")
+        names = [gate.name for gate in self.user_gates]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError("The names of gates must differ", got=twice[0])
         for name, least in (
             ("min_requests", 0),
             ("step_time_s", 0),
             ("warm_up_s", 0),
             ("bake_s", 0),
+            ("inconclusive_limit_s", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(
@@ -178,6 +198,11 @@ class RolloutState:
         return self.stage == len(parse_stages(self.settings.stages)) - 1
 
     @property
+    def is_active(self) -> bool:
+        """Whether gates are judged, and a second rollout cannot start."""
+        return self.phase in ACTIVE
+
+    @property
     def share(self) -> float:
         """The candidate's share of the traffic, in [0, 1]."""
         if self.phase in (Phase.RUNNING, Phase.PAUSED):
@@ -213,11 +238,7 @@ class RolloutState:
         """As JSON can hold it."""
         return {
             **asdict(self),
-            "settings": {
-                **asdict(self.settings),
-                "dry_run": [*self.settings.dry_run],
-                "servers": [*self.settings.servers],
-            },
+            "settings": json.loads(json.dumps(asdict(self.settings))),
             "rejected": [*self.rejected],
             "slow_s": dict(self.slow_s),
             "test": None if self.test is None else self.test.to_json(),
@@ -234,16 +255,12 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known = {
             each.name: content[each.name] for each in fields(RolloutState) if each.name in content
         }
-        settings: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in known["settings"].items()
-        }
-        known["settings"] = RolloutSettings(**settings)
+        known["settings"] = build(RolloutSettings, known["settings"])
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
         known["test"] = settings_of(known["test"]) if known.get("test") else None
         return RolloutState(**known)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise DataError(
             "The state of the rollout cannot be read",
             got=Plain(f"{type(error).__name__}: {error}"),

@@ -16,6 +16,7 @@ from stoker.core.errors import DataError, UserError
 from stoker.rollout.controller import Controller, Event, change
 from stoker.rollout.counts import MEASURED
 from stoker.rollout.gates import VersionCounts
+from stoker.rollout.hooks import Hooks
 from stoker.rollout.scrape import Scraper
 from stoker.rollout.spool import Spool
 from stoker.rollout.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
@@ -28,14 +29,25 @@ _log = logging.getLogger(__name__)
 _TRIES = 10
 """How often a change that another writer forestalls is tried again."""
 
-MakeController = Callable[[Path], Controller]
-"""Makes the controller of the state in a folder."""
+MakeController = Callable[[str, Path], Controller]
+"""Makes the controller of a model's state in a folder."""
+
+
+def make_controller(model: str, folder: Path, *, gate_folder: Path | None = None) -> Controller:
+    """A controller that asks the user's gates and webhooks.
+
+    Args:
+        model: the model.
+        folder: of its state.
+        gate_folder: of the modules of Python gates; None: there is none.
+    """
+    return Controller(folder, hooks=Hooks(model, folder, gate_folder=gate_folder))
 
 
 class Controllers:
     """A controller for each model that has a rollout."""
 
-    def __init__(self, make: MakeController = Controller) -> None:
+    def __init__(self, make: MakeController = make_controller) -> None:
         """Args: make: makes one, with the gates of the user."""
         self._make = make
         self._known: dict[Path, Controller] = {}
@@ -52,7 +64,7 @@ class Controllers:
             folder = base / FOLDER
             if folder not in self._known and not folder.is_dir():
                 continue
-            controller = self._known.setdefault(folder, self._make(folder))
+            controller = self._known.setdefault(folder, self._make(model, folder))
             try:
                 if controller.step() is not None:
                     self._scrape(model, folder)
@@ -76,7 +88,7 @@ class Controllers:
 class RolloutSupervisor:
     """The rollouts of all workers of a server, as `Supervisor` describes it."""
 
-    def __init__(self, *, server: str, make: MakeController = Controller) -> None:
+    def __init__(self, *, server: str, make: MakeController = make_controller) -> None:
         """Make a supervisor that knows no rollout before `look`.
 
         Args:

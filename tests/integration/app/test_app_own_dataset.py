@@ -22,6 +22,9 @@ from stoker.core.errors import CheckFailed, ConfigError
 from stoker.data.features.analysis.statistics import load_statistics
 from stoker.data.ingest import IngestConfig
 from stoker.registry.callpath import load_model
+from stoker.registry.repository import Repository
+from stoker.rollout.operations import ModelRollouts
+from stoker.rollout.state import Phase
 from stoker.train.checkpoints.store import newest_good
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
@@ -179,6 +182,22 @@ def test_a_served_model_answers_over_both_protocols(own: Own) -> None:
     assert proof.version == 1
     assert len(proof.answers) == 5
     assert set(proof.rest_row) == {"numbers", "city"}
+
+
+def test_a_run_ends_by_starting_the_rollout_of_what_it_pushed(own: Own) -> None:
+    text = (own.path / "stoker.yaml").read_text()
+    settings = "push: {rollout: canary, settings: {stages: '10,100'}}"
+    (own.path / "stoker.yaml").write_text(f"{text}\n{settings}\n")
+    own.edit("model.py", "UNITS = 8", "UNITS = 9")
+
+    # Its server asks version 2 alone, whoever has the traffic.
+    assert invoke(["run", str(own.path)], debug=False) == 0
+
+    models = own.path / "models"
+    state = ModelRollouts(models, "mine").status().state
+    assert (state.baseline, state.candidate, state.phase) == (1, 2, Phase.MEASURING)
+    assert state.settings.stages == "10,100"
+    assert Repository(models).aliases("mine") == {"champion": 1, "candidate": 2}
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,22 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 from keras.export import ExportArchive
+from tests.loopback import Service, service
 
 from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, EXIT_USER
 from stoker.registry.repository import Repository
+from stoker.rollout.gates import Verdict
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state import Phase, RolloutState
 
 LIMIT_S = 90.0
 """Longest that a rollout may take here; on a quiet machine each takes 10 s."""
+
+CHECKS = """
+def good(rollout):
+    return rollout["candidate"] == 2
+"""
 
 FAST = ["--step-time", "1s", "--warm-up", "0s", "--min-requests", "200"]
 
@@ -49,6 +56,9 @@ class Serving:
     models: Path
     process: subprocess.Popen[str]
     port: int
+    hook: Service | None = None
+    """What its controller asks and reports to."""
+
     answers: list[tuple[int, float | None]] = field(default_factory=list)
     """Status and y - x of each answer."""
 
@@ -89,10 +99,10 @@ def rollout(models: Path, *arguments: str) -> int:
     return invoke(["rollout", *arguments, "--models", str(models)], debug=False)
 
 
-def serve(models: Path, ready: Path) -> Serving:
+def serve(models: Path, ready: Path, *more: str) -> Serving:
     flags = ["--rest_api_port", "0", "--port", "0", "--ready-file", str(ready), "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "stoker", "serve", str(models), *flags, "--poll-s", "0.2"],
+        [sys.executable, "-m", "stoker", "serve", str(models), *flags, "--poll-s", "0.2", *more],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -108,11 +118,18 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]
     repository = Repository(folder / "models")
     for version, fails_at in ((1, -1.0), (2, -1.0)):
         repository.push(exported(folder / str(version), addend=version, fails_at=fails_at), "m")
-    assert rollout(repository.root, "start", "m", "2", "--canary", "50,100", *FAST) == EXIT_DONE
-    running = [serve(repository.root, folder / "ready.json")]
-    yield running
-    for each in running:
-        each.kill()
+    (folder / "checks.py").write_text(CHECKS)
+    (folder / "gates.yaml").write_text("mine: {python: 'checks:good', every_s: 0.5}\n")
+    with service() as hook:
+        own = ["--gates", str(folder / "gates.yaml"), "--inconclusive-limit", "10m", "--strict"]
+        own += ["--webhook", f"stage,end={hook.url}", "--notify", f"{hook.url}/slack"]
+        start = ["start", "m", "2", "--canary", "50,100", *FAST, *own]
+        assert rollout(repository.root, *start) == EXIT_DONE
+        running = [serve(repository.root, folder / "ready.json", "--gate-folder", str(folder))]
+        running[0].hook = hook
+        yield running
+        for each in running:
+            each.kill()
 
 
 def test_a_rollout_from_the_first_percent_to_a_rollback(
@@ -129,6 +146,18 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
     assert {status for status, _ in server.answers} == {200}
     shared = Counter(answer for _, answer in server.answers)
     assert shared[1.0] > 1_000
+
+    # The gate and the webhook were asked by the process that judges, and the changes reported.
+    assert done.settings.strict
+    assert server.hook is not None
+    asked = [(each["event"], each["stage"]) for each in server.hook.contents() if "event" in each]
+    assert list(dict.fromkeys(asked)) == [("stage", "50 %"), ("end", "100 %")]
+    texts = [json.loads(body)["text"] for path, body in server.hook.got if path == "/slack"]
+    assert "version 2: start by" in texts[0]
+    verdicts = {
+        each.gate: each.verdict for each in ModelRollouts(server.models, "m").status().gates
+    }
+    assert verdicts["mine"] is Verdict.PASS
 
     # A push only adds a candidate, which here fails for each tenth request.
     Repository(server.models).push(exported(tmp_path / "3", addend=3.0, fails_at=5.0), "m")

@@ -2,83 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 
-from stoker.rollout.controller import (
-    MEASURED_REQUESTS,
-    TAKEOVER_S,
-    Controller,
-    Event,
-    change,
-)
-from stoker.rollout.counts import MEASURED, read_counts, write_counts
-from stoker.rollout.gates import Action, GateResult, Verdict, VersionCounts
-from stoker.rollout.histogram import count
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState, start, state_of
+from stoker.rollout.controller import MEASURED_REQUESTS, TAKEOVER_S, Event, change
+from stoker.rollout.counts import MEASURED, read_counts
+from stoker.rollout.gates import Action
+from stoker.rollout.state import Phase, start
 from stoker.rollout.state_files import StateFiles
-
-SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=20, warm_up_s=5, min_requests=100)
-
-
-@dataclass
-class Cluster:
-    """A folder, a clock, and what a server has counted."""
-
-    folder: Path
-    now_s: float = 1_000.0
-    counts: dict[int, dict[int, VersionCounts]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    server: str = "one"
-
-    def controller(self, *gates: GateResult) -> Controller:
-        return Controller(
-            self.folder,
-            gates=[lambda _, gate=gate: gate for gate in gates],  # type: ignore[misc]
-            clock=lambda: self.now_s,
-            now=lambda: self.now_s,
-        )
-
-    def start(self, settings: RolloutSettings = SETTINGS) -> None:
-        files = StateFiles(self.folder)
-        state = start(None, 2, serving=1, settings=settings, now_s=self.now_s)
-        event = Event(what="start", who="me", why="", at_s=self.now_s)
-        change(files, files.latest(), state, event)
-
-    def state(self) -> RolloutState:
-        latest = StateFiles(self.folder).latest()
-        assert latest is not None
-        return state_of(latest.content["state"])
-
-    def answer(self, requests: int, *, bad: int = 0) -> None:
-        """A second's traffic, in the shares of the state; the candidate's answers may be bad."""
-        state = self.state()
-        stage = MEASURED if state.phase is Phase.MEASURING else state.stage
-        mine = round(requests * state.share)
-        for version, number, wrong in ((1, requests - mine, 0), (2, mine, min(bad, mine))):
-            added = VersionCounts(requests=number, bad=wrong, latency=count(np.full(number, 0.02)))
-            self.counts.setdefault(stage, {}).setdefault(version, VersionCounts()).add(added)
-        write_counts(
-            self.folder, self.counts, self.failed, rollout=state.rollout, server=self.server
-        )
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(folder=tmp_path)
-
-
-def run(cluster: Cluster, controller: Controller, seconds: int, *, bad: int = 0) -> list[Phase]:
-    phases = []
-    for _ in range(seconds):
-        cluster.now_s += 1.0
-        cluster.answer(200, bad=bad)
-        controller.step()
-        phases.append(cluster.state().phase)
-    return phases
 
 
 def test_a_good_candidate_gets_all_traffic_stage_by_stage(cluster: Cluster) -> None:
@@ -172,19 +110,6 @@ def test_the_controller_of_an_earlier_rollout_does_not_take_the_next_one_for_its
     assert second.step() is not None
     assert first.step() is None
     assert cluster.state().lease == 2
-
-
-def test_a_gate_of_the_user_counts_and_one_without_an_answer_pauses(cluster: Cluster) -> None:
-    cluster.start()
-    silent = GateResult(gate="query", verdict=Verdict.INCONCLUSIVE, detail="refused", silent_s=300)
-    run(cluster, cluster.controller(silent), 10)
-    assert cluster.state().phase is Phase.PAUSED
-    assert "no answer for 300 s: query: refused" in cluster.state().reason
-
-    failing = GateResult(gate="query", verdict=Verdict.FAIL, detail="0.3 of 0.1")
-    controller = cluster.controller(failing)
-    run(cluster, controller, 13)
-    assert cluster.state().phase is Phase.ROLLED_BACK
 
 
 def test_a_file_of_counts_that_is_cut_counts_nothing_until_it_is_written_again(

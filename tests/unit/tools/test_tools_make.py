@@ -31,7 +31,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     arguments: str, exit_codes: tuple[int, int, int], passes: bool, tmp_path: Path
 ) -> None:
     """The exit codes are those of make's three calls of pytest, in their order."""
-    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton", "envoy", "chromium")]
+    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton", "envoy", "chromium", "prom")]
     for stamp in stamps:
         stamp.write_text("0 cpu\n")
     calls = tmp_path / "calls"
@@ -48,6 +48,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
             *("make", "--directory", str(ROOT), "test", f"ARGS={arguments}", f"BIN={tmp_path}"),
             *(f"STAMP={stamps[0]}", f"TFJS_STAMP={stamps[1]}", f"TRITON_STAMP={stamps[2]}"),
             *(f"ENVOY_STAMP={stamps[3]}", f"CHROMIUM_STAMP={stamps[4]}"),
+            f"PROMETHEUS_STAMP={stamps[5]}",
             *(f"UV={sys.executable}", f"PYTHON={sys.executable}", "OTHER="),
         ],
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
@@ -146,3 +147,47 @@ def test_chromium_is_installed_where_it_may_be_and_its_absence_has_a_reason(
     assert done.returncode == 0, done.stderr
     assert stamp.read_text() == f"{outcome}\n"
     assert (f"without chromium ({outcome})" in done.stdout) is (outcome != "installed")
+
+
+@pytest.mark.parametrize(
+    ("programs", "outcome"),
+    [
+        ({"prometheus": ""}, "installed"),
+        ({}, "no apt-get here"),
+        ({"apt-get": "", "apt-cache": ""}, "apt has no package prometheus"),
+        (
+            {"apt-get": "exit 100", "apt-cache": "echo '  Candidate: 1.0'"},
+            "apt-get download prometheus failed",
+        ),
+        (
+            {
+                "apt-get": "echo package > prometheus_1.deb",
+                "apt-cache": "echo '  Candidate: 1.0'",
+                "dpkg-deb": 'read -r text < "$2" && echo "$text" > "$3/unpacked"',
+                "rm": ":",
+            },
+            "installed",
+        ),
+    ],
+)
+def test_prometheus_is_unpacked_where_it_can_be_had_and_its_absence_has_a_reason(
+    tmp_path: Path, programs: dict[str, str], outcome: str
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name in ("sh", "mkdir", "dirname", "timeout", "grep"):
+        (binaries / name).symlink_to(str(shutil.which(name)))
+    for name, body in programs.items():
+        program(binaries / name, body)
+
+    done = subprocess.run(
+        [ROOT / ".ci" / "get_prometheus", "tools/prometheus.txt", "tools/prometheus"],
+        cwd=tmp_path,
+        env={"PATH": str(binaries)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tools" / "prometheus.txt").read_text() == f"{outcome}\n"
+    assert (tmp_path / "tools" / "prometheus" / "unpacked").is_file() is ("rm" in programs)

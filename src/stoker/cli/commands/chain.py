@@ -102,11 +102,14 @@ def run(
             result = run_chain(loaded.used, listener, resume=which, works=works, wall=wall)
         listener.stage_began("serve")
         import_tensorflow()
+        from stoker.app.release import start_rollout
         from stoker.app.smoke_test import smoke_test
         from stoker.cli.summary import print_summary
 
         tested = smoke_test(loaded.used, result)
         listener.stage_ended(tested.outcome)
+        if line := start_rollout(loaded.used, result.results["push"]["version"]):
+            listener.log(line)
     if as_json:
         facts = [
             {"stage": o.stage, "skipped": o.skipped, "took_s": o.took_s, "output": str(o.output)}
@@ -203,6 +206,7 @@ def _run_until(
         works: Replacements for the work of stages; None: as `TF_CONFIG` requires, if it is set.
     """
     from stoker.app.chain import run_chain
+    from stoker.app.release import start_rollout
     from stoker.app.stages import STAGES
     from stoker.app.tuned_settings import load_tuned
     from stoker.cli.progress import ConsoleListener
@@ -222,6 +226,10 @@ def _run_until(
         result = run_chain(
             loaded.used, listener, until=stage, resume=resume, works=replaced, wall=wall
         )
+        if stage == "push" and (
+            line := start_rollout(loaded.used, result.results["push"]["version"])
+        ):
+            listener.log(line)
     last = result.outcomes[-1]
     if as_json:
         facts = {"run": str(result.run), "output": str(last.output), "skipped": last.skipped}

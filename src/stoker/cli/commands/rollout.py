@@ -110,6 +110,37 @@ def start(
             help="REST address of a server that cannot write to the repository: its counts are fetched. Repeatable.",
         ),
     ] = None,
+    gates: Annotated[
+        Path | None,
+        typer.Option(
+            "--gates",
+            help="YAML file with gates of your own: Prometheus queries, Python functions.",
+        ),
+    ] = None,
+    webhook: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--webhook",
+            metavar="[MOMENT,...=]URL",
+            help="Asked by POST before the rollout goes on, at stage, promotion and end, and told of a rollback. "
+            "Default: all four.",
+        ),
+    ] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="URL",
+            help="Gets each change as a message in Slack's form. env:NAME: the server's variable.",
+        ),
+    ] = None,
+    inconclusive_limit: Annotated[
+        str,
+        typer.Option("--inconclusive-limit", help="A gate without an answer for this long pauses."),
+    ] = "5m",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Roll back instead of pausing at that limit.")
+    ] = False,
     baseline: Annotated[
         int | None,
         typer.Option("--baseline", help="Version to compare with. Default: the one that serves."),
@@ -118,8 +149,10 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin to move a model's traffic to a version; the servers of the repository follow."""
+    from stoker.rollout.hook_settings import parse_webhook
     from stoker.rollout.stages import seconds_of
     from stoker.rollout.state import RolloutSettings
+    from stoker.rollout.user_gates import read_gates
 
     settings = RolloutSettings(
         stages=canary,
@@ -133,8 +166,14 @@ def start(
         dry_run=tuple(dry_run or ()),
         keep_previous_s=seconds_of(keep_previous),
         servers=tuple(server or ()),
+        inconclusive_limit_s=seconds_of(inconclusive_limit),
+        strict=strict,
+        user_gates=() if gates is None else read_gates(gates),
+        webhooks=tuple(parse_webhook(text) for text in webhook or ()),
+        notify=tuple(notify or ()),
     )
-    begun = _open(models, model).start(
+    rollouts = _open(models, model, gate_folder=None if gates is None else gates.parent)
+    begun = rollouts.start(
         version,
         settings,
         why=why,
@@ -230,10 +269,10 @@ def history(model: Model, models: Models = MODELS, as_json: AsJson = False) -> N
         typer.echo(f"{when}  {_summary(now)}  {event.what} by {event.who}{why}")
 
 
-def _open(models: Path, model: str) -> ModelRollouts:
+def _open(models: Path, model: str, *, gate_folder: Path | None = None) -> ModelRollouts:
     from stoker.rollout.operations import ModelRollouts
 
-    return ModelRollouts(models, model)
+    return ModelRollouts(models, model, gate_folder=gate_folder)
 
 
 def _show(state: RolloutState, *, as_json: bool) -> None:

@@ -327,6 +327,16 @@ AccessLog = Annotated[
     typer.Option("--access-log", help="File for one JSON line per request; - writes to stderr."),
 ]
 
+GateFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--gate-folder",
+        exists=True,
+        file_okay=False,
+        help="Folder of the modules of a rollout's Python gates. Default: no Python gate is called.",
+    ),
+]
+
 Traces = Annotated[
     bool,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -77,6 +78,7 @@ def serve(
     max_memory_mb: flags.MaxMemoryMb = 0,
     access_log: flags.AccessLog = "",
     traces: flags.Traces = False,
+    gate_folder: flags.GateFolder = None,
     request_log_mb: flags.RequestLogMb = 1024,
     workers: flags.Workers = 1,
     worker_folder: flags.WorkerFolder = None,
@@ -157,8 +159,10 @@ def serve(
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
+    from stoker.rollout.supervisor import Controllers, RolloutSupervisor, make_controller
+
+    make = functools.partial(make_controller, gate_folder=gate_folder)
     if config.is_supervised:
-        from stoker.rollout.supervisor import RolloutSupervisor
         from stoker.serve.process.workers import WorkerEndedError, run_workers
 
         given = context.meta[command_line.ARGUMENTS]
@@ -168,21 +172,25 @@ def serve(
                 config,
                 command,
                 lambda ready: _say(ready, as_json=as_json),
-                supervisor=RolloutSupervisor(server=name),
+                supervisor=RolloutSupervisor(server=name, make=make),
             )
         except WorkerEndedError as error:  # it has said why
             raise typer.Exit(error.code) from error
         return
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
+    from stoker.rollout.rest import RolloutRoutes
     from stoker.rollout.router import RolloutRouter
-    from stoker.rollout.supervisor import Controllers
     from stoker.serve.process.main import run_server
 
     # Where another process watches over this one, that one judges.
-    controllers = Controllers() if config.worker_folder is None else None
-    router = RolloutRouter(server=name, folder=config.worker_folder, controllers=controllers)
-    run_server(config, lambda ready: _say(ready, as_json=as_json), router=router)
+    controllers = Controllers(make) if config.worker_folder is None else None
+    run_server(
+        config,
+        lambda ready: _say(ready, as_json=as_json),
+        router=RolloutRouter(server=name, folder=config.worker_folder, controllers=controllers),
+        extra=RolloutRoutes(gate_folder=gate_folder),
+    )
 
 
 def _stop_with_stdin() -> None:

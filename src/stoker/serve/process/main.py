@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from stoker.core.files import write_json
 from stoker.serve.config import ServeConfig
+from stoker.serve.extra_routes import ExtraRoutes
 from stoker.serve.process.ready import Ready
 from stoker.serve.process.server import Server
 from stoker.serve.process.signals import ending_on_signals
@@ -21,6 +22,7 @@ def run_server(
     on_ready: Callable[[Ready], None] = lambda _: None,
     *,
     router: Router | None = None,
+    extra: ExtraRoutes | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return; for a process's main thread.
 
@@ -28,6 +30,7 @@ def run_server(
         config: What is served and where.
         on_ready: Called once, when the models can be called; the ready file is written before it.
         router: Decides which version answers; None: the newest.
+        extra: Answers further paths on the REST port; None: there are none.
 
     Raises:
         ConfigError: a port is taken.
@@ -37,7 +40,7 @@ def run_server(
     if config.max_memory_bytes:
         limit_memory(config.max_memory_bytes)
     with ending_on_signals(asked_to_end):
-        server = Server(config, router=router)
+        server = Server(config, router=router, extra=extra)
         try:
             if config.listen_when_loaded or config.listen_when_tried:
                 server.load()

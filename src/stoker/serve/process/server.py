@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.callpath import has_gpu, open_devices, session_config
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.extra_routes import ExtraRoutes
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
 from stoker.serve.limits import METRICS_PATH
@@ -51,12 +53,19 @@ _ROUTER_S = 1.0
 class Server:
     """Both interfaces over one dataplane, each with its own threads."""
 
-    def __init__(self, config: ServeConfig, *, router: Router | None = None) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        router: Router | None = None,
+        extra: ExtraRoutes | None = None,
+    ) -> None:
         """Bind both ports; nothing is answered before `start`.
 
         Args:
             config: what is served and where.
             router: decides which version answers; None: the newest.
+            extra: answers further paths on the REST port; None: there are none.
 
         Raises:
             ConfigError: a port is taken, or the file of models is wrong.
@@ -124,7 +133,8 @@ class Server:
         except ConfigError:
             bound.close()
             raise
-        self._app = RestApp(self.plane, _rest_options(config, keys, self._access_log))
+        rest = _rest_options(config, keys, self._access_log)
+        self._app = RestApp(self.plane, dataclasses.replace(rest, extra=extra))
         self._rest = HttpServer(
             self._app,
             drain_s=config.drain_s,

@@ -19,10 +19,12 @@ from typing import Any
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.extra_routes import ExtraRoutes
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import outcomes, routes, v2
+from stoker.serve.rest.extra import answered_by, check_sender
 from stoker.serve.rest.messages import (
     CODINGS,
     TEXT,
@@ -85,6 +87,9 @@ class RestOptions:
     cors: bool = False
     """Whether pages of other origins may send requests (CORS)."""
 
+    extra: ExtraRoutes | None = None
+    """Answers further paths; None: there are none."""
+
 
 @dataclass(kw_only=True, slots=True)
 class _RequestState:
@@ -141,16 +146,16 @@ class RestApp:
             return probe(self.plane)
         if method == "OPTIONS" and _interface(path) is not None:  # a browser sends no key with it
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
-        if self.options.keys is not None:
-            try:
-                state.key = self.options.keys.check(headers(scope), role=_role(path)).name
-            except ServeError as error:
-                raise HttpError(error.code.http_status, error.message) from error
         monitored = self._monitored(path) if method in ("GET", "HEAD") else None
+        interface = _interface(path)
+        extra = self.options.extra if monitored is None and interface is None else None
+        role = None if extra is None else extra.role_of(method, path)
+        state.key = self._checked(scope, role or _role(path), is_extra=role is not None)
         if monitored is not None:
             answer: Answer = await self._in_thread(monitored)
             return answer
-        interface = _interface(path)
+        if extra is not None and role is not None:
+            interface = functools.partial(answered_by, extra, who=state.key)
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
         if self._in_flight > self.options.max_in_flight:
@@ -168,8 +173,27 @@ class RestApp:
     def _monitored(self, path: str) -> Callable[[], Answer] | None:
         """What answers a path of the monitoring; None for another path."""
         if path == self.options.metrics_path:
-            return lambda: Answer(body=self.plane.metrics.exposition(), content_type=TEXT)
+            return lambda: Answer(body=self._exposition(), content_type=TEXT)
         return routes.rollout_counts(self.plane, path)
+
+    def _checked(self, scope: Scope, role: Role, *, is_extra: bool) -> str:
+        """Return the owner of the request's key, "" where the server has no keys.
+
+        Raises:
+            HttpError: the sender does not have the role.
+        """
+        if self.options.keys is None:
+            if is_extra:
+                check_sender(scope, role)
+            return ""
+        try:
+            return self.options.keys.check(headers(scope), role=role).name
+        except ServeError as error:
+            raise HttpError(error.code.http_status, error.message) from error
+
+    def _exposition(self) -> str:
+        extra, text = self.options.extra, self.plane.metrics.exposition()
+        return text if extra is None else text + extra.exposition(self.plane.models.served())
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)

@@ -1,0 +1,75 @@
+"""The end of a run with `push: {rollout: canary}`: the pushed version earns its traffic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.registry.repository import Repository
+
+if TYPE_CHECKING:
+    from stoker.app.experiment import Experiment
+    from stoker.rollout.operations import ModelRollouts
+
+LATEST = "champion"
+"""The alias of a push without a rollout: it is at once the version that serves."""
+
+CANDIDATE = "candidate"
+"""The alias of a pushed version that has to earn its traffic."""
+
+_WHY = "stoker run"
+
+
+def alias_of_push(experiment: Experiment) -> str:
+    """Prepare a push, and return the alias of the pushed version.
+
+    For a canary, the version that serves is written into the state first: without a state, servers
+    would send all traffic to the newest version as soon as it is there.
+    """
+    rollouts = _rollouts(experiment)
+    if rollouts is None:
+        return LATEST
+    serving = rollouts.hold(why=_WHY)
+    Repository(experiment.models_root).set_alias(experiment.model_name, LATEST, version=serving)
+    return CANDIDATE
+
+
+def start_rollout(experiment: Experiment, version: int) -> str:
+    """Start the rollout of a pushed version, if the experiment wants one.
+
+    Returns:
+        What was done, one line; empty if it wants none.
+
+    Raises:
+        UserError: the rollout of another version is under way, or clients of the serving version
+            could not call this one; it stays in the repository and takes no traffic.
+    """
+    rollouts = _rollouts(experiment)
+    if rollouts is None:
+        return ""
+    state = rollouts.state()
+    if state is None:
+        return f"version {version} is the first of {experiment.model_name}: it serves without a rollout"
+    if version == state.stable:
+        return f"version {version} takes the traffic already"
+    if version in state.rejected:
+        return (
+            f"version {version} was rolled back and takes no traffic; "
+            f"`stoker rollout start {experiment.model_name} {version}` tries it again"
+        )
+    if state.is_active and version == state.candidate:
+        return f"version {version} is under rollout already"
+    begun = rollouts.start(version, experiment.push.settings, why=_WHY)
+    return (
+        f"rollout of version {version} began: {begun.settings.stages} % of the traffic, "
+        f"version {begun.baseline} has the rest"
+    )
+
+
+def _rollouts(experiment: Experiment) -> ModelRollouts | None:
+    """The rollouts of the experiment's model; None where it wants none, or has no version yet."""
+    from stoker.rollout.operations import ModelRollouts
+
+    repository, model = Repository(experiment.models_root), experiment.model_name
+    if experiment.push.rollout != "canary" or not repository.versions(model):
+        return None
+    return ModelRollouts(experiment.models_root, model, gate_folder=experiment.folder)

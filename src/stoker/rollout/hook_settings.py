@@ -1,0 +1,66 @@
+"""Web services that a rollout asks before it goes on, or tells what it did: as settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, get_args
+
+from stoker.core.errors import ConfigError
+from stoker.rollout.http_call import check_url
+
+MomentName = Literal["stage", "promotion", "end", "rollback"]
+
+
+class Moment(StrEnum):
+    """When a webhook is called."""
+
+    STAGE = "stage"
+    """Before a stage: the rollout waits for a 2xx."""
+
+    PROMOTION = "promotion"
+    """Before the stage with all traffic: it waits for a 2xx."""
+
+    END = "end"
+    """Before the rollout is completed: it waits for a 2xx."""
+
+    ROLLBACK = "rollback"
+    """After a rollback, which waits for nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Webhook:
+    """A web service that is asked before the rollout goes on."""
+
+    url: str
+    """Gets a POST with JSON."""
+
+    at: tuple[MomentName, ...] = get_args(MomentName)
+    """When it is called."""
+
+    def __post_init__(self) -> None:
+        check_url(self.url, where="A webhook")
+        if not self.at:
+            raise ConfigError("A webhook must have a moment", fix="E.g. at: [stage].")
+
+
+def parse_webhook(text: str) -> Webhook:
+    """The webhook of `URL`, called at every moment, or `stage,rollback=URL`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    moments, equals, url = text.partition("=")
+    if not equals or ":" in moments:
+        return Webhook(url=text)
+    at: tuple[MomentName, ...] = ()
+    for name in moments.split(","):
+        known = [each for each in get_args(MomentName) if each == name.strip()]
+        if not known:
+            raise ConfigError(
+                f"{name!r} is not a moment of a webhook",
+                got=text,
+                fix=f"Write one or more of {','.join(get_args(MomentName))}=URL, or URL.",
+            )
+        at += tuple(known)
+    return Webhook(url=url, at=at)

@@ -1,0 +1,130 @@
+"""One HTTP request to a service of the user's: it ends in time, follows no redirect, and reads little."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from stoker.core.errors import ConfigError
+
+MOST_BYTES = 1 << 20
+"""Most bytes of an answer that are read."""
+
+_VARIABLE = "env:"
+_SUCCESS = range(200, 300)
+
+
+class NoAnswerError(Exception):
+    """The service gave no answer; the text says why, one clause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpAnswer:
+    """What a service answered."""
+
+    status: int
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return self.status in _SUCCESS
+
+
+def check_url(url: str, *, where: str) -> None:
+    """Check that a request can be sent to a URL.
+
+    Args:
+        url: `http://...`, `https://...`, or `env:NAME`, which the controller reads from its environment.
+        where: the setting, for the message.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if url.startswith(_VARIABLE) and url[len(_VARIABLE) :].isidentifier():
+        return
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not url.isprintable() or " " in url:
+        raise ConfigError(
+            f"{where} must be a URL",
+            got=url,
+            fix="Write http://HOST/..., https://HOST/... or env:NAME, a variable of the server's environment.",
+        )
+
+
+def send(
+    url: str, *, body: bytes | None = None, media_type: str = "application/json", timeout_s: float
+) -> HttpAnswer:
+    """Send a request: POST with a body, else GET.
+
+    Args:
+        url: as `check_url` accepts it.
+        body: of the request.
+        media_type: of the body.
+        timeout_s: longest time for all of it, seconds.
+
+    Raises:
+        NoAnswerError: nobody answered in time, or not in HTTP.
+    """
+    end_s = time.monotonic() + timeout_s
+    try:
+        parts = urlsplit(_resolved(url))
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        try:
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            headers = {} if body is None else {"Content-Type": media_type}
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            return _read(connection, end_s)
+        finally:
+            connection.close()
+    except TimeoutError:
+        raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
+    except (OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
+        # The reason only: the URL may hold a secret.
+        raise NoAnswerError(_reason(error)) from None
+
+
+def _read(connection: http.client.HTTPConnection, end_s: float) -> HttpAnswer:
+    response = connection.getresponse()
+    body = b""
+    while len(body) < MOST_BYTES:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(left_s)
+        part = response.read1(MOST_BYTES - len(body))
+        if not part:
+            break
+        body += part
+    return HttpAnswer(status=response.status, body=body)
+
+
+def _resolved(url: str) -> str:
+    if not url.startswith(_VARIABLE):
+        return url
+    name = url[len(_VARIABLE) :]
+    try:
+        found = os.environ[name]
+    except KeyError:
+        raise NoAnswerError(f"the variable {name} is not set on the server") from None
+    check = urlsplit(found)
+    if check.scheme not in ("http", "https"):
+        raise NoAnswerError(f"the variable {name} does not hold a URL")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join((text or type(error).__name__).split())[:200]

@@ -1,0 +1,91 @@
+"""A gate that asks Prometheus: each number of the answer must lie within the gate's limits.
+
+Source: Prometheus, HTTP API, instant queries (`/api/v1/query`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.rollout.http_call import HttpAnswer, NoAnswerError, send
+
+_PATH = "/api/v1/query"
+_FORM = "application/x-www-form-urlencoded"
+_BAD_DATA = "bad_data"
+"""Type of the error of a query that is not PromQL; its status is 400."""
+
+
+def check_query(url: str, query: str, *, gate: str, timeout_s: float) -> str:
+    """Ask Prometheus whether a query is PromQL.
+
+    Args:
+        url: of the server.
+        query: of the gate, with the versions in it.
+        gate: its name.
+        timeout_s: longest time for an answer, seconds.
+
+    Returns:
+        Why that is not known, one clause; empty if it is PromQL.
+
+    Raises:
+        ConfigError: it is not PromQL.
+    """
+    try:
+        answer = _ask(url, query, timeout_s)
+        content = _content(answer)
+    except NoAnswerError as error:
+        return str(error)
+    if content.get("errorType") == _BAD_DATA:
+        raise ConfigError(
+            f"The query of gate {gate} must be PromQL",
+            got=query,
+            fix=f"Prometheus says: {_one_line(content.get('error'))}.",
+        )
+    return "" if content.get("status") == "success" else _refusal(answer, content)
+
+
+def query_numbers(url: str, query: str, *, timeout_s: float) -> list[float]:
+    """The numbers of a query: one for a scalar, one for each series of a vector.
+
+    Raises:
+        NoAnswerError: Prometheus gave none.
+    """
+    answer = _ask(url, query, timeout_s)
+    content = _content(answer)
+    if content.get("status") != "success":
+        raise NoAnswerError(_refusal(answer, content))
+    try:
+        data = content["data"]
+        if data["resultType"] == "scalar":
+            return [float(data["result"][1])]
+        if data["resultType"] == "vector":
+            return [float(series["value"][1]) for series in data["result"]]
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise NoAnswerError("Prometheus answered in another form") from None
+    raise NoAnswerError(f"the query gives a {data['resultType']}, not numbers")
+
+
+def _ask(url: str, query: str, timeout_s: float) -> HttpAnswer:
+    form = urlencode({"query": query, "timeout": f"{timeout_s:.3f}"})
+    return send(url.rstrip("/") + _PATH, body=form.encode(), media_type=_FORM, timeout_s=timeout_s)
+
+
+def _content(answer: HttpAnswer) -> dict[str, Any]:
+    try:
+        content = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise NoAnswerError(f"status {answer.status}, not the answer of a Prometheus")
+    return content
+
+
+def _refusal(answer: HttpAnswer, content: dict[str, Any]) -> str:
+    return f"status {answer.status}: {_one_line(content.get('error') or 'no reason')}"
+
+
+def _one_line(text: object) -> Plain:
+    return Plain(" ".join(str(text).split())[:300].rstrip("."))

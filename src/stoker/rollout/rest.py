@@ -1,0 +1,216 @@
+"""The paths of rollouts on the REST port: see, judge, and change them as the commands do.
+
+GET  /v1/rollouts                     every model with a rollout
+GET  /v1/rollouts/MODEL               its state, counts and history
+GET  /v1/rollouts/MODEL/verdict       pass, fail or inconclusive; POST answers a status that says it
+POST /v1/rollouts/MODEL/start         {"version": 7, "settings": {...}, "baseline": 5, "why": "..."}
+POST /v1/rollouts/MODEL/ACTION        pause, resume, promote ({"full": true}), rollback ({"to": 5}); each with "why"
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stoker.core.config import build
+from stoker.core.errors import Plain, UserError
+from stoker.rollout import state as changes
+from stoker.rollout.metrics import RolloutMetrics
+from stoker.rollout.operations import ModelRollouts
+from stoker.rollout.state import FOLDER, RolloutSettings
+from stoker.rollout.verdict import evidence, summary
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.extra_routes import ExtraAnswer, ExtraRequest
+from stoker.serve.routing import Served
+from stoker.serve.security.auth import Role
+
+_PATH = re.compile(r"/v1/rollouts(?:/(?P<model>[^/]+)(?:/(?P<action>[a-z]+))?)?")
+_PREFIX = "/v1/rollouts"
+
+OTHER_VERDICT = 412
+"""Status of a verdict other than the expected one: controllers such as Flagger read only the status."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Start:
+    version: int | None = None
+    baseline: int | None = None
+    settings: RolloutSettings = field(default_factory=RolloutSettings)
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Promote:
+    full: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rollback:
+    to: int | None = None
+    why: str = ""
+
+
+Body = TypeVar("Body")
+
+Handler = Callable[[str, ModelRollouts, ExtraRequest], Any]
+"""Answers a request about a model; what it returns is sent as JSON."""
+
+
+def _verdict(model: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
+    version = request.query.get("version")
+    if version is not None and not (version.isascii() and version.isdigit() and len(version) < 20):
+        raise ServeError(Code.INVALID_ARGUMENT, f"version must be a number: {version}")
+    found = evidence(model, rollouts.status(), version=None if version is None else int(version))
+    expected = request.query.get("expect", "pass" if request.method == "POST" else "")
+    if expected not in ("", "pass", "fail", "inconclusive"):
+        raise ServeError(
+            Code.INVALID_ARGUMENT, f"expect must be pass, fail or inconclusive: {expected}"
+        )
+    if expected in ("", found["verdict"]):
+        return found
+    return ExtraAnswer(status=OTHER_VERDICT, content=found)
+
+
+def _show(model: str, rollouts: ModelRollouts, _: ExtraRequest) -> Any:
+    found = rollouts.status()
+    history = [event.to_json() for event, _ in rollouts.history()]
+    return {"model": model, **summary(found), "state": found.state.to_json(), "history": history}
+
+
+def _start(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
+    body = _body(_Start, request)
+    if body.version is None:
+        raise UserError("The body must name a version", fix='E.g. {"version": 7}.')
+    return rollouts.start(
+        body.version, body.settings, why=body.why, baseline=body.baseline
+    ).to_json()
+
+
+def _pause(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
+    why = _body(_Change, request).why
+    reason = why or f"by {rollouts.who}"
+    return rollouts.apply(
+        lambda now: changes.pause(now, reason=reason), what="pause", why=why
+    ).to_json()
+
+
+def _resume(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
+    why = _body(_Change, request).why
+    return rollouts.apply(
+        lambda now: changes.resume(now, now_s=time.time()), what="resume", why=why
+    ).to_json()
+
+
+def _promote(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
+    body = _body(_Promote, request)
+    move = changes.promote_fully if body.full else changes.advance
+    return rollouts.apply(
+        lambda now: move(now, now_s=time.time()), what="promote", why=body.why
+    ).to_json()
+
+
+def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
+    body = _body(_Rollback, request)
+    return rollouts.roll_back(to=body.to, why=body.why).to_json()
+
+
+ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
+    ("GET", ""): (Role.ADMIN, _show),
+    # Other controllers need no more than this: their key cannot change anything.
+    ("GET", "verdict"): (Role.PREDICT, _verdict),
+    ("POST", "verdict"): (Role.PREDICT, _verdict),
+    ("POST", "start"): (Role.ADMIN, _start),
+    ("POST", "pause"): (Role.ADMIN, _pause),
+    ("POST", "resume"): (Role.ADMIN, _resume),
+    ("POST", "promote"): (Role.ADMIN, _promote),
+    ("POST", "rollback"): (Role.ADMIN, _rollback),
+}
+"""Method and last part of a path below `/v1/rollouts/MODEL` -> the role that it needs, and what answers it."""
+
+
+class RolloutRoutes:
+    """Answers the paths of rollouts, the same in each process that serves."""
+
+    def __init__(self, *, gate_folder: Path | None = None) -> None:
+        """Args: gate_folder: of the modules of Python gates; None: there is none."""
+        self._gate_folder = gate_folder
+        self._metrics = RolloutMetrics()
+
+    def role_of(self, method: str, path: str) -> Role | None:
+        """The role that a request needs; None: it is not about rollouts."""
+        if not path.startswith(_PREFIX):
+            return None
+        found = _PATH.fullmatch(path)
+        if found is None:
+            return None
+        # What does not exist needs the highest role, so that nobody learns what does.
+        return ROUTES.get((method, found["action"] or ""), (Role.ADMIN, None))[0]
+
+    def answer(self, request: ExtraRequest) -> ExtraAnswer:
+        """Answer a request.
+
+        Raises:
+            UserError: it asks for something that is not possible.
+            ServeError: there is no such model or path.
+        """
+        found = _PATH.fullmatch(request.path)
+        model, action = (found["model"], found["action"] or "") if found else (None, "")
+        if model is None:
+            if request.method != "GET":
+                raise _unknown(request)
+            return ExtraAnswer(content={"rollouts": self._all(request.served())})
+        route = ROUTES.get((request.method, action))
+        if route is None:
+            raise _unknown(request)
+        served = request.served().get(model)
+        if served is None:
+            raise ServeError(Code.NOT_FOUND, f"Servable not found for request: Latest({model})")
+        answer = route[1](model, self._open(served, request.who), request)
+        return answer if isinstance(answer, ExtraAnswer) else ExtraAnswer(content=answer)
+
+    def exposition(self, served: Mapping[str, Served]) -> str:
+        """The metrics of all rollouts, in Prometheus' text format."""
+        return self._metrics.exposition(served)
+
+    def _all(self, served: Mapping[str, Served]) -> list[dict[str, Any]]:
+        return [
+            {"model": model, **summary(self._open(each, "").status())}
+            for model, each in sorted(served.items())
+            if (each.base / FOLDER).is_dir()
+        ]
+
+    def _open(self, served: Served, who: str) -> ModelRollouts:
+        return ModelRollouts(
+            served.base.parent,
+            served.base.name,
+            who=f"{who or 'a program on this machine'} over REST",
+            gate_folder=self._gate_folder,
+        )
+
+
+def _unknown(request: ExtraRequest) -> ServeError:
+    return ServeError(Code.NOT_FOUND, f"{request.method} {request.path} is not a path of rollouts")
+
+
+def _body(kind: type[Body], request: ExtraRequest) -> Body:
+    """The body of a request; an empty one has all defaults.
+
+    Raises:
+        UserError: it is not JSON, or has other keys.
+    """
+    try:
+        content = json.loads(request.body or b"{}")
+    except (ValueError, RecursionError):
+        raise UserError("The body must be JSON", got=Plain("other text")) from None
+    return build(kind, content, where="")

@@ -1,0 +1,69 @@
+"""A model's rollout without a server: a folder, a clock that a test moves, and counts that it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stoker.rollout.controller import Controller, Event, change
+from stoker.rollout.counts import MEASURED, write_counts
+from stoker.rollout.gates import VersionCounts
+from stoker.rollout.histogram import count
+from stoker.rollout.hooks import Hooks
+from stoker.rollout.state import Phase, RolloutSettings, RolloutState, start, state_of
+from stoker.rollout.state_files import StateFiles
+
+SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=20, warm_up_s=5, min_requests=100)
+
+
+@dataclass
+class Cluster:
+    """A folder, a clock, and what a server has counted."""
+
+    folder: Path
+    now_s: float = 1_000.0
+    counts: dict[int, dict[int, VersionCounts]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    server: str = "one"
+
+    def controller(self, *, gate_folder: Path | None = None) -> Controller:
+        def clock() -> float:
+            return self.now_s
+
+        hooks = Hooks("m", self.folder, gate_folder=gate_folder, clock=clock)
+        return Controller(self.folder, hooks=hooks, clock=clock, now=clock)
+
+    def start(self, settings: RolloutSettings = SETTINGS) -> None:
+        files = StateFiles(self.folder)
+        state = start(None, 2, serving=1, settings=settings, now_s=self.now_s)
+        event = Event(what="start", who="me", why="", at_s=self.now_s)
+        change(files, files.latest(), state, event)
+
+    def state(self) -> RolloutState:
+        latest = StateFiles(self.folder).latest()
+        assert latest is not None
+        return state_of(latest.content["state"])
+
+    def answer(self, requests: int, *, bad: int = 0) -> None:
+        """A second's traffic, in the shares of the state; the candidate's answers may be bad."""
+        state = self.state()
+        stage = MEASURED if state.phase is Phase.MEASURING else state.stage
+        mine = round(requests * state.share)
+        for version, number, wrong in ((1, requests - mine, 0), (2, mine, min(bad, mine))):
+            added = VersionCounts(requests=number, bad=wrong, latency=count(np.full(number, 0.02)))
+            self.counts.setdefault(stage, {}).setdefault(version, VersionCounts()).add(added)
+        write_counts(
+            self.folder, self.counts, self.failed, rollout=state.rollout, server=self.server
+        )
+
+
+def run(cluster: Cluster, controller: Controller, seconds: int, *, bad: int = 0) -> list[Phase]:
+    phases = []
+    for _ in range(seconds):
+        cluster.now_s += 1.0
+        cluster.answer(200, bad=bad)
+        controller.step()
+        phases.append(cluster.state().phase)
+    return phases

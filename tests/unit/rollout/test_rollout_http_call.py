@@ -1,0 +1,77 @@
+"""Calls of the user's services end in time, whatever the service does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from tests.loopback import service
+
+from stoker.core.errors import ConfigError
+from stoker.rollout.http_call import MOST_BYTES, NoAnswerError, check_url, send
+
+
+def test_a_request_without_a_body_is_a_get_and_one_with_a_body_a_post() -> None:
+    with service(status=201, body=b"yes") as running:
+        assert send(f"{running.url}/a?b=1", timeout_s=5.0).body == b"yes"
+        answer = send(running.url, body=b"[1]", timeout_s=5.0)
+
+    assert (answer.status, answer.is_success) == (201, True)
+    assert running.got == [("/a?b=1", b""), ("/", b"[1]")]
+
+
+def test_a_silent_service_is_left_after_the_time() -> None:
+    with service(is_silent=True) as running:
+        began_s = time.monotonic()
+        with pytest.raises(NoAnswerError, match=r"no answer within 0\.2 s"):
+            send(running.url, timeout_s=0.2)
+
+    assert time.monotonic() - began_s < 2.0
+
+
+def test_a_service_that_answers_byte_by_byte_is_left_after_the_time() -> None:
+    def drip(stream: Any) -> None:
+        for _ in range(100):
+            stream.write(b".")
+            time.sleep(0.05)
+
+    with service(on_write=drip) as running:
+        began_s = time.monotonic()
+        with pytest.raises(NoAnswerError, match="no answer within"):
+            send(running.url, timeout_s=0.3)
+
+        assert time.monotonic() - began_s < 2.0
+        running.on_write = None
+
+
+def test_an_answer_is_read_up_to_a_limit_and_a_redirect_is_not_followed() -> None:
+    with service(body=b"x" * (MOST_BYTES + 10)) as running:
+        assert len(send(running.url, timeout_s=5.0).body) == MOST_BYTES
+    with service(status=302, headers={"Location": "http://127.0.0.1:9/"}) as running:
+        assert send(running.url, timeout_s=5.0).status == 302
+
+
+def test_nobody_there_and_a_variable_that_is_not_set_are_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with service() as gone:
+        pass
+    with pytest.raises(NoAnswerError, match="refused"):
+        send(gone.url, timeout_s=5.0)
+    with pytest.raises(NoAnswerError, match="HOOK is not set on the server"):
+        send("env:HOOK", timeout_s=5.0)
+    with service() as running:
+        monkeypatch.setenv("HOOK", running.url)
+        assert send("env:HOOK", timeout_s=5.0).is_success
+    monkeypatch.setenv("HOOK", "secret")
+    with pytest.raises(NoAnswerError, match="HOOK does not hold a URL"):
+        send("env:HOOK", timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "prometheus:9090", "ftp://a/", "http://", "http://a b/", "http://a:x/", "env:a-b"]
+)
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="The hook must be a URL"):
+        check_url(url, where="The hook")
