@@ -8,20 +8,19 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, UserError
+from stoker.rollout.answers import Answers, StageKeys, WaitingAnswers, numbers_of
 from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
-from stoker.rollout.histogram import buckets_of
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles, Stored
@@ -31,9 +30,6 @@ _log = logging.getLogger(__name__)
 
 FOLDER = ".rollout"
 """Name of the folder of a model's rollout, next to its versions."""
-
-MOST_KEYS = 1_000_000
-"""Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
 
 
 class RolloutRouter:
@@ -105,16 +101,33 @@ class RolloutRouter:
         """Count an answer, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
-            rollout.count(route, good=good, took_s=took_s, outputs=outputs)
+            values = None if outputs is None else numbers_of(outputs)
+            rollout.count(Answers((route,), (good,), (took_s,), values, ()))
 
-
-@dataclass(slots=True)
-class _StageKeys:
-    """The keys that have counted in a stage; each counts once for each gate."""
-
-    bad: set[int] = field(default_factory=set)
-    slow: set[int] = field(default_factory=set)
-    predicted: set[int] = field(default_factory=set)
+    def answered_together(
+        self,
+        model: str,
+        routes: Sequence[Route],
+        *,
+        took_s: Sequence[float],
+        in_time: Sequence[bool],
+        answer: tuple[Mapping[str, NDArray[Any]], Sequence[int]],
+    ) -> None:
+        """Count answers of one run, as `Router` describes it."""
+        rollout = self._rollouts.get(model)
+        outputs, sizes = answer
+        if rollout is None or not any(route.counts for route in routes):
+            return
+        if all(route.counts for route in routes):
+            values = numbers_of(outputs, rows=sum(sizes) if sizes else None)
+            rollout.count(Answers(routes, in_time, took_s, values, sizes))
+            return
+        first = 0
+        for at, (route, size) in enumerate(zip(routes, sizes, strict=True)):
+            if route.counts:
+                values = numbers_of({name: v[first : first + size] for name, v in outputs.items()})
+                rollout.count(Answers((route,), (in_time[at],), (took_s[at],), values, ()))
+            first += size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,32 +135,61 @@ class _Routing:
     """What one state says, ready to be asked."""
 
     state: RolloutState
-    split: TrafficSplit
+    decide: Callable[[Headers], Route]
+    """Gives the route of a request."""
+
+    slow_s: float
+    """Time above which an answer is slow in the sense of at least one gate, seconds."""
 
     @property
     def stage(self) -> int:
         return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
 
-    def route(self, headers: Headers) -> Route:
-        state = self.state
-        if state.phase not in (Phase.RUNNING, Phase.PAUSED):
-            return Route(
-                version=state.stable, otherwise=state.baseline, counts=state.phase in ACTIVE
-            )
-        if state.current.header:
-            chosen = headers(state.current.header.lower()) is not None
-            version = state.candidate if chosen else state.baseline
-            return Route(version=version, otherwise=state.baseline)
-        if not state.settings.key:
-            return Route(version=self.split.any_version(), otherwise=state.baseline)
-        key = _key(state.settings.key, headers)
-        if key is None:
-            return Route(version=state.baseline, otherwise=state.baseline, counts=False)
+
+def _routing_of(state: RolloutState, model: str) -> _Routing:
+    return _Routing(
+        state=state,
+        decide=_decision(state, state.split(model)),
+        slow_s=min(state.slow_s.values(), default=math.inf),
+    )
+
+
+def _decision(state: RolloutState, split: TrafficSplit) -> Callable[[Headers], Route]:
+    """The function that routes by a state; all that does not depend on the request is done here, once."""
+    is_active = state.phase in ACTIVE
+
+    def route_to(version: int, *, counts: bool = True, key: int | None = None) -> Route:
         return Route(
-            version=self.split.version_of(key),
+            version=version,
             otherwise=state.baseline,
-            key=zlib.crc32(key) | len(key) << 32,
+            key=key,
+            counts=counts,
+            under_rollout=is_active and version == state.candidate,
         )
+
+    if state.phase not in (Phase.RUNNING, Phase.PAUSED):
+        stable = route_to(state.stable, counts=is_active)
+        return lambda _: stable
+    fixed = {version: route_to(version) for version in split.weights}
+    if state.current.header:
+        header, candidate, baseline = (
+            state.current.header.lower(),
+            fixed[state.candidate],
+            fixed[state.baseline],
+        )
+        return lambda headers: baseline if headers(header) is None else candidate
+    if not state.settings.key:
+        any_version = split.any_version
+        return lambda _: fixed[any_version()]
+    name, without_key = state.settings.key, route_to(state.baseline, counts=False)
+
+    def by_key(headers: Headers) -> Route:
+        key = _key(name, headers)
+        if key is None:
+            return without_key
+        return route_to(split.version_of(key), key=zlib.crc32(key) | len(key) << 32)
+
+    return by_key
 
 
 class _ModelRollout:
@@ -159,10 +201,13 @@ class _ModelRollout:
         self._controller = Controller(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
-        self._keys = _StageKeys()
+        self._keys, self._waiting = StageKeys(), WaitingAnswers()
         self._failed: dict[int, str] = {}
         self._changed = False
         self._routing: _Routing | None = None
+        self.route: Callable[[Headers], Route | None] = _no_route
+        """Gives the route of a request."""
+
         self.number = 0
         """Of the state; 0 before there is one."""
 
@@ -186,16 +231,19 @@ class _ModelRollout:
         if stored is None or stored.number == self.number:
             return
         state, before = state_of(stored.content["state"]), self._routing
-        routing = _Routing(state=state, split=state.split(self._model))
+        routing = _routing_of(state, self._model)
         with self._lock:
+            self._count_waiting()  # in the stage in which they were answered
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed = {}, False, {}
             if before is None or routing.stage != before.stage:
-                self._keys = _StageKeys()
+                self._keys = StageKeys()
             self._routing, self.number = routing, stored.number
+            self.route = routing.decide
 
     def write(self, server: str, failed: Mapping[int, str]) -> None:
         with self._lock:
+            self._count_waiting()
             self._changed |= dict(failed) != self._failed
             if self._routing is None or not self._changed:
                 return
@@ -228,55 +276,24 @@ class _ModelRollout:
             return {state.stable, state.baseline, state.candidate} - set(state.rejected)
         return {state.stable}
 
-    def route(self, headers: Headers) -> Route | None:
-        return None if self._routing is None else self._routing.route(headers)
+    def count(self, answers: Answers) -> None:
+        """Count answers, at the latest when `write` is called."""
+        if self._routing is None or self._routing.state.phase not in ACTIVE:
+            return
+        self._waiting.add(answers)
+        if self._waiting.are_many:
+            with self._lock:
+                self._count_waiting()
 
-    def count(
-        self, route: Route, *, good: bool, took_s: float, outputs: Mapping[str, NDArray[Any]] | None
-    ) -> None:
-        values = None if outputs is None else predicted(outputs)
-        good = good and (values is None or bool(np.isfinite(values).all()))
-        with self._lock:
-            if self._routing is None or self._routing.state.phase not in ACTIVE:
-                return
-            versions = self._counts.setdefault(self._routing.stage, {})
-            counts = versions.setdefault(route.version, VersionCounts())
-            counts.requests += 1
-            self._changed = True
-            if not good:
-                counts.bad += self._is_first(route.key, self._keys.bad)
-                return
-            slow_s = min(self._routing.state.slow_s.values(), default=math.inf)
-            # A client that is slow each time is one slow client.
-            if took_s <= slow_s or self._is_first(route.key, self._keys.slow):
-                counts.latency.update(buckets_of(np.array([took_s])).tolist())
-            if values is not None and self._is_first(route.key, self._keys.predicted):
-                counts.predictions.update(buckets_of(values).tolist())
-
-    @staticmethod
-    def _is_first(key: int | None, seen: set[int]) -> bool:
-        if key is None:
-            return True
-        if key in seen or len(seen) >= MOST_KEYS:
-            return False
-        seen.add(key)
-        return True
+    def _count_waiting(self) -> None:
+        """Count what waits in the stage that is in force; the lock is held."""
+        if self._routing is not None:
+            counts = self._counts.setdefault(self._routing.stage, {})
+            self._changed |= self._waiting.count(counts, self._keys, slow_s=self._routing.slow_s)
 
 
-def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    """[rows] the predicted number or class of each row, from the first output that holds numbers.
-
-    Returns:
-        The number where there is one a row, else the index of the largest; None if no output holds numbers.
-    """
-    for name in sorted(outputs):
-        values = outputs[name]
-        if values.dtype.kind in "fiub" and values.size:
-            rows = values.reshape(len(values) if values.ndim else 1, -1).astype(np.float64)
-            if not np.isfinite(rows).all():
-                return np.array([math.nan])
-            return rows[:, 0] if rows.shape[1] == 1 else rows.argmax(1).astype(np.float64)
-    return None
+def _no_route(_: Headers) -> None:
+    """Before there is a state."""
 
 
 def _key(name: str, headers: Headers) -> bytes | None:

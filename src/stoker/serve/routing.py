@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ def no_headers(_: str) -> bytes | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen: that would double the time to make one
 class Route:
     """Where a request goes."""
 
@@ -33,6 +33,9 @@ class Route:
 
     counts: bool = True
     """Whether the answer counts: a request without the key that others have does not."""
+
+    under_rollout: bool = False
+    """Whether the version is the candidate of a rollout: it must prove to be quick first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,26 @@ class Router(Protocol):
             good: whether it was answered in time, with a status of success.
             took_s: its duration, seconds.
             outputs: output name -> array; None if there are none.
+        """
+
+    def answered_together(
+        self,
+        model: str,
+        routes: Sequence[Route],
+        *,
+        took_s: Sequence[float],
+        in_time: Sequence[bool],
+        answer: tuple[Mapping[str, np.ndarray[Any, Any]], Sequence[int]],
+    ) -> None:
+        """Count successful answers of one run of one version.
+
+        Args:
+            model: the model.
+            routes: where each request went.
+            took_s: the duration of each, seconds.
+            in_time: whether each was answered before its deadline.
+            answer: output name -> the rows of all requests, one after the other; and how many rows each
+                request has, empty if all are of one request.
         """
 
     def refresh(self, served: Mapping[str, Served]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts
-from stoker.rollout.router import FOLDER, RolloutRouter, predicted
+from stoker.rollout.router import FOLDER, RolloutRouter
 from stoker.rollout.state import (
     Phase,
     RolloutSettings,
@@ -171,20 +171,3 @@ def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
     # A server that starts now takes up the last state that is whole.
     later = RolloutRouter(server="two")
     assert later.wanted("m", model) == {1}
-
-
-@pytest.mark.parametrize(
-    ("output", "values"),
-    [
-        (np.array([[0.5], [2.0]], np.float32), [0.5, 2.0]),
-        (np.array([[0.1, 0.9], [0.6, 0.4]], np.float32), [1.0, 0.0]),
-        (np.array([3, 4]), [3.0, 4.0]),
-        (np.array(7.0), [7.0]),
-    ],
-)
-def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: list[float]) -> None:
-    found = predicted({"labels": np.array([b"a"], object), "scores": output})
-
-    assert found is not None
-    assert found.tolist() == values
-    assert predicted({"labels": np.array([b"a"], object)}) is None
