@@ -48,8 +48,10 @@ class ModelVersions:
 
     @property
     def available(self) -> bool:
-        """Whether a request for the newest version can be answered."""
-        return bool(self._available)
+        """Whether a request that names no version can be answered; a rollout may send it to any of its versions."""
+        wanted = self._rollout
+        whole = wanted is None or self.tried or wanted <= self._available.keys()
+        return bool(self._available) and whole
 
     @property
     def tried(self) -> bool:
