@@ -172,22 +172,24 @@ def _decision(state: RolloutState, split: TrafficSplit) -> Callable[[Headers], R
         return lambda _: stable
     fixed = {version: route_to(version) for version in split.weights}
     if state.current.header:
-        header, candidate, baseline = (
-            state.current.header.lower(),
-            fixed[state.candidate],
-            fixed[state.baseline],
-        )
-        return lambda headers: baseline if headers(header) is None else candidate
+        header = state.current.header.lower()
+        with_header, without = fixed[state.candidate], fixed[state.baseline]
+        return lambda headers: without if headers(header) is None else with_header
     if not state.settings.key:
-        any_version = split.any_version
-        return lambda _: fixed[any_version()]
-    name, without_key = state.settings.key, route_to(state.baseline, counts=False)
+        return split.at_random(fixed)
+    name, without_key = state.settings.key.lower(), route_to(state.baseline, counts=False)
+    cookie = state.settings.key.partition(":")[2].encode() if name.startswith("cookie:") else None
+    version_of = split.by_crc({version: version for version in split.weights})
+    baseline, new, crc_of = state.baseline, state.candidate if is_active else None, zlib.crc32
 
     def by_key(headers: Headers) -> Route:
-        key = _key(name, headers)
+        key = headers(name) if cookie is None else _cookie(cookie, headers)
         if key is None:
             return without_key
-        return route_to(split.version_of(key), key=zlib.crc32(key) | len(key) << 32)
+        crc = crc_of(key)
+        version = version_of(crc)
+        # By position: keywords would take as long as the rest of the decision.
+        return Route(version, baseline, crc | len(key) << 32, True, version == new)
 
     return by_key
 
@@ -296,13 +298,10 @@ def _no_route(_: Headers) -> None:
     """Before there is a state."""
 
 
-def _key(name: str, headers: Headers) -> bytes | None:
-    """The value of a header, or of a cookie if the name is `cookie:NAME`."""
-    kind, _, cookie = name.partition(":")
-    if kind != "cookie":
-        return headers(name.lower())
+def _cookie(name: bytes, headers: Headers) -> bytes | None:
+    """The value of a cookie, None without it."""
     for part in (headers("cookie") or b"").split(b";"):
         given, _, value = part.partition(b"=")
-        if given.strip() == cookie.encode():
+        if given.strip() == name:
             return value.strip()
     return None

@@ -56,7 +56,8 @@ def exported(path: Path, *, version: int) -> Path:
     parsed: Any = {"x": tf.io.FixedLenFeature([], tf.float32)}
 
     def plus(rows: tf.Tensor) -> Any:
-        return tf.io.parse_example(rows, parsed)["x"][:, None] + version
+        x: Any = tf.io.parse_example(rows, parsed)["x"]
+        return x[:, None] + version
 
     archive = ExportArchive()
     archive.add_endpoint(
@@ -272,7 +273,7 @@ def test_every_protocol_is_split_and_every_answer_names_its_version(serving: Ser
     """The response, the access log, the request log, the metrics and the rollout's counts agree."""
     answered: Counter[str] = Counter()
     for name, ask in every_api().items():
-        seen = Counter()
+        seen: Counter[str] = Counter()
         for _ in range(12):
             value, version = ask(serving)
             assert value == 1.0 + int(version), name
@@ -305,7 +306,8 @@ def test_every_protocol_is_split_and_every_answer_names_its_version(serving: Ser
 
 def logged_requests(serving: Serving, count: int) -> list[Any]:
     """The records of the request log, once they are written."""
-    end_s, records = time.monotonic() + 30, []
+    end_s = time.monotonic() + 30
+    records: list[bytes] = []
     while len(records) < count:
         assert time.monotonic() < end_s, "the request log lacks records"
         time.sleep(0.02)

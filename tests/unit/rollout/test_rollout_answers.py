@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -76,7 +78,7 @@ def test_counting_many_at_a_time_changes_no_count(*, keyed: bool) -> None:
         assert sum(each.bad for each in alone.values()) > 30
 
 
-def rows_of(answers: Answers) -> list[np.ndarray | None]:
+def rows_of(answers: Answers) -> Sequence[np.ndarray | None]:
     """The rows of each request."""
     if answers.values is None:
         return [None] * len(answers.routes)
