@@ -9,6 +9,7 @@ other. The server's loops do not poll here, as polling would count as CPU time o
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -43,9 +44,9 @@ CONNECTIONS = {1: 3.0, 64: 10.0}
 
 DECISION_US, NO_ROLLOUT_US = 0.5, 0.2
 REQUESTS = 10_000
-CALLS = 1_000_000
+CALLS, ROUNDS = 1_000_000, 5
 WARM_S = 8
-"""First load of each model and protocol: the candidate has to prove that it is quick by 1,000 of its runs."""
+"""First load of the candidate, seconds: it has to prove that it is quick by 1,000 of its runs."""
 
 _SERVE = (
     "from stoker.serve.runtime import busy_poll; busy_poll.BUSY_POLL_S = 0.0; "
@@ -78,15 +79,20 @@ def decisions(folder: Path) -> list[Figure]:
     router.refresh(served)
     plane = DataPlane(Models(poll_s=1.0), ServeMetrics())
     plane.router = router
+    users = itertools.cycle([b"user-%d" % number for number in range(1_000)])
     found = []
+
+    def key_of(_: str) -> bytes:
+        return next(users)
+
     for name, model, most_us in (
         ("The decision at random", "random", DECISION_US),
         ("The decision by key", "sticky", DECISION_US),
         ("Without a rollout", "none", NO_ROLLOUT_US),
     ):
         spec = ModelSpec(name=model)
-        took_us = [time_of(plane.route, spec, lambda _: b"user-7") for _ in range(5)]
-        how = f"`DataPlane.route`, {CALLS:,} calls, CPU time; best of 5 ({spread(took_us)})"
+        took_us = [time_of(plane.route, spec, key_of) for _ in range(ROUNDS)]
+        how = f"`DataPlane.route`, a loop of {CALLS:,} calls, CPU time; best of {ROUNDS} ({spread(took_us)})"
         found.append(figure(name, min(took_us), "us", at_most=most_us, how=how))
     return found
 
@@ -133,11 +139,14 @@ class Bench:
     scratch: Path
     seconds: int
 
-    def rest(self, model: str, connections: int, *, seconds: int = 0) -> Window:
+    def rest(
+        self, model: str, connections: int, *, seconds: int = 0, version: int | None = None
+    ) -> Window:
         """One window over REST."""
+        named = "" if version is None else f"/versions/{version}"
         body = json.dumps({"instances": [[0.5] * 16]}).encode()
         request = Request(
-            path=f"/v1/models/{model}:predict",
+            path=f"/v1/models/{model}{named}:predict",
             body=body,
             headers={"Content-Type": "application/json"},
         )
@@ -232,10 +241,11 @@ def cpu_us(window: Window) -> float:
 
 def overheads(bench: Bench, *, rounds: int) -> list[Figure]:
     """The figures of each protocol and number of connections."""
+    bench.rest(SPLIT, 1, seconds=WARM_S, version=2)
     found = []
     for protocol, load in (("REST", bench.rest), ("gRPC", bench.grpc)):
-        for model in (PLAIN, SPLIT, SPLIT):
-            load(model, 64, seconds=WARM_S)
+        for model in (PLAIN, SPLIT):
+            load(model, 64)
         for connections, most in CONNECTIONS.items():
             before = bench.versions()
             took: dict[str, list[float]] = {PLAIN: [], SPLIT: []}

@@ -32,6 +32,10 @@ FOLDER = ".rollout"
 """Name of the folder of a model's rollout, next to its versions."""
 
 
+MOST_ROUTES = 10_000
+"""Keys whose routes are kept: to make a route takes three times as long as to look it up."""
+
+
 class RolloutRouter:
     """The rollouts of the models that a server serves. May be used by many threads."""
 
@@ -180,16 +184,20 @@ def _decision(state: RolloutState, split: TrafficSplit) -> Callable[[Headers], R
     name, without_key = state.settings.key.lower(), route_to(state.baseline, counts=False)
     cookie = state.settings.key.partition(":")[2].encode() if name.startswith("cookie:") else None
     version_of = split.by_crc({version: version for version in split.weights})
-    baseline, new, crc_of = state.baseline, state.candidate if is_active else None, zlib.crc32
+    known: dict[bytes, Route] = {}
 
     def by_key(headers: Headers) -> Route:
         key = headers(name) if cookie is None else _cookie(cookie, headers)
         if key is None:
             return without_key
-        crc = crc_of(key)
-        version = version_of(crc)
-        # By position: keywords would take as long as the rest of the decision.
-        return Route(version, baseline, crc | len(key) << 32, True, version == new)
+        route = known.get(key)
+        if route is None:
+            crc = zlib.crc32(key)
+            route = route_to(version_of(crc), key=crc | len(key) << 32)
+            if len(known) >= MOST_ROUTES:
+                known.clear()
+            known[key] = route
+        return route
 
     return by_key
 

@@ -18,7 +18,7 @@ def no_headers(_: str) -> bytes | None:
     return None
 
 
-@dataclass(slots=True)  # neither frozen nor keyword-only: both would double the time to make one
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
     """Where a request goes."""
 

@@ -104,6 +104,18 @@ def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(m
     assert routed(by_cookie, headers(cookie="a=1")).counts is False
 
 
+def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.rollout.router.MOST_ROUTES", 3)
+    router = put(model, begun(key="x-user"))
+
+    first = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
+    again = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
+
+    assert first == again
+    assert len({route.key for route in first}) == 10
+    assert sum(one is other for one, other in zip(first, again, strict=True)) < 4
+
+
 def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: Path) -> None:
     router = put(model, begun("header=X-Canary,100"))
 
