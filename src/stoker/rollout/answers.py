@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
-from stoker.serve.routing import Route
+from stoker.serve.routing import AnsweredRun, Route
 
-MOST_WAITING = 1_024
-"""Answers that wait at most; counting so many takes less than 1 ms."""
+MOST_WAITING = 128
+"""Runs that wait at most; counting so many takes less than 1 ms."""
 
-MOST_BYTES = 4_096
-"""Largest output that is kept until it is counted; a larger one is reduced to its predictions at once."""
+MOST_BYTES = 64 << 10
+"""Output above which a run does not wait, so that little memory is held."""
 
 MOST_KEYS = 1_000_000
 """Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
@@ -37,18 +37,28 @@ class StageKeys:
     predicted: set[int] = field(default_factory=set)
 
 
-class Answers(NamedTuple):
-    """What one run of one version answered."""
+class Answer(NamedTuple):
+    """The answer to one request."""
+
+    route: Route
+    """Where the request went."""
+
+    good: bool
+    """Whether it was answered in time, with a status of success."""
+
+    took_s: float
+    """Its duration, seconds."""
+
+    outputs: Mapping[str, Values]
+    """Output name -> array; empty if there are none."""
+
+
+class _Answers(NamedTuple):
+    """Answers of one run of one version that count."""
 
     routes: Sequence[Route]
-    """Where each request went."""
-
     good: Sequence[bool]
-    """Whether each was answered in time, with a status of success."""
-
     took_s: Sequence[float]
-    """The duration of each, seconds."""
-
     values: Values | None
     """The first output that holds numbers, all rows of all requests; None if there is none."""
 
@@ -57,20 +67,29 @@ class Answers(NamedTuple):
 
 
 class WaitingAnswers:
-    """Answers in the order in which they came; may be used by many threads."""
+    """Answers in the order in which they came; may be used by many threads.
+
+    To let one wait is one call and one tuple: next to a run of a model, whose memory has replaced the processor's
+    caches, each line of Python takes four times as long as in a loop of its own.
+    """
 
     def __init__(self) -> None:
         """Start without any."""
-        self._waiting: deque[Answers] = deque()
+        self._waiting: deque[Answer | AnsweredRun] = deque()
+        self.clear = self._waiting.clear
+        """Forget all that wait."""
 
-    @property
-    def are_many(self) -> bool:
-        """Whether they have to be counted now."""
-        return len(self._waiting) >= MOST_WAITING
+    def add(self, answer: Answer | AnsweredRun) -> bool:
+        """Let answers wait.
 
-    def add(self, answers: Answers) -> None:
-        """Let answers wait."""
-        self._waiting.append(answers)
+        Returns:
+            Whether all that wait must be counted now.
+        """
+        waiting = self._waiting
+        waiting.append(answer)
+        if len(waiting) >= MOST_WAITING:
+            return True
+        return any(values.nbytes > MOST_BYTES for values in answer.outputs.values())
 
     def count(
         self, counts: dict[int, VersionCounts], keys: StageKeys, *, slow_s: float = math.inf
@@ -85,14 +104,15 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, list[Answers]] = {}
-        for answers in self._taken():
-            by_version.setdefault(answers.routes[0].version, []).append(answers)
-        for version, each in by_version.items():
-            _count(each, counts.setdefault(version, VersionCounts()), keys, slow_s)
+        by_version: dict[int, list[_Answers]] = {}
+        for each in self._taken():
+            for answers in _counting(each):
+                by_version.setdefault(answers.routes[0].version, []).append(answers)
+        for version, found in by_version.items():
+            _count(found, counts.setdefault(version, VersionCounts()), keys, slow_s)
         return bool(by_version)
 
-    def _taken(self) -> Iterator[Answers]:
+    def _taken(self) -> Iterator[Answer | AnsweredRun]:
         try:
             while True:  # others may add meanwhile
                 yield self._waiting.popleft()
@@ -100,8 +120,36 @@ class WaitingAnswers:
             return
 
 
+def _counting(answer: Answer | AnsweredRun) -> list[_Answers]:
+    """Those of some answers that count."""
+    if isinstance(answer, Answer):
+        values = numbers_of(answer.outputs)
+        return [_Answers((answer.route,), (answer.good,), (answer.took_s,), values, ())]
+    routes, sizes = answer.routes, answer.sizes
+    values = numbers_of(answer.outputs)
+    if sizes and values is not None and len(values) != sum(sizes):
+        values = None
+    took_s = [answer.ended_s - came_s for came_s in answer.came_s]
+    good = [one <= most for one, most in zip(took_s, answer.patience_s, strict=True)]
+    if all(route.counts for route in routes):
+        return [_Answers(routes, good, took_s, values, sizes)]
+    ends = np.cumsum(sizes or [0 if values is None else len(values)]).tolist()
+    starts = [0, *ends]
+    return [
+        _Answers(
+            (route,),
+            (good[at],),
+            (took_s[at],),
+            None if values is None else values[starts[at] : ends[at]],
+            (),
+        )
+        for at, route in enumerate(routes)
+        if route.counts
+    ]
+
+
 def _count(
-    waiting: Sequence[Answers], counts: VersionCounts, keys: StageKeys, slow_s: float
+    waiting: Sequence[_Answers], counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> None:
     """Add answers of one version to its counts."""
     routes = [route for each in waiting for route in each.routes]
@@ -126,7 +174,7 @@ def _count(
     counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
 
 
-def _predictions(waiting: Sequence[Answers]) -> tuple[NDArray[np.float64], list[int]]:
+def _predictions(waiting: Sequence[_Answers]) -> tuple[NDArray[np.float64], list[int]]:
     """[rows] the predictions of all requests, one after the other; and how many each request has."""
     rows: list[int] = []
     found: list[Values] = []
@@ -152,20 +200,12 @@ def _is_first(key: int | None, seen: set[int]) -> bool:
     return True
 
 
-def numbers_of(outputs: Mapping[str, Values], *, rows: int | None = None) -> Values | None:
-    """The first output by name that holds numbers, ready to be kept; None if no output does.
-
-    Args:
-        outputs: output name -> array.
-        rows: how many rows it must have; any number if None.
-    """
-    for name in outputs if len(outputs) == 1 else sorted(outputs):
+def numbers_of(outputs: Mapping[str, Values]) -> Values | None:
+    """[rows, ...] the first output by name that holds numbers; None if no output does."""
+    for name in sorted(outputs):
         values = outputs[name]
         if values.dtype.kind in "fiub" and values.size:
-            values = values if values.ndim else values.reshape(1)
-            if rows is not None and len(values) != rows:
-                return None
-            return values if values.nbytes <= MOST_BYTES else predictions_of(values)
+            return values if values.ndim else values.reshape(1)
     return None
 
 

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, UserError
-from stoker.rollout.answers import Answers, StageKeys, WaitingAnswers, numbers_of
+from stoker.rollout.answers import Answer, StageKeys, WaitingAnswers
 from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles, Stored
-from stoker.serve.routing import Headers, Route, Served
+from stoker.serve.routing import AnsweredRun, Headers, Route, Served
 
 _log = logging.getLogger(__name__)
 
@@ -105,33 +105,13 @@ class RolloutRouter:
         """Count an answer, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
-            values = None if outputs is None else numbers_of(outputs)
-            rollout.count(Answers((route,), (good,), (took_s,), values, ()))
+            rollout.count(Answer(route, good, took_s, outputs or {}))
 
-    def answered_together(
-        self,
-        model: str,
-        routes: Sequence[Route],
-        *,
-        took_s: Sequence[float],
-        in_time: Sequence[bool],
-        answer: tuple[Mapping[str, NDArray[Any]], Sequence[int]],
-    ) -> None:
+    def answered_together(self, model: str, run: AnsweredRun) -> None:
         """Count answers of one run, as `Router` describes it."""
         rollout = self._rollouts.get(model)
-        outputs, sizes = answer
-        if rollout is None or not any(route.counts for route in routes):
-            return
-        if all(route.counts for route in routes):
-            values = numbers_of(outputs, rows=sum(sizes) if sizes else None)
-            rollout.count(Answers(routes, in_time, took_s, values, sizes))
-            return
-        first = 0
-        for at, (route, size) in enumerate(zip(routes, sizes, strict=True)):
-            if route.counts:
-                values = numbers_of({name: v[first : first + size] for name, v in outputs.items()})
-                rollout.count(Answers((route,), (in_time[at],), (took_s[at],), values, ()))
-            first += size
+        if rollout is not None:
+            rollout.count(run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +191,7 @@ class _ModelRollout:
         self._controller = Controller(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
-        self._keys, self._waiting = StageKeys(), WaitingAnswers()
+        self._keys, self.waiting = StageKeys(), WaitingAnswers()
         self._failed: dict[int, str] = {}
         self._changed = False
         self._routing: _Routing | None = None
@@ -286,20 +266,19 @@ class _ModelRollout:
             return {state.stable, state.baseline, state.candidate} - set(state.rejected)
         return {state.stable}
 
-    def count(self, answers: Answers) -> None:
+    def count(self, answer: Answer | AnsweredRun) -> None:
         """Count answers, at the latest when `write` is called."""
-        if self._routing is None or self._routing.state.phase not in ACTIVE:
-            return
-        self._waiting.add(answers)
-        if self._waiting.are_many:
+        if self.waiting.add(answer):
             with self._lock:
                 self._count_waiting()
 
     def _count_waiting(self) -> None:
         """Count what waits in the stage that is in force; the lock is held."""
-        if self._routing is not None:
+        if self._routing is None or self._routing.state.phase not in ACTIVE:
+            self.waiting.clear()
+        else:
             counts = self._counts.setdefault(self._routing.stage, {})
-            self._changed |= self._waiting.count(counts, self._keys, slow_s=self._routing.slow_s)
+            self._changed |= self.waiting.count(counts, self._keys, slow_s=self._routing.slow_s)
 
 
 def _no_route(_: Headers) -> None:

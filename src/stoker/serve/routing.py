@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,28 @@ class Route:
 
     under_rollout: bool = False
     """Whether the version is the candidate of a rollout: it must prove to be quick first."""
+
+
+class AnsweredRun(NamedTuple):
+    """Requests that one run of one version answered."""
+
+    routes: Sequence[Route]
+    """Where each went."""
+
+    came_s: Sequence[float]
+    """When each came, by the monotonic clock."""
+
+    patience_s: Sequence[float]
+    """How long each client waited from then on, seconds."""
+
+    sizes: Sequence[int]
+    """How many rows each has; empty if all are of one request."""
+
+    outputs: Mapping[str, np.ndarray[Any, Any]]
+    """Output name -> the rows of all requests, one after the other."""
+
+    ended_s: float
+    """When the run ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,24 +107,12 @@ class Router(Protocol):
             outputs: output name -> array; None if there are none.
         """
 
-    def answered_together(
-        self,
-        model: str,
-        routes: Sequence[Route],
-        *,
-        took_s: Sequence[float],
-        in_time: Sequence[bool],
-        answer: tuple[Mapping[str, np.ndarray[Any, Any]], Sequence[int]],
-    ) -> None:
-        """Count successful answers of one run of one version.
+    def answered_together(self, model: str, run: AnsweredRun) -> None:
+        """Count successful answers of one run.
 
         Args:
             model: the model.
-            routes: where each request went.
-            took_s: the duration of each, seconds.
-            in_time: whether each was answered before its deadline.
-            answer: output name -> the rows of all requests, one after the other; and how many rows each
-                request has, empty if all are of one request.
+            run: its requests and outputs, which the caller does not change any more.
         """
 
     def refresh(self, served: Mapping[str, Served]) -> None:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from stoker.rollout.answers import (
     MOST_BYTES,
     MOST_WAITING,
-    Answers,
+    Answer,
     StageKeys,
     WaitingAnswers,
     numbers_of,
     predictions_of,
 )
 from stoker.rollout.gates import VersionCounts
-from stoker.serve.routing import Route
+from stoker.serve.routing import AnsweredRun, Route
 
 
-def counted(*answers: Answers, together: bool, slow_s: float = 1.0) -> dict[int, VersionCounts]:
+def counted(
+    *answers: Answer | AnsweredRun, together: bool, slow_s: float = 1.0
+) -> dict[int, VersionCounts]:
     """The counts after all answers, counted at once or one after the other."""
     counts: dict[int, VersionCounts] = {}
     keys, waiting = StageKeys(), WaitingAnswers()
@@ -32,12 +32,12 @@ def counted(*answers: Answers, together: bool, slow_s: float = 1.0) -> dict[int,
     return counts
 
 
-def route(version: int, key: int | None = None) -> Route:
-    return Route(version=version, otherwise=1, key=key)
+def route(version: int, key: int | None = None, *, counts: bool = True) -> Route:
+    return Route(version=version, otherwise=1, key=key, counts=counts)
 
 
-def random_answers(seed: int, *, keyed: bool) -> list[Answers]:
-    """Runs of one to four requests of one to three rows each; some fail, are slow, or have no finite value."""
+def random_runs(seed: int, *, keyed: bool) -> list[AnsweredRun]:
+    """Runs of one to four requests of one to three rows each; some are late, slow, or not finite."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(300):
@@ -48,68 +48,69 @@ def random_answers(seed: int, *, keyed: bool) -> list[Answers]:
         of_version = 2 * random.integers(0, 25, number) + version  # a key has one version
         keys = of_version.tolist() if keyed else [None] * number
         found.append(
-            Answers(
-                [route(version, key) for key in keys],
-                (random.random(number) > 0.1).tolist(),
-                random.exponential(0.5, number).tolist(),
-                None if random.random() < 0.1 else values,
+            AnsweredRun(
+                [route(version, key, counts=random.random() > 0.1) for key in keys],
+                (9.0 - random.exponential(0.5, number)).tolist(),
+                np.where(random.random(number) > 0.1, 30.0, 1e-9).tolist(),
                 sizes if number > 1 else (),
+                {} if random.random() < 0.1 else {"y": values},
+                9.0,
             )
         )
+    return found
+
+
+def apart(run: AnsweredRun) -> list[Answer]:
+    """The answers of a run as those of requests that were alone, without those that do not count."""
+    values = run.outputs.get("y")
+    sizes = run.sizes or [0 if values is None else len(values)]
+    ends = np.cumsum(sizes).tolist()
+    found = []
+    for each, came_s, most_s, size, end in zip(
+        run.routes, run.came_s, run.patience_s, sizes, ends, strict=True
+    ):
+        took_s = run.ended_s - came_s
+        outputs = {} if values is None else {"y": values[end - size : end]}
+        if each.counts:
+            found.append(Answer(each, took_s <= most_s, took_s, outputs))
     return found
 
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_counting_many_at_a_time_changes_no_count(*, keyed: bool) -> None:
     for seed in range(5):
-        answers = random_answers(seed, keyed=keyed)
-        # A run of several requests counts as each of them alone would.
-        apart = [
-            Answers((one,), (good,), (took_s,), values, ())
-            for each in answers
-            for one, good, took_s, values in zip(
-                each.routes, each.good, each.took_s, rows_of(each), strict=True
-            )
-        ]
+        runs = random_runs(seed, keyed=keyed)
+        alone = [answer for run in runs for answer in apart(run)]
 
-        alone = counted(*apart, together=False)
+        counts = counted(*alone, together=False)
 
-        assert counted(*answers, together=True) == counted(*answers, together=False) == alone
-        assert sum(each.bad for each in alone.values()) > 30
-
-
-def rows_of(answers: Answers) -> Sequence[np.ndarray | None]:
-    """The rows of each request."""
-    if answers.values is None:
-        return [None] * len(answers.routes)
-    ends = np.cumsum(answers.sizes or [len(answers.values)])
-    return np.split(answers.values, ends[:-1])
+        assert counted(*runs, together=True) == counts
+        assert counted(*runs, together=False) == counts
+        assert counted(*alone, together=True) == counts
+        assert sum(each.bad for each in counts.values()) > 30
 
 
 def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None:
     values = np.array([[1.0], [np.inf], [3.0]], np.float32)
-    run = Answers([route(2), route(2)], [True, True], [0.1, 0.1], values, [1, 2])
+    run = AnsweredRun([route(2), route(2)], [0.0, 0.0], [1.0, 1.0], [1, 2], {"y": values}, 0.1)
 
     found = counted(run, together=True)[2]
 
     assert (found.requests, found.bad, sum(found.predictions.values())) == (2, 1, 1)
 
 
-def test_waiting_answers_are_bounded() -> None:
-    waiting = WaitingAnswers()
-    for _ in range(MOST_WAITING - 1):
-        waiting.add(Answers((route(1),), (True,), (0.1,), None, ()))
-    assert not waiting.are_many
-    waiting.add(Answers((route(1),), (True,), (0.1,), None, ()))
-    assert waiting.are_many
+def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
+    waiting, small = WaitingAnswers(), Answer(route(1), good=True, took_s=0.1, outputs={})
+    assert [waiting.add(small) for _ in range(MOST_WAITING)] == [False] * (MOST_WAITING - 1) + [
+        True
+    ]
     assert waiting.count({}, StageKeys())
     assert not waiting.count({}, StageKeys())
 
-    large = np.zeros((1, MOST_BYTES), np.float32)
-    large[0, 7] = 1.0
-    kept = numbers_of({"scores": large})
-    assert kept is not None
-    assert kept.tolist() == [7.0]
+    large = {"scores": np.zeros((1, MOST_BYTES), np.float32)}
+    assert waiting.add(small._replace(outputs=large))
+    waiting.clear()
+    assert not waiting.count({}, StageKeys())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.observability.metrics import UNKNOWN_MODEL, ServeMetrics
 from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.request_record import RequestRecord
-from stoker.serve.routing import Headers, Route, Router
+from stoker.serve.routing import AnsweredRun, Headers, Route, Router
 from stoker.serve.servables.catalog import Models
 from stoker.serve.servables.examples import (
     CLASSIFY,
@@ -170,14 +170,10 @@ class DataPlane:
         """Count requests that a run of `predict_at_once` has answered."""
         self._at_once.add(asked, run)
         if self.router is not None and asked.routes:
-            took_s = [run.ended_s - each_s for each_s in asked.came_s]
-            self.router.answered_together(
-                run.model,
-                asked.routes,
-                took_s=took_s,
-                in_time=[each <= most for each, most in zip(took_s, asked.patience_s, strict=True)],
-                answer=(run.outputs, asked.sizes),
+            answered = AnsweredRun(
+                asked.routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
             )
+            self.router.answered_together(run.model, answered)
 
     def most_rows(self, model: ModelSpec) -> int:
         """The most rows of one run of a model; 0 where it is not there."""
