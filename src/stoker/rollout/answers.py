@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
 
-MOST_WAITING = 128
+MOST_WAITING = 256
 """Runs that wait at most; counting so many takes less than 1 ms."""
 
 MOST_BYTES = 64 << 10
@@ -37,33 +37,19 @@ class StageKeys:
     predicted: set[int] = field(default_factory=set)
 
 
-class Answer(NamedTuple):
-    """The answer to one request."""
+def one_answer(
+    route: Route, *, good: bool, took_s: float, outputs: Mapping[str, Values] | None
+) -> AnsweredRun:
+    """The answer to one request as a run of its own; a bad one as one that nobody waited for.
 
-    route: Route
-    """Where the request went."""
-
-    good: bool
-    """Whether it was answered in time, with a status of success."""
-
-    took_s: float
-    """Its duration, seconds."""
-
-    outputs: Mapping[str, Values]
-    """Output name -> array; empty if there are none."""
-
-
-class _Answers(NamedTuple):
-    """Answers of one run of one version that count."""
-
-    routes: Sequence[Route]
-    good: Sequence[bool]
-    took_s: Sequence[float]
-    values: Values | None
-    """The first output that holds numbers, all rows of all requests; None if there is none."""
-
-    sizes: Sequence[int]
-    """How many rows each request has; empty if all are of one request."""
+    Args:
+        route: where the request went.
+        good: whether it was answered in time, with a status of success.
+        took_s: its duration, seconds.
+        outputs: output name -> array; None if there are none.
+    """
+    patience_s = math.inf if good else -math.inf
+    return AnsweredRun((route,), (0.0,), (patience_s,), (), outputs or {}, took_s)
 
 
 class WaitingAnswers:
@@ -75,21 +61,21 @@ class WaitingAnswers:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._waiting: deque[Answer | AnsweredRun] = deque()
+        self._waiting: deque[AnsweredRun] = deque()
         self.clear = self._waiting.clear
         """Forget all that wait."""
 
-    def add(self, answer: Answer | AnsweredRun) -> bool:
+    def add(self, run: AnsweredRun) -> bool:
         """Let answers wait.
 
         Returns:
             Whether all that wait must be counted now.
         """
         waiting = self._waiting
-        waiting.append(answer)
+        waiting.append(run)
         if len(waiting) >= MOST_WAITING:
             return True
-        return any(values.nbytes > MOST_BYTES for values in answer.outputs.values())
+        return any(values.nbytes > MOST_BYTES for values in run.outputs.values())
 
     def count(
         self, counts: dict[int, VersionCounts], keys: StageKeys, *, slow_s: float = math.inf
@@ -104,15 +90,18 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, list[_Answers]] = {}
-        for each in self._taken():
-            for answers in _counting(each):
-                by_version.setdefault(answers.routes[0].version, []).append(answers)
-        for version, found in by_version.items():
-            _count(found, counts.setdefault(version, VersionCounts()), keys, slow_s)
+        by_version: dict[int, _Gathered] = {}
+        for run in self._taken():
+            version = run.routes[0].version
+            gathered = by_version.get(version)
+            if gathered is None:
+                gathered = by_version[version] = _Gathered()
+            gathered.add(run)
+        for version, gathered in by_version.items():
+            _count(gathered, counts.setdefault(version, VersionCounts()), keys, slow_s)
         return bool(by_version)
 
-    def _taken(self) -> Iterator[Answer | AnsweredRun]:
+    def _taken(self) -> Iterator[AnsweredRun]:
         try:
             while True:  # others may add meanwhile
                 yield self._waiting.popleft()
@@ -120,75 +109,80 @@ class WaitingAnswers:
             return
 
 
-def _counting(answer: Answer | AnsweredRun) -> list[_Answers]:
-    """Those of some answers that count."""
-    if isinstance(answer, Answer):
-        values = numbers_of(answer.outputs)
-        return [_Answers((answer.route,), (answer.good,), (answer.took_s,), values, ())]
-    routes, sizes = answer.routes, answer.sizes
-    values = numbers_of(answer.outputs)
-    if sizes and values is not None and len(values) != sum(sizes):
-        values = None
-    took_s = [answer.ended_s - came_s for came_s in answer.came_s]
-    good = [one <= most for one, most in zip(took_s, answer.patience_s, strict=True)]
-    if all(route.counts for route in routes):
-        return [_Answers(routes, good, took_s, values, sizes)]
-    ends = np.cumsum(sizes or [0 if values is None else len(values)]).tolist()
-    starts = [0, *ends]
-    return [
-        _Answers(
-            (route,),
-            (good[at],),
-            (took_s[at],),
-            None if values is None else values[starts[at] : ends[at]],
-            (),
-        )
-        for at, route in enumerate(routes)
-        if route.counts
-    ]
+@dataclass(slots=True)
+class _Gathered:
+    """The requests of many runs of one version, one after the other."""
+
+    routes: list[Route] = field(default_factory=list)
+    came_s: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+    patience_s: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)
+    all_count: bool = True
+    """Whether each request counts, for each gate: none has a key."""
+
+    _route: Route | None = None
+    """The last one that was looked at; most are the same object."""
+
+    _output: str = ""
+    """Name of the first output that holds numbers, in the last run."""
+
+    def add(self, run: AnsweredRun) -> None:
+        """Gather the requests of a run."""
+        for route in run.routes:
+            if route is not self._route:
+                self._route = route
+                self.all_count &= route.counts and route.key is None
+        number, values = len(run.routes), run.outputs.get(self._output)
+        if values is None:
+            self._output = first_of_numbers(run.outputs)
+            values = run.outputs.get(self._output)
+        if values is not None and not values.ndim:
+            values = values.reshape(1)
+        sizes = run.sizes or (0 if values is None else len(values),)
+        if values is None or len(values) != sum(sizes):
+            sizes = (0,) * number
+        else:
+            self.values.append(values)
+        self.routes += run.routes
+        self.came_s += run.came_s
+        self.ended_s += (run.ended_s,) * number
+        self.patience_s += run.patience_s
+        self.rows += sizes
+
+    def predictions(self) -> NDArray[np.float64]:
+        """[rows] the predictions of all requests, one after the other."""
+        found = self.values
+        if len({(values.dtype, values.shape[1:]) for values in found}) == 1:
+            return predictions_of(np.concatenate(found))
+        return np.concatenate([np.empty(0), *map(predictions_of, found)])
 
 
-def _count(
-    waiting: Sequence[_Answers], counts: VersionCounts, keys: StageKeys, slow_s: float
-) -> None:
+def _count(waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: float) -> None:
     """Add answers of one version to its counts."""
-    routes = [route for each in waiting for route in each.routes]
-    took_s = np.array([one for each in waiting for one in each.took_s])
-    values, rows = _predictions(waiting)
-    owners = np.repeat(np.arange(len(routes)), rows)
+    took_s = np.array(waiting.ended_s) - np.array(waiting.came_s)
+    good = took_s <= np.array(waiting.patience_s)
+    values = waiting.predictions()
+    owners = np.repeat(np.arange(len(good)), waiting.rows)
     finite = np.isfinite(values)
-    good = np.array([one for each in waiting for one in each.good], np.bool_)
     good[owners[~finite]] = False
-    bad, timed, predicted = ~good, good.copy(), good.copy()
-    if any(route.key is not None for route in routes):
-        for at, route in enumerate(routes):
-            if bad[at]:
+    bad, timed, predicted = ~good, good, good
+    if not waiting.all_count:
+        timed, predicted = good.copy(), good.copy()
+        for at, route in enumerate(waiting.routes):
+            if not route.counts:
+                bad[at] = timed[at] = predicted[at] = False
+            elif bad[at]:
                 bad[at] = _is_first(route.key, keys.bad)
             else:
                 # A client that is slow each time is one slow client.
                 timed[at] = took_s[at] <= slow_s or _is_first(route.key, keys.slow)
-                predicted[at] = bool(rows[at]) and _is_first(route.key, keys.predicted)
-    counts.requests += len(routes)
+                predicted[at] = bool(waiting.rows[at]) and _is_first(route.key, keys.predicted)
+    counts.requests += sum(route.counts for route in waiting.routes)
     counts.bad += int(bad.sum())
     counts.latency.update(buckets_of(took_s[timed]).tolist())
     counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
-
-
-def _predictions(waiting: Sequence[_Answers]) -> tuple[NDArray[np.float64], list[int]]:
-    """[rows] the predictions of all requests, one after the other; and how many each request has."""
-    rows: list[int] = []
-    found: list[Values] = []
-    for each in waiting:
-        if each.values is None:
-            rows += [0] * len(each.routes)
-            continue
-        rows += each.sizes or [len(each.values)]
-        found.append(each.values)
-    if not found:
-        return np.empty(0), rows
-    if len({(values.dtype, values.shape[1:]) for values in found}) == 1:
-        return predictions_of(np.concatenate(found)), rows
-    return np.concatenate([predictions_of(values) for values in found]), rows
 
 
 def _is_first(key: int | None, seen: set[int]) -> bool:
@@ -200,13 +194,12 @@ def _is_first(key: int | None, seen: set[int]) -> bool:
     return True
 
 
-def numbers_of(outputs: Mapping[str, Values]) -> Values | None:
-    """[rows, ...] the first output by name that holds numbers; None if no output does."""
+def first_of_numbers(outputs: Mapping[str, Values]) -> str:
+    """The name of the first output by name that holds numbers; empty if no output does."""
     for name in sorted(outputs):
-        values = outputs[name]
-        if values.dtype.kind in "fiub" and values.size:
-            return values if values.ndim else values.reshape(1)
-    return None
+        if outputs[name].dtype.kind in "fiub" and outputs[name].size:
+            return name
+    return ""
 
 
 def predictions_of(values: Values) -> NDArray[np.float64]:

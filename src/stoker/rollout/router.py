@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, UserError
-from stoker.rollout.answers import Answer, StageKeys, WaitingAnswers
+from stoker.rollout.answers import StageKeys, WaitingAnswers, one_answer
 from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
@@ -105,7 +105,7 @@ class RolloutRouter:
         """Count an answer, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
-            rollout.count(Answer(route, good, took_s, outputs or {}))
+            rollout.count(one_answer(route, good=good, took_s=took_s, outputs=outputs))
 
     def answered_together(self, model: str, run: AnsweredRun) -> None:
         """Count answers of one run, as `Router` describes it."""
@@ -266,9 +266,9 @@ class _ModelRollout:
             return {state.stable, state.baseline, state.candidate} - set(state.rejected)
         return {state.stable}
 
-    def count(self, answer: Answer | AnsweredRun) -> None:
+    def count(self, run: AnsweredRun) -> None:
         """Count answers, at the latest when `write` is called."""
-        if self.waiting.add(answer):
+        if self.waiting.add(run):
             with self._lock:
                 self._count_waiting()
 

@@ -8,19 +8,17 @@ import pytest
 from stoker.rollout.answers import (
     MOST_BYTES,
     MOST_WAITING,
-    Answer,
     StageKeys,
     WaitingAnswers,
-    numbers_of,
+    first_of_numbers,
+    one_answer,
     predictions_of,
 )
 from stoker.rollout.gates import VersionCounts
 from stoker.serve.routing import AnsweredRun, Route
 
 
-def counted(
-    *answers: Answer | AnsweredRun, together: bool, slow_s: float = 1.0
-) -> dict[int, VersionCounts]:
+def counted(*answers: AnsweredRun, together: bool, slow_s: float = 1.0) -> dict[int, VersionCounts]:
     """The counts after all answers, counted at once or one after the other."""
     counts: dict[int, VersionCounts] = {}
     keys, waiting = StageKeys(), WaitingAnswers()
@@ -60,7 +58,7 @@ def random_runs(seed: int, *, keyed: bool) -> list[AnsweredRun]:
     return found
 
 
-def apart(run: AnsweredRun) -> list[Answer]:
+def apart(run: AnsweredRun) -> list[AnsweredRun]:
     """The answers of a run as those of requests that were alone, without those that do not count."""
     values = run.outputs.get("y")
     sizes = run.sizes or [0 if values is None else len(values)]
@@ -72,7 +70,7 @@ def apart(run: AnsweredRun) -> list[Answer]:
         took_s = run.ended_s - came_s
         outputs = {} if values is None else {"y": values[end - size : end]}
         if each.counts:
-            found.append(Answer(each, took_s <= most_s, took_s, outputs))
+            found.append(one_answer(each, good=took_s <= most_s, took_s=took_s, outputs=outputs))
     return found
 
 
@@ -100,7 +98,7 @@ def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None
 
 
 def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
-    waiting, small = WaitingAnswers(), Answer(route(1), good=True, took_s=0.1, outputs={})
+    waiting, small = WaitingAnswers(), one_answer(route(1), good=True, took_s=0.1, outputs=None)
     assert [waiting.add(small) for _ in range(MOST_WAITING)] == [False] * (MOST_WAITING - 1) + [
         True
     ]
@@ -123,8 +121,10 @@ def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
     ],
 )
 def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: list[float]) -> None:
-    found = numbers_of({"labels": np.array([b"a"], object), "scores": output})
+    outputs = {"labels": np.array([b"a"], object), "scores": output}
 
-    assert found is not None
-    assert predictions_of(found).tolist() == values
-    assert numbers_of({"labels": np.array([b"a"], object)}) is None
+    assert first_of_numbers(outputs) == "scores"
+    assert predictions_of(np.atleast_1d(output)).tolist() == values
+    assert first_of_numbers({"labels": outputs["labels"]}) == ""
+    counts = counted(one_answer(route(1), good=True, took_s=0.1, outputs=outputs), together=True)[1]
+    assert sum(counts.predictions.values()) == len(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,12 @@ from stoker.serve.routing import Route
 
 PROVEN_RUNS = 1_000
 """Quick runs that a version under rollout must have had before it runs in the event loop."""
+
+
+@functools.lru_cache(maxsize=256)
+def of_version(name: str, version: int) -> ModelSpec:
+    """Return one version of a model; kept, since every request needs it."""
+    return ModelSpec(name=name, version=version)
 
 
 @dataclass(kw_only=True, slots=True)

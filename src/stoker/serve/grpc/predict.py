@@ -15,7 +15,7 @@ from tensorflow_serving.apis import predict_pb2
 from stoker.core.errors import UserError
 from stoker.registry.callpath import Signature
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce
+from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce, of_version
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code, ServeError
@@ -159,7 +159,7 @@ class PredictAtOnce:
         route = self._plane.route(spec, functools.partial(value_of, context))
         if route is not None:
             context.route = route  # a thread that answers the call must not draw again
-            spec = _of_version(spec.name, route.version)
+            spec = of_version(spec.name, route.version)
         small = _Small(
             number=number,
             request=request,
@@ -235,11 +235,6 @@ class PredictAtOnce:
         )
         record.ran(found.began_s, found.ended_s, came_s=came_s)
         self._calls.note(small.context, "Predict", small.request, response=response, record=record)
-
-
-@functools.lru_cache(maxsize=256)
-def _of_version(name: str, version: int) -> ModelSpec:
-    return ModelSpec(name=name, version=version)
 
 
 def _is_plain(request: predict_pb2.PredictRequest) -> bool:

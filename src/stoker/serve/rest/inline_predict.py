@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from stoker.core.errors import UserError
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce
+from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce, of_version
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.errors import ServeError
@@ -168,7 +168,7 @@ class InlinePredict:
         for (path, signature, version), group in groups.items():
             spec = _spec(path)
             if spec is not None and version is not None:
-                spec = ModelSpec(name=spec.name, version=version)
+                spec = of_version(spec.name, version)
             for part in self._parts(spec, group):
                 self._answer(spec, signature, part)
         self._count_heads()
@@ -235,7 +235,9 @@ class InlinePredict:
     def _asked(
         self, spec: ModelSpec, signature: str, group: list[Small], sizes: list[int]
     ) -> AtOnce:
-        routes = [small.route for small in group if small.route is not None]
+        routes: list[Route] = []
+        if group[0].route is not None:  # then all have one
+            routes = [small.route for small in group if small.route is not None]
         return AtOnce(
             model=spec,
             signature=signature,
