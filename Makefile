@@ -51,7 +51,7 @@ SOAKS := soak-train soak-serve soak-jobs
 .PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve test-gpu bench-gpu
+	bench-tune bench-serve bench-rollout test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -216,6 +216,10 @@ bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about
 bench-serve: $(STAMP) ## the server against its peers; needs wrk and h2load (about 15 minutes)
 	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
 	@$(BIN)/python benchmarks/serve/run.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-rollout: $(STAMP) ## what routing costs a request; needs wrk and h2load (about 5 minutes)
+	@$(BIN)/python benchmarks/rollout/overhead.py
 	@$(BIN)/python benchmarks/report.py
 
 # The GPU suite runs with the Python that PYTHON= names and needs no `make setup` then: a hired machine has

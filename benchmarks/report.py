@@ -114,6 +114,14 @@ AREAS = (
         "its peers. Small requests that arrive together are one call of the model, so Stoker answers more of them than "
         "its HTTP engine alone.",
     ),
+    Area(
+        title="Rollout",
+        results=("rollout",),
+        command="make bench-rollout",
+        method="One server process has the same small MLP twice: without a rollout, and with an active 90/10 split. Server "
+        "CPU time per request, the loops not polling; median of 10 pairs of windows of 2 s, in turn. With many "
+        "connections a turn of the loop holds two runs of the model instead of one.",
+    ),
 )
 
 INTRODUCTION = """# Benchmarks

@@ -179,7 +179,9 @@ def _count(waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: f
                 # A client that is slow each time is one slow client.
                 timed[at] = took_s[at] <= slow_s or _is_first(route.key, keys.slow)
                 predicted[at] = bool(waiting.rows[at]) and _is_first(route.key, keys.predicted)
-    counts.requests += sum(route.counts for route in waiting.routes)
+    counts.requests += (
+        len(good) if waiting.all_count else sum(route.counts for route in waiting.routes)
+    )
     counts.bad += int(bad.sum())
     counts.latency.update(buckets_of(took_s[timed]).tolist())
     counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
