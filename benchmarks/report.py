@@ -119,7 +119,7 @@ AREAS = (
         results=("rollout",),
         command="make bench-rollout",
         method="One server process has the same small MLP twice: without a rollout, and with an active 90/10 split. Server "
-        "CPU time per request, the loops not polling; median of 10 pairs of windows of 2 s, in turn. With many "
+        "CPU time per request in the event loop, which does not poll; median of 10 pairs of windows, in turn. With many "
         "connections a turn of the loop holds two runs of the model instead of one.",
     ),
 )

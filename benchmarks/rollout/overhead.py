@@ -3,7 +3,8 @@
 python benchmarks/rollout/overhead.py [--seconds S] [--rounds R] [--only decision]
 
 Both models are the same SavedModel in one server process, so that a window of one is next to a window of the
-other. The server's loops do not poll here, as polling would count as CPU time of the requests.
+other. The server's loops do not poll here, as polling would count as CPU time of the requests; and each run counts as
+quick, as on a busy machine a run that was interrupted would send the next requests to threads.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ WARM_S = 8
 
 _SERVE = (
     "from stoker.serve.runtime import busy_poll; busy_poll.BUSY_POLL_S = 0.0; "
+    "from stoker.serve.batching import queue; queue.QUICK_S = 10.0; "
     "from stoker.cli.main import main; main()"
 )
 

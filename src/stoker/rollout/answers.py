@@ -135,7 +135,7 @@ class _Gathered:
                 self._route = route
                 self.all_count &= route.counts and route.key is None
         number, values = len(run.routes), run.outputs.get(self._output)
-        if values is None:
+        if values is None or not _holds_numbers(values):
             self._output = first_of_numbers(run.outputs)
             values = run.outputs.get(self._output)
         if values is not None and not values.ndim:
@@ -199,9 +199,13 @@ def _is_first(key: int | None, seen: set[int]) -> bool:
 def first_of_numbers(outputs: Mapping[str, Values]) -> str:
     """The name of the first output by name that holds numbers; empty if no output does."""
     for name in sorted(outputs):
-        if outputs[name].dtype.kind in "fiub" and outputs[name].size:
+        if _holds_numbers(outputs[name]):
             return name
     return ""
+
+
+def _holds_numbers(values: Values) -> bool:
+    return values.dtype.kind in "fiub" and values.size > 0
 
 
 def predictions_of(values: Values) -> NDArray[np.float64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from stoker.rollout.answers import (
     predictions_of,
 )
 from stoker.rollout.gates import VersionCounts
+from stoker.rollout.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
 
 
@@ -95,6 +98,24 @@ def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None
     found = counted(run, together=True)[2]
 
     assert (found.requests, found.bad, sum(found.predictions.values())) == (2, 1, 1)
+
+
+def test_signatures_that_share_the_name_of_an_output_are_each_read_by_their_own() -> None:
+    outputs = [
+        {"y": np.array([[1.0]], np.float32)},
+        {"y": np.array([b"text"], object), "z": np.array([2], np.int64)},
+        {"y": np.empty((1, 0), np.float32)},
+        {"y": np.array(3.0)},
+        {},
+    ]
+
+    found = counted(
+        *(one_answer(route(1), good=True, took_s=0.1, outputs=each) for each in outputs),
+        together=True,
+    )[1]
+
+    assert (found.requests, found.bad, sum(found.latency.values())) == (5, 0, 5)
+    assert found.predictions == Counter(buckets_of(np.array([1.0, 2.0, 3.0])).tolist())
 
 
 def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
