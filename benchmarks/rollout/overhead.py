@@ -47,7 +47,7 @@ DECISION_US, NO_ROLLOUT_US = 0.5, 0.2
 REQUESTS = 10_000
 CALLS, ROUNDS = 1_000_000, 5
 WARM_S = 8
-"""First load of the candidate, seconds: it has to prove that it is quick by 1,000 of its runs."""
+"""First load of each version, seconds: both have to prove that they are quick by 1,000 of their runs."""
 
 _SERVE = (
     "from stoker.serve.runtime import busy_poll; busy_poll.BUSY_POLL_S = 0.0; "
@@ -243,7 +243,8 @@ def cpu_us(window: Window) -> float:
 
 def overheads(bench: Bench, *, rounds: int) -> list[Figure]:
     """The figures of each protocol and number of connections."""
-    bench.rest(SPLIT, 1, seconds=WARM_S, version=2)
+    for version in (1, 2):
+        bench.rest(SPLIT, 1, seconds=WARM_S, version=version)
     found = []
     for protocol, load in (("REST", bench.rest), ("gRPC", bench.grpc)):
         for model in (PLAIN, SPLIT):

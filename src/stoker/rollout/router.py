@@ -138,9 +138,17 @@ def _routing_of(state: RolloutState, model: str) -> _Routing:
     )
 
 
+def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:
+    """The versions whose latencies are compared; the baseline is measured as it will be compared."""
+    if state.phase not in ACTIVE:
+        return ()
+    return (state.stable,) if state.phase is Phase.BAKING else tuple(split.weights)
+
+
 def _decision(state: RolloutState, split: TrafficSplit) -> Callable[[Headers], Route]:
     """The function that routes by a state; all that does not depend on the request is done here, once."""
     is_active = state.phase in ACTIVE
+    compared = _compared(state, split)
 
     def route_to(version: int, *, counts: bool = True, key: int | None = None) -> Route:
         return Route(
@@ -148,7 +156,7 @@ def _decision(state: RolloutState, split: TrafficSplit) -> Callable[[Headers], R
             otherwise=state.baseline,
             key=key,
             counts=counts,
-            under_rollout=is_active and version == state.candidate,
+            compared=compared,
         )
 
     if state.phase not in (Phase.RUNNING, Phase.PAUSED):

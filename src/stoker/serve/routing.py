@@ -34,8 +34,9 @@ class Route:
     counts: bool = True
     """Whether the answer counts: a request without the key that others have does not."""
 
-    under_rollout: bool = False
-    """Whether the version is the candidate of a rollout: it must prove to be quick first."""
+    compared: tuple[int, ...] = ()
+    """The versions whose latencies a rollout compares. They run in the event loop only if each has proven to be quick:
+    a version that a thread answers is slower, and would be rolled back for it."""
 
 
 class AnsweredRun(NamedTuple):

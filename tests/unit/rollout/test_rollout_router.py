@@ -97,11 +97,20 @@ def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(m
 
     assert first == [routed(router, headers(**{"x-user": user})) for user in users]
     assert {route.version for route in first} == {1, 2}
-    assert routed(router) == Route(version=1, otherwise=1, counts=False)
+    assert routed(router) == Route(version=1, otherwise=1, counts=False, compared=(1, 2))
     by_cookie = put(model, begun(key="cookie:uid"))
     one = routed(by_cookie, headers(cookie="a=1; uid=user-7 ;b=2"))
     assert one.key == first[7].key
     assert routed(by_cookie, headers(cookie="a=1")).counts is False
+
+
+def test_versions_are_compared_from_the_measurement_of_the_baseline_to_the_end(model: Path) -> None:
+    measuring, done = replace(begun(), phase=Phase.MEASURING), promote_fully(begun(), now_s=0.0)
+
+    assert routed(put(model, measuring)).compared == (1, 2)
+    assert routed(put(model, begun())).compared == (1, 2)
+    assert routed(put(model, replace(done, phase=Phase.BAKING))).compared == (2,)
+    assert routed(put(model, done)).compared == ()
 
 
 def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.routing import Route
 
 PROVEN_RUNS = 1_000
-"""Quick runs that a version under rollout must have had before it runs in the event loop."""
+"""Quick runs that each version that a rollout compares must have had before one of them runs in the event loop."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -48,9 +48,9 @@ class AtOnce:
     """How long each client waits from then on, seconds; only with routes."""
 
     @property
-    def least_quick_runs(self) -> int:
-        """Quick runs that the version must have had."""
-        return PROVEN_RUNS if self.routes and self.routes[0].under_rollout else 0
+    def compared(self) -> tuple[int, ...]:
+        """The versions that must all have proven to be quick."""
+        return self.routes[0].compared if self.routes else ()
 
 
 @dataclass(kw_only=True, slots=True)

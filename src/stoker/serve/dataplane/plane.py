@@ -14,7 +14,7 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
-from stoker.serve.dataplane.at_once import AtOnce, AtOnceCounts, RunAtOnce
+from stoker.serve.dataplane.at_once import PROVEN_RUNS, AtOnce, AtOnceCounts, RunAtOnce
 from stoker.serve.dataplane.requests import (
     Answered,
     InferRequest,
@@ -146,7 +146,9 @@ class DataPlane:
         except ServeError:
             return None
         try:
-            if not batcher.is_quick(name, least_runs=asked.least_quick_runs):
+            compared = asked.compared
+            proven = not compared or versions.are_quick(compared, name, least_runs=PROVEN_RUNS)
+            if not proven or not batcher.is_quick(name):
                 return None
             inputs = read_inputs(batcher.signatures[name])
             began_s = time.monotonic()

@@ -98,6 +98,20 @@ class ModelVersions:
         """Whether a version can be called."""
         return version in self._available
 
+    def are_quick(self, versions: Iterable[int], signature: str, *, least_runs: int) -> bool:
+        """Whether each of some versions can be called, and has proven that its runs are quick.
+
+        Args:
+            versions: their numbers.
+            signature: the signature that is called.
+            least_runs: how many of its runs must have been quick.
+        """
+        for version in versions:
+            servable = self._available.get(version)
+            if servable is None or not servable.is_quick(signature, least_runs=least_runs):
+                return False
+        return True
+
     def close(self) -> None:
         """Unload everything, after the requests under way."""
         with self._polling:
