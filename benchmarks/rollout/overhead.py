@@ -49,12 +49,6 @@ CALLS, ROUNDS = 1_000_000, 5
 WARM_S = 8
 """First load of each version, seconds: both have to prove that they are quick by 1,000 of their runs."""
 
-_SERVE = (
-    "from stoker.serve.runtime import busy_poll; busy_poll.BUSY_POLL_S = 0.0; "
-    "from stoker.serve.batching import queue; queue.QUICK_S = 10.0; "
-    "from stoker.cli.main import main; main()"
-)
-
 
 def begin_rollout(base: Path, *, settings: RolloutSettings, name: str = "bench") -> None:
     """Put a rollout of version 2 over version 1 into its first stage."""
@@ -225,10 +219,9 @@ def served(scratch: Path, *, seconds: int) -> Iterator[Bench]:
     settings = RolloutSettings(stages="10:1000h,100", max_shift=1.0, alpha=1e-9)
     begin_rollout(root / SPLIT, settings=settings)
     port, grpc_port = servers.free_port(), servers.free_port()
-    command = [sys.executable, "-c", _SERVE, "serve", str(root), "--rest_api_port", str(port)]
-    server = servers.Server(
-        "stoker", [*command, "--port", str(grpc_port)], port=port, log=scratch / "serve.log"
-    )
+    script = str(Path(__file__).with_name("overhead_server.py"))
+    command = [sys.executable, script, str(port), str(grpc_port), str(root)]
+    server = servers.Server("stoker", command, port=port, log=scratch / "serve.log")
     try:
         server.wait_until(lambda: servers.post(port, "/readyz", b"")[0] == 200)
         yield Bench(server=server, grpc_port=grpc_port, scratch=scratch, seconds=seconds)
