@@ -120,9 +120,10 @@ class DataPlane:
             spec: What is asked.
             headers: The request's headers or metadata.
         """
-        if self.router is None or spec.version is not None or spec.label is not None:
+        router = self.router
+        if router is None or spec.version is not None or spec.label is not None:
             return None
-        return self.router.route(spec.name, headers)
+        return router.route(spec.name, headers)
 
     def predict_at_once(
         self, asked: AtOnce, read_inputs: Callable[[Signature], Tensors]
