@@ -9,18 +9,17 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, UserError
 from stoker.rollout.ab_logs import ABTestLogs
+from stoker.rollout.answers import StageKeys, WaitingAnswers, one_answer
 from stoker.rollout.counts import MEASURED
 from stoker.rollout.gates import VersionCounts
-from stoker.rollout.histogram import buckets_of
 from stoker.rollout.running import count_slow_running
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.spool import Spool
@@ -29,12 +28,19 @@ from stoker.rollout.state_files import StateFiles, Stored
 from stoker.rollout.supervisor import Controllers
 from stoker.rollout.vetoes import Vetoes
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.routing import Headers, Route, RunningRequest, Served, no_requests
+from stoker.serve.routing import (
+    AnsweredRun,
+    Headers,
+    Route,
+    RunningRequest,
+    Served,
+    no_requests,
+)
 
 _log = logging.getLogger(__name__)
 
-MOST_KEYS = 1_000_000
-"""Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
+MOST_ROUTES = 10_000
+"""Keys whose routes are kept: to make a route takes three times as long as to look it up."""
 
 MAX_RUN_S = 10.0
 """Longest run of a version under rollout, seconds; `--max-run-s` holds for all others."""
@@ -137,16 +143,13 @@ class RolloutRouter:
         """Count an answer, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
-            rollout.count(route, good=good, took_s=took_s, outputs=outputs)
+            rollout.count(one_answer(route, good=good, took_s=took_s, outputs=outputs))
 
-
-@dataclass(slots=True)
-class _StageKeys:
-    """The keys that have counted in a stage; each counts once for each gate."""
-
-    bad: set[int] = field(default_factory=set)
-    slow: set[int] = field(default_factory=set)
-    predicted: set[int] = field(default_factory=set)
+    def answered_together(self, model: str, run: AnsweredRun) -> None:
+        """Count answers of one run, as `Router` describes it."""
+        rollout = self._rollouts.get(model)
+        if rollout is not None:
+            rollout.count(run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +157,8 @@ class _Routing:
     """What one state says, ready to be asked."""
 
     state: RolloutState
-    split: TrafficSplit
-    key_hash: Callable[[bytes], int]
+    decide: Callable[[Headers], Route]
+    """Gives the route of a request."""
 
     @property
     def stage(self) -> int:
@@ -172,27 +175,60 @@ class _Routing:
         state = self.state
         return state.phase is Phase.RUNNING and now_s < state.began_s + state.settings.warm_up_s
 
-    def route(self, headers: Headers) -> Route:
-        state = self.state
-        if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
-            return Route(
-                version=state.stable, otherwise=state.baseline, counts=state.phase in ACTIVE
-            )
-        if state.current.header:
-            chosen = headers(state.current.header.lower()) is not None
-            version = state.candidate if chosen else state.baseline
-            return Route(version=version, otherwise=state.baseline)
-        if not state.settings.key:
-            return Route(version=self.split.any_version(), otherwise=state.baseline)
-        key = _key(state.settings.key, headers)
-        if not key:  # an empty one would be one user for all who send it
-            return Route(version=state.baseline, otherwise=state.baseline, counts=False)
+
+def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:
+    """The versions whose latencies are compared; the baseline is measured as it will be compared."""
+    if state.phase not in ACTIVE:
+        return ()
+    return (state.stable,) if state.phase is Phase.BAKING else tuple(split.weights)
+
+
+def _decision(
+    state: RolloutState, split: TrafficSplit, key_hash: Callable[[bytes], int]
+) -> Callable[[Headers], Route]:
+    """The function that routes by a state; all that does not depend on the request is done here, once."""
+    is_active = state.phase in ACTIVE
+    compared = _compared(state, split)
+    test = state.rollout if state.is_test else 0
+
+    def route_to(version: int, *, counts: bool = True, key: int | None = None) -> Route:
         return Route(
-            version=self.split.version_of(key),
+            version=version,
             otherwise=state.baseline,
-            key=self.key_hash(key),
-            test=state.rollout if state.is_test else 0,
+            key=key,
+            counts=counts,
+            compared=compared,
+            test=0 if key is None else test,
         )
+
+    if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
+        stable = route_to(state.stable, counts=is_active)
+        return lambda _: stable
+    fixed = {version: route_to(version) for version in split.weights}
+    if state.current.header:
+        header = state.current.header.lower()
+        with_header, without = fixed[state.candidate], fixed[state.baseline]
+        return lambda headers: without if headers(header) is None else with_header
+    if not state.settings.key:
+        return split.at_random(fixed)
+    name, without_key = state.settings.key.lower(), route_to(state.baseline, counts=False)
+    cookie = state.settings.key.partition(":")[2].encode() if name.startswith("cookie:") else None
+    version_of = split.by_crc({version: version for version in split.weights})
+    known: dict[bytes, Route] = {}
+
+    def by_key(headers: Headers) -> Route:
+        key = headers(name) if cookie is None else _cookie(cookie, headers)
+        if not key:  # an empty one would be one user for all who send it
+            return without_key
+        route = known.get(key)
+        if route is None:
+            route = route_to(version_of(zlib.crc32(key)), key=key_hash(key))
+            if len(known) >= MOST_ROUTES:
+                known.clear()
+            known[key] = route
+        return route
+
+    return by_key
 
 
 class _ModelRollout:
@@ -205,7 +241,7 @@ class _ModelRollout:
         self._files = StateFiles(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
-        self._keys = _StageKeys()
+        self._keys, self.waiting = StageKeys(), WaitingAnswers()
         self._failed: dict[int, str] = {}
         self._blamed: dict[int, str] = {}
         self._slow = 0
@@ -216,6 +252,9 @@ class _ModelRollout:
         """When the state was last read, seconds of the monotonic clock."""
 
         self._routing: _Routing | None = None
+        self.route: Callable[[Headers], Route | None] = _no_route
+        """Gives the route of a request."""
+
         self.number = 0
         """Of the state; 0 before there is one."""
 
@@ -250,17 +289,17 @@ class _ModelRollout:
         veto = vetoes.get((str(self._folder.parent), state.rollout))
         if veto is not None and state.phase in ACTIVE:
             state = roll_back(state, reason=veto, now_s=time.time())
-        routing = _Routing(
-            state=state,
-            split=state.split(self._model),
-            key_hash=self.test.take_up(state) or _short_hash,
-        )
+        key_hash = self.test.take_up(state) or _short_hash
+        split = state.split(self._model)
+        routing = _Routing(state=state, decide=_decision(state, split, key_hash))
         with self._lock:
+            self._count_waiting()  # in the stage in which they were answered
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
             if before is None or routing.stage != before.stage:
-                self._keys = _StageKeys()
+                self._keys = StageKeys()
             self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
+            self.route = routing.decide
 
     def judges(self, version: int) -> bool:
         """Whether a version is under rollout."""
@@ -284,6 +323,7 @@ class _ModelRollout:
     ) -> None:
         self.test.refresh()
         with self._lock:
+            self._count_waiting()
             routing, failed = self._routing, self._all_failed(failed)
             known = not self._changed and not self._slow and failed == self._failed
             if routing is None or (known and routing.state.phase not in ACTIVE):
@@ -328,73 +368,42 @@ class _ModelRollout:
             return {state.stable, state.candidate, *state.arms} - set(state.rejected)
         return {state.stable}
 
-    def route(self, headers: Headers) -> Route | None:
-        return None if self._routing is None else self._routing.route(headers)
+    def count(self, run: AnsweredRun) -> None:
+        """Count answers, at the latest when `write` is called; those of an A/B test at once."""
+        if any(route.test for route in run.routes):
+            for route in run.routes:
+                self.test.record(route)
+        elif self.waiting.add(run):
+            with self._lock:
+                self._count_waiting()
 
-    def count(
-        self, route: Route, *, good: bool, took_s: float, outputs: Mapping[str, NDArray[Any]] | None
-    ) -> None:
-        if self.test.record(route):
+    def _count_waiting(self) -> None:
+        """Count what waits in the stage that is in force; the lock is held."""
+        routing = self._routing
+        if routing is None or routing.state.phase not in ACTIVE:
+            self.waiting.clear()
             return
-        values = None if outputs is None else predicted(outputs)
-        good = good and (values is None or bool(np.isfinite(values).all()))
-        with self._lock:
-            if self._routing is None or self._routing.state.phase not in ACTIVE:
-                return
-            versions = self._counts.setdefault(self._routing.stage, {})
-            counts = versions.setdefault(route.version, VersionCounts())
-            counts.requests += 1
-            self._changed = True
-            slow = took_s > self._routing.slow_s
-            # A client that is slow each time is one slow client. A bad answer that was slow stays so: it may have
-            # counted while it ran.
-            if not self._routing.is_warming_up(time.time()) and (
-                (good and not slow) or (slow and self._is_first(route.key, self._keys.slow))
-            ):
-                counts.latency.update(buckets_of(np.array([took_s])).tolist())
-            if not good:
-                counts.bad += self._is_first(route.key, self._keys.bad)
-                return
-            if values is not None and self._is_first(route.key, self._keys.predicted):
-                counts.predictions.update(buckets_of(values).tolist())
-
-    @staticmethod
-    def _is_first(key: int | None, seen: set[int]) -> bool:
-        if key is None:
-            return True
-        if key in seen or len(seen) >= MOST_KEYS:
-            return False
-        seen.add(key)
-        return True
+        counts = self._counts.setdefault(routing.stage, {})
+        self._changed |= self.waiting.count(
+            counts,
+            self._keys,
+            slow_s=routing.slow_s,
+            times_count=not routing.is_warming_up(time.time()),
+        )
 
 
-def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    """[rows] the predicted number or class of each row, from the first output that holds numbers.
-
-    Returns:
-        The number where there is one a row, else the index of the largest; None if no output holds numbers.
-    """
-    for name in sorted(outputs):
-        values = outputs[name]
-        if values.dtype.kind in "fiub" and values.size:
-            rows = values.reshape(len(values) if values.ndim else 1, -1).astype(np.float64)
-            if not np.isfinite(rows).all():
-                return np.array([math.nan])
-            return rows[:, 0] if rows.shape[1] == 1 else rows.argmax(1).astype(np.float64)
-    return None
+def _no_route(_: Headers) -> None:
+    """Before there is a state."""
 
 
 def _short_hash(key: bytes) -> int:
     return zlib.crc32(key) | len(key) << 32
 
 
-def _key(name: str, headers: Headers) -> bytes | None:
-    """The value of a header, or of a cookie if the name is `cookie:NAME`."""
-    kind, _, cookie = name.partition(":")
-    if kind != "cookie":
-        return headers(name.lower())
+def _cookie(name: bytes, headers: Headers) -> bytes | None:
+    """The value of a cookie, None without it."""
     for part in (headers("cookie") or b"").split(b";"):
         given, _, value = part.partition(b"=")
-        if given.strip() == cookie.encode():
+        if given.strip() == name:
             return value.strip()
     return None

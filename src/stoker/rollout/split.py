@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.errors import Plain, UserError
+
+T = TypeVar("T")
 
 _BUCKET_BITS = 18
 _BUCKET = (1 << _BUCKET_BITS) - 1
@@ -67,6 +70,25 @@ class TrafficSplit:
     def version_of(self, key: bytes) -> int:
         """The version for a key, the same in each process and on each machine."""
         return self._versions[self._owners[zlib.crc32(key) & _BUCKET]]
+
+    def at_random(self, of_version: Mapping[int, T]) -> Callable[[object], T]:
+        """A function that gives the value of a version at random; it ignores its argument.
+
+        Args:
+            of_version: version -> what is given for it.
+        """
+        values, owners = tuple(of_version[each] for each in self._versions), self._owners
+        draw = random.getrandbits
+        return lambda _: values[owners[draw(_BUCKET_BITS)]]
+
+    def by_crc(self, of_version: Mapping[int, T]) -> Callable[[int], T]:
+        """A function that gives the value of a key's version, from the CRC-32 of the key.
+
+        Args:
+            of_version: version -> what is given for it.
+        """
+        values, owners = tuple(of_version[each] for each in self._versions), self._owners
+        return lambda crc: values[owners[crc & _BUCKET]]
 
     def any_version(self) -> int:
         """A version for a request without a key, at random."""

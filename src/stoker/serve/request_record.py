@@ -12,6 +12,9 @@ import numpy as np
 
 from stoker.serve.routing import Headers, Route, no_headers
 
+VERSION_HEADER = "stoker-model-version"
+"""The HTTP header, and the key in gRPC's trailing metadata, that names the version that answered."""
+
 
 @dataclass(kw_only=True, slots=True)
 class RequestRecord:
@@ -51,7 +54,7 @@ class RequestRecord:
     """How long its client waits, seconds."""
 
     route: Route | None = None
-    """Where a rollout sent it."""
+    """Where a rollout sent it; the event loop may have asked before a thread does."""
 
     outputs: Mapping[str, np.ndarray[Any, Any]] | None = None
     """What the model gave, until it is counted."""

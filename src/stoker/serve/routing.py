@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,32 @@ class Route:
 
     counts: bool = True
     """Whether the answer counts: a request without the key that others have does not."""
+
+    compared: tuple[int, ...] = ()
+    """The versions whose latencies a rollout compares. They run in the event loop only if each has proven to be quick:
+    a version that a thread answers is slower, and would be rolled back for it."""
+
+
+class AnsweredRun(NamedTuple):
+    """Requests that one run of one version answered."""
+
+    routes: Sequence[Route]
+    """Where each went."""
+
+    came_s: Sequence[float]
+    """When each came, by the monotonic clock."""
+
+    patience_s: Sequence[float]
+    """How long each client waited from then on, seconds."""
+
+    sizes: Sequence[int]
+    """How many rows each has; empty if all are of one request."""
+
+    outputs: Mapping[str, np.ndarray[Any, Any]]
+    """Output name -> the rows of all requests, one after the other."""
+
+    ended_s: float
+    """When the run ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +159,14 @@ class Router(Protocol):
 
         Raises:
             ServeError: there is no test, or an outcome is refused.
+        """
+
+    def answered_together(self, model: str, run: AnsweredRun) -> None:
+        """Count successful answers of one run.
+
+        Args:
+            model: the model.
+            run: its requests and outputs, which the caller does not change any more.
         """
 
     def max_run_s(self, model: str, version: int) -> float:

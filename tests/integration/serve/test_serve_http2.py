@@ -32,6 +32,9 @@ from stoker.serve.process.server import Server
 
 LIMITS = HttpLimits(connections=30, head_bytes=4096, head_s=0.5, body_s=0.7, send_s=0.5)
 
+DONE = {"grpc-status": "0", "stoker-model-version": "1"}
+"""Trailers of a call that a model answered."""
+
 
 @pytest.fixture(scope="module")
 def base(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -80,7 +83,7 @@ def test_a_call_is_answered_however_its_bytes_are_cut(patient: Server) -> None:
 
         (trailers, raw) = client.answers()[1]
 
-    assert trailers == {"grpc-status": "0"}
+    assert trailers == DONE
     assert values(raw) == [2.5, 4.0]
 
 
@@ -103,7 +106,7 @@ def test_padding_priority_and_headers_in_parts_change_nothing(patient: Server) -
 
         (trailers, raw) = client.answers()[1]
 
-    assert (trailers, values(raw)) == ({"grpc-status": "0"}, [3.0])
+    assert (trailers, values(raw)) == (DONE, [3.0])
 
 
 def test_an_answer_waits_for_the_clients_windows(patient: Server) -> None:
@@ -127,7 +130,7 @@ def test_an_answer_waits_for_the_clients_windows(patient: Server) -> None:
 
         (trailers, rest) = client.answers()[1]
 
-    assert trailers == {"grpc-status": "0"}
+    assert trailers == DONE
     assert values(first.payload + second.payload + rest) == (rows[:, 0] * 0.5 + 2).tolist()
 
 
@@ -317,7 +320,7 @@ def test_a_message_that_never_ends_ends_its_call_alone(strict: Server) -> None:
         (trailers, _) = client.answers(wait_s=10)[1]
         assert trailers["grpc-status"] == "4"
         client.say(head(3), data(3, message([[1.0]])))
-        assert client.answers()[3][0] == {"grpc-status": "0"}
+        assert client.answers()[3][0] == DONE
 
 
 def test_messages_that_never_end_take_no_more_than_they_may_and_small_calls_go_on(

@@ -186,6 +186,8 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         f"{BATCHING}processed_batch_size histogram",
         f"{BATCHING}padding_size histogram",
         "stoker_rollout_state_age_seconds gauge",
+        "stoker_request_count counter",
+        "stoker_request_latency histogram",
         "stoker_queued_requests gauge",
         "stoker_requests_under_way gauge",
         "stoker_head_cache counter",
@@ -206,6 +208,17 @@ def test_one_request_of_each_kind_has_every_name_and_label(
     assert {key: value for key, value in found.items() if key[0] == f"{latency}_count"} == {
         (f"{latency}_count", of(model_name=model, API=api, entrypoint=entrypoint)): count
         for model, api, entrypoint, count in LATENCIES
+    }
+    by_version = "stoker_request_count"
+    assert {key: value for key, value in found.items() if key[0] == by_version} == {
+        (by_version, of(model_name="half", version="1", status="OK")): 4,
+        (by_version, of(model_name="half", version="1", status="INVALID_ARGUMENT")): 1,
+        (by_version, of(model_name="judge", version="1", status="OK")): 5,
+    }
+    by_version = "stoker_request_latency_count"
+    assert {key: value for key, value in found.items() if key[0] == by_version} == {
+        (by_version, of(model_name="half", version="1")): 4,
+        (by_version, of(model_name="judge", version="1")): 5,
     }
     runtime = f"{SERVING}runtime_latency"
     runs = {(model, api): count for model, api, count in RUNS} | {("judge", "MultiInference"): 2}

@@ -22,7 +22,7 @@ from stoker.rollout.assignments import key_text, logs_of
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts, read_failures
 from stoker.rollout.histogram import count_above
-from stoker.rollout.router import MAX_RUN_S, RolloutRouter, predicted
+from stoker.rollout.router import MAX_RUN_S, RolloutRouter
 from stoker.rollout.state import (
     FOLDER,
     Phase,
@@ -111,7 +111,7 @@ def test_a_user_stays_with_a_version_and_requests_without_the_key_do_not_count(m
 
     assert first == [routed(router, headers(**{"x-user": user})) for user in users]
     assert {route.version for route in first} == {1, 2}
-    assert routed(router) == Route(version=1, otherwise=1, counts=False)
+    assert routed(router) == Route(version=1, otherwise=1, counts=False, compared=(1, 2))
     by_cookie = put(model, begun(key="cookie:uid"))
     one = routed(by_cookie, headers(cookie="a=1; uid=user-7 ;b=2"))
     assert one.key == first[7].key
@@ -184,6 +184,27 @@ def test_an_answer_counts_only_for_the_rollout_or_test_that_chose_its_version(mo
     assert read_counts(model / FOLDER, rollout=3) == {}
     answer(of_third)
     assert read_counts(model / FOLDER, rollout=3)[0][of_third.version].bad == 1
+
+
+def test_versions_are_compared_from_the_measurement_of_the_baseline_to_the_end(model: Path) -> None:
+    measuring, done = replace(begun(), phase=Phase.MEASURING), promote_fully(begun(), now_s=0.0)
+
+    assert routed(put(model, measuring)).compared == (1, 2)
+    assert routed(put(model, begun())).compared == (1, 2)
+    assert routed(put(model, replace(done, phase=Phase.BAKING))).compared == (2,)
+    assert routed(put(model, done)).compared == ()
+
+
+def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.rollout.router.MOST_ROUTES", 3)
+    router = put(model, begun(key="x-user"))
+
+    first = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
+    again = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
+
+    assert first == again
+    assert len({route.key for route in first}) == 10
+    assert sum(one is other for one, other in zip(first, again, strict=True)) < 4
 
 
 def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: Path) -> None:
@@ -283,23 +304,6 @@ def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
     # A server that starts now takes up the last state that is whole.
     later = RolloutRouter(server="two")
     assert later.wanted("m", model) == {1}
-
-
-@pytest.mark.parametrize(
-    ("output", "values"),
-    [
-        (np.array([[0.5], [2.0]], np.float32), [0.5, 2.0]),
-        (np.array([[0.1, 0.9], [0.6, 0.4]], np.float32), [1.0, 0.0]),
-        (np.array([3, 4]), [3.0, 4.0]),
-        (np.array(7.0), [7.0]),
-    ],
-)
-def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: list[float]) -> None:
-    found = predicted({"labels": np.array([b"a"], object), "scores": output})
-
-    assert found is not None
-    assert found.tolist() == values
-    assert predicted({"labels": np.array([b"a"], object)}) is None
 
 
 def test_a_request_that_still_runs_is_slow_as_soon_as_it_has_taken_too_long(model: Path) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.serve.errors import Code
 from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.observability.version_metrics import MOST_VERSIONS, VersionMetrics
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 from stoker.serve.runtime.versions_in_use import read_versions_in_use, versions_file
 
@@ -179,3 +181,26 @@ def test_time_in_which_a_process_stood_still_is_not_time_of_its_models() -> None
         time.sleep(4.5)
         os.kill(running.pid, signal.SIGCONT)
         assert running.stdout.readline() == "False\n"
+
+
+def test_versions_are_counted_over_all_workers_and_cannot_fill_the_memory(tmp_path: Path) -> None:
+    workers = [ServeMetrics(tmp_path, worker=number) for number in range(2)]
+    by_version = [VersionMetrics(each) for each in workers]
+
+    for each in by_version:
+        each.count("m", 3, Code.OK, took_s=20e-6)
+        each.count("m", 3, Code.INTERNAL, took_s=9.0)
+    for version in range(10, 10 + 2 * MOST_VERSIONS):
+        by_version[0].count("m", version, Code.OK, took_s=20e-6)
+
+    text = workers[1].exposition()
+    assert 'stoker_request_count{model_name="m",version="3",status="OK"} 2\n' in text
+    assert 'stoker_request_count{model_name="m",version="3",status="INTERNAL"} 2\n' in text
+    assert 'stoker_request_latency_count{model_name="m",version="3"} 2\n' in text
+    assert value_of(text, "stoker_request_count{") == 4 + 2 * MOST_VERSIONS
+    others = f'{{model_name="m",version="other",status="OK"}} {MOST_VERSIONS + 1}\n'
+    assert f"stoker_request_count{others}" in text
+    own = {
+        line.split('version="')[1].split('"')[0] for line in text.splitlines() if "version=" in line
+    }
+    assert len(own) == MOST_VERSIONS + 1

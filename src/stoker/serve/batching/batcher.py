@@ -107,10 +107,15 @@ class Batcher:
             return self._larger(queue, arrays, rows, deadline)
         return queue.submit(self._request(arrays, rows, deadline))
 
-    def is_quick(self, signature: str) -> bool:
-        """Whether `call_at_once` is worth trying; an unknown signature is not."""
+    def is_quick(self, signature: str, *, least_runs: int = 0) -> bool:
+        """Whether `call_at_once` is worth trying; an unknown signature is not.
+
+        Args:
+            signature: Its name.
+            least_runs: How many of its runs must have been quick.
+        """
         queue = self._queues.get(signature)
-        return queue is not None and queue.is_quick
+        return queue is not None and queue.is_quick and queue.quick_runs >= least_runs
 
     @property
     def max_batch_size(self) -> int:

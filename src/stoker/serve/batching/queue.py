@@ -132,6 +132,7 @@ class Queue:
         self._held = 0
         self._trusted = True
         self._usual_s = math.inf
+        self.quick_runs = 0  # runs that took at most QUICK_S
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
@@ -371,6 +372,7 @@ class Queue:
 
     def _took(self, seconds: float) -> None:
         """Learn from a run how long one takes as a rule."""
+        self.quick_runs += seconds <= QUICK_S
         if self._usual_s == math.inf:
             self._usual_s = seconds
         else:  # one that the machine held up, or of a new size, is not the rule

@@ -14,6 +14,7 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
+from stoker.serve.dataplane.at_once import PROVEN_RUNS, AtOnce, AtOnceCounts, RunAtOnce
 from stoker.serve.dataplane.requests import (
     Answered,
     InferRequest,
@@ -27,9 +28,10 @@ from stoker.serve.dataplane.requests import (
 )
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.observability.metrics import COUNTING, UNKNOWN_MODEL, Count, ServeMetrics, Spread
+from stoker.serve.observability.metrics import UNKNOWN_MODEL, ServeMetrics
+from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.request_record import RequestRecord
-from stoker.serve.routing import Router, RunningRequest
+from stoker.serve.routing import AnsweredRun, Headers, Route, Router, RunningRequest
 from stoker.serve.servables.catalog import Models
 from stoker.serve.servables.examples import (
     CLASSIFY,
@@ -47,38 +49,6 @@ _log = logging.getLogger(__name__)
 
 _RELOAD_S = 600.0
 """Longest wait for the models of a new configuration; a large one loads for minutes."""
-
-
-@dataclass(kw_only=True, slots=True)
-class RunAtOnce:
-    """What one run gave for the rows of several requests."""
-
-    model: str
-    """The model's name."""
-
-    version: int
-    """The version that answered."""
-
-    signature: str
-    """The signature's name."""
-
-    outputs: Tensors
-    """All rows, in the order of the requests."""
-
-    began_s: float
-    """When the run began, by the monotonic clock."""
-
-    ended_s: float
-    """When it ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AtOnceCounts:
-    """What is counted of the requests that one run answered."""
-
-    requests: Count
-    took_us: Spread
-    ran_us: Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +82,8 @@ class DataPlane:
         self.check_method_names = check_method_names
         self.router: Router | None = None
         self.on_answered: Callable[[Answered], None] | None = None
-        self._counts: dict[tuple[str, str], _AtOnceCounts] = {}
+        self._versions = VersionMetrics(metrics)
+        self._at_once = AtOnceCounts(metrics, self._versions)
         self._draining = False
         self._was_ready = False
         self._routed_now: dict[int, RequestRecord] = {}
@@ -141,64 +112,72 @@ class DataPlane:
             self._log_request(name, response, inputs=inputs)
             return response
 
+    def route(self, spec: ModelSpec, headers: Headers) -> Route | None:
+        """Where a rollout sends a request; None: to the version that it names, or the newest.
+
+        Every request of every protocol is routed here, once.
+
+        Args:
+            spec: What is asked.
+            headers: The request's headers or metadata.
+        """
+        router = self.router
+        if router is None or spec.version is not None or spec.label is not None:
+            return None
+        return router.route(spec.name, headers)
+
     def predict_at_once(
-        self,
-        model: ModelSpec,
-        signature: str,
-        read_inputs: Callable[[Signature], Tensors],
-        *,
-        came_s: Sequence[float],
-        sizes: Sequence[int] = (),
-        entrypoint: str = "REST",
+        self, asked: AtOnce, read_inputs: Callable[[Signature], Tensors]
     ) -> RunAtOnce | None:
         """Ask a model for several requests by one run, if it is quick and free, in this thread.
 
         Args:
-            model: What is asked.
-            signature: Its name; empty for the default.
+            asked: The requests; `answered_at_once` counts them.
             read_inputs: Gives the rows of all, one after the other.
-            came_s: When each came, by the monotonic clock.
-            sizes: How many rows each has; all are one request's if empty.
-            entrypoint: The protocol that brought them.
 
         Returns:
             None where each has to be asked by itself, with `predict`: it would take long, the
-            model is at work, or something is wrong in one of them. Then nothing was counted.
+            model is at work, or something is wrong in one of them.
         """
+        model, name = asked.model, asked.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
             return None
-        if self.router is not None and self.router.has_rollout(model.name):
-            return (
-                None  # a version under rollout may be slow, and its answers are counted one by one
-            )
-        name = signature or DEFAULT_SIGNATURE
         try:
             versions = self.models.get(model.name, model.version)
             servable, batcher = versions.hold(model.version, label=model.label)
         except ServeError:
             return None
         try:
-            if not batcher.is_quick(name):
+            compared = asked.compared
+            proven = not compared or versions.are_quick(compared, name, least_runs=PROVEN_RUNS)
+            if not proven or not batcher.is_quick(name):
                 return None
             inputs = read_inputs(batcher.signatures[name])
             began_s = time.monotonic()
-            outputs = batcher.call_at_once(name, inputs, sizes)
+            outputs = batcher.call_at_once(name, inputs, asked.sizes)
         except Exception:  # noqa: BLE001 - whatever it is, each is asked alone and meets its own
             return None
         finally:
             servable.release()
         if outputs is None:
             return None
-        ended_s = time.monotonic()
-        self._count_at_once((model.name, entrypoint), came_s, began_s=began_s, ended_s=ended_s)
         return RunAtOnce(
             model=model.name,
             version=servable.version,
             signature=name,
             outputs=outputs,
             began_s=began_s,
-            ended_s=ended_s,
+            ended_s=time.monotonic(),
         )
+
+    def answered_at_once(self, asked: AtOnce, run: RunAtOnce) -> None:
+        """Count requests that a run of `predict_at_once` has answered."""
+        self._at_once.add(asked, run)
+        if self.router is not None and asked.routes:
+            answered = AnsweredRun(
+                asked.routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
+            )
+            self.router.answered_together(run.model, answered)
 
     def most_rows(self, model: ModelSpec) -> int:
         """The most rows of one run of a model; 0 where it is not there."""
@@ -209,27 +188,6 @@ class DataPlane:
                 return batcher.max_batch_size
         except ServeError:
             return 0
-
-    def _count_at_once(
-        self, key: tuple[str, str], came_s: Sequence[float], *, began_s: float, ended_s: float
-    ) -> None:
-        counts = self._counts.get(key)
-        if counts is None:
-            (name, entrypoint), metrics = key, self.metrics
-            counts = self._counts[key] = _AtOnceCounts(
-                metrics.request_count.of(model_name=name, status=Code.OK.name),
-                metrics.request_latency.of(
-                    model_name=name,
-                    API="predict" if entrypoint == "REST" else "Predict",
-                    entrypoint=entrypoint,
-                ),
-                metrics.runtime_latency.of(model_name=name, API="Predict", runtime="TF1"),
-            )
-        with COUNTING:
-            counts.requests.put(len(came_s))
-            for each_s in came_s:
-                counts.took_us.put((ended_s - each_s) * 1e6)
-            counts.ran_us.put((ended_s - began_s) * 1e6, times=len(came_s))
 
     def infer(self, request: InferRequest) -> InferResponse:
         """Classify, regress, or both, by one version of a model.
@@ -340,9 +298,7 @@ class DataPlane:
 
     def _routed(self, spec: ModelSpec, record: RequestRecord) -> ModelSpec:
         """The model with the version that a rollout decides on, unless the request names one."""
-        if self.router is None or spec.version is not None or spec.label is not None:
-            return spec
-        route = self.router.route(spec.name, record.headers)
+        route = record.route or self.route(spec, record.headers)
         if route is None:
             return spec
         versions = self.models.get(spec.name)
@@ -350,6 +306,7 @@ class DataPlane:
             record.route = route
             self._routed_now[id(record)] = record
             return ModelSpec(name=spec.name, version=route.version)
+        record.route = None
         if versions.serves(route.otherwise):
             return ModelSpec(name=spec.name, version=route.otherwise)
         return spec  # both are still loading: the newest that is there answers
@@ -427,6 +384,8 @@ class DataPlane:
         finally:
             took_s = time.monotonic() - begun_s
             record.code = code.name
+            if record.version is not None:
+                self._versions.count(record.model, record.version, code, took_s=took_s)
             if self.router is not None and record.route is not None:
                 self._routed_now.pop(id(record), None)
                 self.router.answered(

@@ -17,7 +17,7 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
-from stoker.serve.request_record import RequestRecord
+from stoker.serve.request_record import VERSION_HEADER, RequestRecord
 from stoker.serve.security.auth import Keys, Role
 
 _MAX_DETAILS = 2000
@@ -88,6 +88,8 @@ class Calls:
         code, details = _status_of(failed)
         record = call.deadline.record
         self.note(context, method, request, response=call.response, record=record, code=code)
+        if record.version is not None:
+            name_version(context, record.version)
         if failed is not None:
             context.abort(_STATUS_CODES[int(code)], details)
 
@@ -170,6 +172,11 @@ class Calls:
         return grpc.unary_unary_rpc_method_handler(refuse)
 
 
+def name_version(context: grpc.ServicerContext, version: int) -> None:
+    """Name the version that answered in a call's trailing metadata."""
+    context.set_trailing_metadata(((VERSION_HEADER, str(version)),))
+
+
 def _text_metadata(metadata: Any) -> dict[str, str]:
     return {name: value for name, value in metadata if isinstance(value, str)}
 
@@ -186,7 +193,7 @@ def _status_of(error: Exception | None) -> tuple[Code, str]:
     return Code.INTERNAL, "the server has a bug; its log says more"
 
 
-def _value_of(context: grpc.ServicerContext, wanted: str) -> bytes | None:
+def value_of(context: grpc.ServicerContext, wanted: str) -> bytes | None:
     """Return the last value of a metadata key, None if there is none."""
     found: bytes | None = None
     for name, value in context.invocation_metadata():
@@ -199,7 +206,8 @@ def _deadline_of(context: grpc.ServicerContext) -> Deadline:
     """Return the call's deadline, which is over when the client cancels or disconnects."""
     left_s = context.time_remaining()
     deadline = Deadline(math.inf if left_s is None else left_s)
-    deadline.record.headers = functools.partial(_value_of, context)
+    deadline.record.headers = functools.partial(value_of, context)
+    deadline.record.route = getattr(context, "route", None)
     if not context.add_callback(deadline.cancel):
         deadline.cancel()
     return deadline

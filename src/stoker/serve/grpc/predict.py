@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 from tensorflow_serving.apis import predict_pb2
 
 from stoker.core.errors import UserError
 from stoker.registry.callpath import Signature
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane.plane import DataPlane, RunAtOnce
+from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce, of_version
+from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.grpc.calls import Calls
+from stoker.serve.grpc.calls import Calls, name_version, value_of
 from stoker.serve.grpc.inference import fill_spec, read_spec
+from stoker.serve.grpc_server.call import Context
 from stoker.serve.request_record import RequestRecord
+from stoker.serve.routing import Route
 from stoker.serve.tensor_protos import fill, to_array
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -92,9 +95,9 @@ def response_of(
     return response
 
 
-Asked = tuple[ModelSpec, str, tuple[tuple[str, str, tuple[int, ...]], ...]]
-"""What calls have in common that one run can answer: the model, the signature, and each input's name,
-dtype and shape of a row."""
+Alike = tuple[ModelSpec, bool, str, tuple[tuple[str, str, tuple[int, ...]], ...]]
+"""What calls have in common that one run can answer: the model, whether a rollout chose its version, the
+signature, and each input's name, dtype and shape of a row."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -105,8 +108,13 @@ class _Small:
     """Its place among those that came together."""
 
     request: predict_pb2.PredictRequest
-    context: grpc.ServicerContext
+    context: Context
     inputs: Tensors
+    left_s: float
+    """How long its client waits, seconds."""
+
+    route: Route | None
+    """Where a rollout sends it."""
 
 
 class PredictAtOnce:
@@ -118,23 +126,49 @@ class PredictAtOnce:
         self._calls = calls
 
     def answer(
-        self, calls: Sequence[tuple[predict_pb2.PredictRequest, grpc.ServicerContext]]
+        self, calls: Sequence[tuple[predict_pb2.PredictRequest, Context]]
     ) -> list[bytes | None]:
         """The answers of those whose model is quick and free; None where a thread has to ask it."""
         came_s = time.monotonic()
         answers: list[bytes | None] = [None] * len(calls)
-        groups: dict[Asked, list[_Small]] = {}
+        groups: dict[Alike, list[_Small]] = {}
         for number, (request, context) in enumerate(calls):
-            read = _read(request, context)
+            read = self._read(request, context, number)
             if read is not None:
-                small = _Small(number=number, request=request, context=context, inputs=read[1])
-                groups.setdefault(read[0], []).append(small)
-        for (model, signature, _), group in groups.items():
+                groups.setdefault(read[0], []).append(read[1])
+        for (model, _, signature, _), group in groups.items():
             for part in self._parts(model, group):
                 found = self._run(model, signature, part, came_s)
                 for small, answer in zip(part, found, strict=False):
                     answers[small.number] = answer
         return answers
+
+    def _read(
+        self, request: predict_pb2.PredictRequest, context: Context, number: int
+    ) -> tuple[Alike, _Small] | None:
+        """A call, and what others must have in common with it; None where a thread has to answer it."""
+        left_s = context.time_remaining()
+        if request.output_filter or (left_s is not None and left_s <= 0) or not _is_plain(request):
+            return None
+        try:
+            spec = read_spec(request)
+            inputs = {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
+        except (ServeError, UserError):  # said where every error is
+            return None
+        kinds = tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
+        route = self._plane.route(spec, functools.partial(value_of, context))
+        if route is not None:
+            context.route = route  # a thread that answers the call must not draw again
+            spec = of_version(spec.name, route.version)
+        small = _Small(
+            number=number,
+            request=request,
+            context=context,
+            inputs=inputs,
+            left_s=math.inf if left_s is None else left_s,
+            route=route,
+        )
+        return (spec, route is not None, request.model_spec.signature_name, kinds), small
 
     def _parts(self, model: ModelSpec, group: list[_Small]) -> list[list[_Small]]:
         """The calls of a group, as many together as one run takes."""
@@ -151,17 +185,23 @@ class PredictAtOnce:
         sizes = [_rows(each) for each in inputs] if len(group) > 1 else []
         if not all(sizes):
             return []
-        found = self._plane.predict_at_once(
-            model,
-            signature,
-            lambda _: inputs[0] if len(group) == 1 else _joined(inputs),
+        asked = AtOnce(
+            model=model,
+            signature=signature,
             came_s=[came_s] * len(group),
             sizes=sizes,
             entrypoint="GRPC",
+            routes=[small.route for small in group if small.route is not None],
+            patience_s=[small.left_s for small in group if small.route is not None],
+        )
+        found = self._plane.predict_at_once(
+            asked, lambda _: inputs[0] if len(group) == 1 else _joined(inputs)
         )
         if found is None:
             return []
         parts = [found.outputs] if not sizes else _parted(found.outputs, sizes)
+        if not parts:
+            return []
         named = ModelSpec(name=model.name, version=found.version)
         try:
             as_content = self._plane.tensor_content
@@ -170,6 +210,9 @@ class PredictAtOnce:
             ]
         except UserError:
             return []
+        self._plane.answered_at_once(asked, found)
+        for small in group:
+            name_version(small.context, found.version)
         if self._calls.noted:
             for small, response in zip(group, responses, strict=False):
                 self._note(small, response, found, came_s)
@@ -192,21 +235,6 @@ class PredictAtOnce:
         )
         record.ran(found.began_s, found.ended_s, came_s=came_s)
         self._calls.note(small.context, "Predict", small.request, response=response, record=record)
-
-
-def _read(
-    request: predict_pb2.PredictRequest, context: grpc.ServicerContext
-) -> tuple[Asked, Tensors] | None:
-    left_s = context.time_remaining()
-    if request.output_filter or (left_s is not None and left_s <= 0) or not _is_plain(request):
-        return None
-    try:
-        spec = read_spec(request)
-        inputs = {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
-    except (ServeError, UserError):  # said where every error is
-        return None
-    kinds = tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
-    return (spec, request.model_spec.signature_name, kinds), inputs
 
 
 def _is_plain(request: predict_pb2.PredictRequest) -> bool:

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stoker.serve.errors import Code, ServeError
+from stoker.serve.grpc_server import headers as header_blocks
 from stoker.serve.grpc_server.frames import Error
 from stoker.serve.grpc_server.headers import CallHeaders, Metadata
 from stoker.serve.grpc_server.limits import (
@@ -25,6 +26,7 @@ from stoker.serve.grpc_server.limits import (
 )
 from stoker.serve.grpc_server.messages import CompressedMessage, Message, MessageReader
 from stoker.serve.grpc_server.sender import Stream
+from stoker.serve.routing import Route
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class Context:
         "_peer",
         "code",
         "details",
+        "route",
+        "trailing",
     )
 
     def __init__(self, headers: CallHeaders, *, peer: str, cancel: Callable[[], None]) -> None:
@@ -65,6 +69,8 @@ class Context:
         self._is_over = False
         self.code: Any = grpc.StatusCode.OK
         self.details = ""
+        self.route: Route | None = None  # where a rollout sent the call, if the event loop asked
+        self.trailing = b""  # the trailing metadata, encoded
 
     def invocation_metadata(self) -> Metadata:
         """Return the client's metadata."""
@@ -108,6 +114,10 @@ class Context:
         cancel = self._cancel
         if cancel is not None:
             cancel()
+
+    def set_trailing_metadata(self, fields: tuple[tuple[str, str], ...]) -> None:
+        """Set the metadata that follows the response or the error."""
+        self.trailing = header_blocks.metadata(fields)
 
     def set_code(self, code: Any) -> None:
         """Set the status of the call."""
@@ -263,7 +273,7 @@ class ServerCall:
 
     def end(self, code: Code | int, message: str) -> None:
         """End the call with a status."""
-        self.stream.end(int(code), message)
+        self.stream.end(int(code), message, metadata=self.context.trailing)
         self.over()
 
     def worked(self, response: bytes) -> None:
@@ -276,7 +286,7 @@ class ServerCall:
             if len(response) > self._server.limits.send_bytes:
                 self.end(Code.RESOURCE_EXHAUSTED, "Sent message larger than max")
                 return
-            self.stream.respond(response)
+            self.stream.respond(response, metadata=context.trailing)
             self.over()
         elif code != 0 or not _is_non_blocking(self.handler):
             self.end(code, context.details)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -200,6 +201,13 @@ def _string(raw: bytes) -> bytes:
 
 _STATUS_200 = b"\x88"
 """`:status: 200`, by its index in the static table."""
+
+
+@functools.lru_cache(maxsize=1024)
+def metadata(fields: tuple[tuple[str, str], ...]) -> bytes:
+    """Return metadata as a header block; the same fields are encoded once."""
+    return encode(fields)
+
 
 EMPTY_TABLE = b"\x20"
 """A dynamic table size update to 0, before the first header of a block."""

@@ -164,20 +164,25 @@ class Stream:
         """Whether the client still waits for the response."""
         return self.sender.has(self)
 
-    def respond(self, message: bytes) -> None:
-        """Send the only message of a successful call, and end the call."""
+    def respond(self, message: bytes, *, metadata: bytes = b"") -> None:
+        """Send the only message of a successful call, and end the call.
+
+        Args:
+            message: The response message.
+            metadata: Trailing metadata, as `headers.encode` returns it.
+        """
         sender, size = self.sender, len(message) + PREFIX.size
         room = min(self.window, sender.window, sender.max_frame)
         if self._has_headers or sender.is_paused or size > room or not sender.has(self):
             self.send_message(message)
-            self.end()
+            self.end(metadata=metadata)
             return
         sender.window -= size
         sender.put_headers(self, headers.RESPONSE, last=False)
         sender.put(frames.HEADER.pack(size >> 8, size & 0xFF, frames.DATA, 0, self.number))
         sender.put(PREFIX.pack(0, len(message)))
         sender.put(message)
-        sender.put_headers(self, headers.OK, last=True)
+        sender.put_headers(self, headers.OK + metadata, last=True)
         sender.pings = 0.0
         sender.remove(self)
 
@@ -189,14 +194,16 @@ class Stream:
         self._pending.append(memoryview(PREFIX.pack(0, len(message)) + message))
         self.send_pending()
 
-    def end(self, code: int = 0, message: str = "") -> None:
+    def end(self, code: int = 0, message: str = "", *, metadata: bytes = b"") -> None:
         """End the call after all its messages.
 
         Args:
             code: The gRPC status.
             message: The status message of a failure.
+            metadata: Trailing metadata, as `headers.encode` returns it.
         """
-        self._trailers = headers.OK if code == 0 else headers.trailers(code, message)
+        status = headers.OK if code == 0 else headers.trailers(code, message)
+        self._trailers = status + metadata
         if not self._has_headers:
             self._has_headers = True
             self._trailers = headers.RESPONSE + self._trailers

@@ -283,7 +283,7 @@ class GrpcServer:
                 if response is None or len(response) > self.limits.send_bytes:
                     self.work(call, request)
                 else:
-                    call.stream.respond(response)
+                    call.stream.respond(response, metadata=call.context.trailing)
                     call.over()
         for _, call, _ in arrived:
             call.stream.sender.flush()

@@ -34,7 +34,7 @@ MOST_ROWS = 20_000
 """Most rows of a worker over all metrics, enough for some thousand models. After that, a new model counts
 as `UNKNOWN_MODEL`: rows are never removed, and adding and removing models must not fill the memory."""
 
-_OF_MODELS = ("model_name", "model")
+_OF_MODELS = ("model_name", "model", "version")
 
 FILE_SUFFIX = ".metrics"
 """Suffix of a worker's file."""
@@ -271,6 +271,12 @@ class ServeMetrics:
         )
         self.example_count_total = counter(
             f"{serving}request_example_count_total", "Examples classified or regressed."
+        )
+        self.version_request_count = counter(
+            "stoker_request_count", "Requests by model, the version that was asked, and status."
+        )
+        self.version_request_latency = latency(
+            "stoker_request_latency", "Time of a version to answer a request, microseconds."
         )
         self.queuing_latency = latency(
             f"{batching}queuing_latency", "Time that a request waits for its batch, microseconds."

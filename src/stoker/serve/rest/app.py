@@ -22,7 +22,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.extra_routes import ExtraRoutes
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
-from stoker.serve.request_record import RequestRecord
+from stoker.serve.request_record import VERSION_HEADER, RequestRecord
 from stoker.serve.rest import outcomes, routes, v2
 from stoker.serve.rest.extra import answered_by, check_sender
 from stoker.serve.rest.messages import (
@@ -41,7 +41,7 @@ from stoker.serve.rest.messages import (
     takes_gzip,
     value_of,
 )
-from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S
+from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S, ROUTE
 from stoker.serve.security.auth import Keys, Role
 
 Message = MutableMapping[str, Any]
@@ -131,8 +131,11 @@ class RestApp:
             self._in_flight -= 1
             self.held_bytes -= state.held_bytes
         self._note(scope, state, answer, packed=packed)
+        more: Headers = _version_headers(state.deadline.record.version)
         if self.headers and _interface(scope["path"]) is not None:
-            answer = dataclasses.replace(answer, headers=answer.headers + self.headers)
+            more += self.headers
+        if more:
+            answer = dataclasses.replace(answer, headers=answer.headers + more)
         await _send(answer, send, packed=packed, close=answer.close or self.plane.draining)
 
     def close(self) -> None:
@@ -165,6 +168,7 @@ class RestApp:
             raise HttpError(415, f"Content-Encoding must be identity or {' or '.join(CODINGS)}")
         body = await self._read_body(scope, receive, state)
         state.deadline.record.headers = functools.partial(value_of, scope)
+        state.deadline.record.route = scope.get(ROUTE)
         scope[GONE] = state.deadline.cancel  # the connection calls it when it is lost
         return await self._before_deadline(
             state.deadline, self._api_answer, scope, (body, packed), state, interface
@@ -361,6 +365,11 @@ def _cors_headers(options: RestOptions) -> Headers:
         (b"access-control-allow-methods", b"POST, GET"),
         (b"access-control-allow-headers", b"Content-Type" + keys),
     )
+
+
+def _version_headers(version: int | None) -> Headers:
+    """Return the header that names the version that answered; none if no version was asked."""
+    return () if version is None else ((VERSION_HEADER.encode(), b"%d" % version),)
 
 
 _TRY_LATER = (429, 503)

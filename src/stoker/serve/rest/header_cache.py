@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.serve.rest.messages import value_of
+
 _PATH, _METHOD = b"/v1/models/", b":predict"
 
 _NOT_PLAIN = frozenset(
@@ -52,6 +54,10 @@ class Head:
 
     takes_gzip: bool
     """Whether the answer may be compressed."""
+
+    def value_of(self, wanted: str) -> bytes | None:
+        """Return the last value of a header, None without one; its name in lower case."""
+        return value_of({"headers": self.headers}, wanted)
 
 
 class HeaderCache:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from stoker.core.errors import UserError
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane.plane import DataPlane, RunAtOnce
+from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce, of_version
+from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.access_log import AccessLog
@@ -25,6 +26,7 @@ from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.header_cache import Head, HeaderCache
 from stoker.serve.rest.json_text import QuickJson
 from stoker.serve.rest.messages import Answer, Headers, Scope, compressed, named
+from stoker.serve.routing import Route
 from stoker.serve.runtime.busy_poll import BusyPoll
 from stoker.serve.security.auth import Keys, Role
 
@@ -39,6 +41,10 @@ class Options(Protocol):
     @property
     def access_log(self) -> AccessLog | None:
         """Where a line for each request goes; nowhere if None."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a request waits for its model, seconds."""
 
 
 class App(Protocol):
@@ -102,7 +108,9 @@ class Small:
         "protocol",
         "response_complete",
         "response_started",
+        "route",
         "rows",
+        "version",
     )
 
     more_body = False
@@ -117,6 +125,8 @@ class Small:
         self.came_s = 0.0  # when it was whole, by the monotonic clock
         self.key = ""  # the name of the key that it came with
         self.rows: list[Any] = []  # its `instances`
+        self.route: Route | None = None  # where a rollout sends it
+        self.version = 0  # that answered it
         self.disconnected = self.response_started = self.response_complete = False
 
 
@@ -145,7 +155,7 @@ class InlinePredict:
 
     def _turn(self) -> None:
         waiting, self._waiting = self._waiting, []
-        groups: dict[tuple[str, str], list[Small]] = {}
+        groups: dict[tuple[str, str, int | None], list[Small]] = {}
         for small in waiting:
             if small.protocol.transport.is_closing():
                 continue  # nobody waits for it
@@ -153,10 +163,14 @@ class InlinePredict:
             if signature is None:
                 small.protocol.leave_to_app(small)
             else:
-                groups.setdefault((small.head.path, signature), []).append(small)
-        for (path, signature), group in groups.items():
-            for part in self._parts(path, group):
-                self._answer(path, signature, part)
+                key = small.head.path, signature, self._routed(small)
+                groups.setdefault(key, []).append(small)
+        for (path, signature, version), group in groups.items():
+            spec = _spec(path)
+            if spec is not None and version is not None:
+                spec = of_version(spec.name, version)
+            for part in self._parts(spec, group):
+                self._answer(spec, signature, part)
         self._count_heads()
         self._busy_poll.stay(self._loop)
 
@@ -182,26 +196,26 @@ class InlinePredict:
         small.rows = body.value
         return body.signature
 
-    def _parts(self, path: str, group: list[Small]) -> list[list[Small]]:
+    def _routed(self, small: Small) -> int | None:
+        """The version that a rollout sends a request to; None without a rollout."""
+        spec = _spec(small.head.path)
+        if spec is not None:
+            small.route = self._plane.route(spec, small.head.value_of)
+        return None if small.route is None else small.route.version
+
+    def _parts(self, spec: ModelSpec | None, group: list[Small]) -> list[list[Small]]:
         """The requests of a group, as many together as one run takes."""
-        spec = _spec(path)
         if len(group) < MANY or spec is None:
             return [group]
         return in_runs(group, lambda small: len(small.rows), most=self._plane.most_rows(spec))
 
-    def _answer(self, path: str, signature: str, group: list[Small]) -> None:
-        spec = _spec(path)
+    def _answer(self, spec: ModelSpec | None, signature: str, group: list[Small]) -> None:
         found, texts = None, []
         sizes = [len(small.rows) for small in group]
         if spec is not None:
             rows = group[0].rows if len(group) == 1 else [r for small in group for r in small.rows]
-            found = self._plane.predict_at_once(
-                spec,
-                signature,
-                lambda known: decode.read_rows(rows, known),
-                came_s=[small.came_s for small in group],
-                sizes=sizes,
-            )
+            asked = self._asked(spec, signature, group, sizes)
+            found = self._plane.predict_at_once(asked, lambda known: decode.read_rows(rows, known))
         if found is not None:
             try:
                 texts = encode.rows_of(found.outputs)
@@ -211,14 +225,31 @@ class InlinePredict:
             for small in group:
                 small.protocol.leave_to_app(small)
             return
+        self._plane.answered_at_once(asked, found)
         first = 0
         for small, size in zip(group, sizes, strict=True):
             last = first + size
             self._send(small, encode.predictions_of(texts[first:last]).encode(), found)
             first = last
 
+    def _asked(
+        self, spec: ModelSpec, signature: str, group: list[Small], sizes: list[int]
+    ) -> AtOnce:
+        routes: list[Route] = []
+        if group[0].route is not None:  # then all have one
+            routes = [small.route for small in group if small.route is not None]
+        return AtOnce(
+            model=spec,
+            signature=signature,
+            came_s=[small.came_s for small in group],
+            sizes=sizes,
+            routes=routes,
+            patience_s=[self._app.options.timeout_s] * len(routes),
+        )
+
     def _send(self, small: Small, raw: bytes, found: RunAtOnce) -> None:
         packed = compressed(raw) if small.head.takes_gzip else None
+        small.version = found.version
         if self._app.options.access_log is not None:
             self._note(small, raw, packed, found)
         small.protocol.answer(small, raw, packed=packed, close=self._plane.draining)

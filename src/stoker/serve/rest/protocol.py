@@ -9,6 +9,7 @@ from typing import Any, cast
 import httptools
 
 from stoker.serve.limits import HttpLimits
+from stoker.serve.request_record import VERSION_HEADER
 from stoker.serve.rest.header_cache import Head, is_small, without_upgrade
 from stoker.serve.rest.inline_predict import InlinePredict, Small
 from stoker.serve.rest.messages import Scope, header, takes_gzip
@@ -29,6 +30,11 @@ _READ_CHECKS = 4
 
 GONE = "stoker.gone"
 """Key in a request's scope: a function to call when its client has disconnected."""
+
+_VERSION_LINE = VERSION_HEADER.encode() + b": %d\r\n"
+
+ROUTE = "stoker.route"
+"""Key in a request's scope: where a rollout sent it, if the event loop asked already."""
 
 
 def _ignore() -> None:
@@ -184,7 +190,9 @@ class LimitedProtocol(HttpToolsProtocol):
             own = b"" if self.lane is None else self.lane.headers
             self._prefix = STATUS_LINE[200] + lines + b"content-type: application/json\r\n" + own
             self._prefix_headers = given
-        more = b"" if packed is None else b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
+        more = _VERSION_LINE % small.version
+        if packed is not None:
+            more += b"content-encoding: gzip\r\nvary: accept-encoding\r\n"
         if not small.keep_alive:
             more += b"connection: close\r\n"
         body = raw if packed is None else packed
@@ -238,7 +246,9 @@ class LimitedProtocol(HttpToolsProtocol):
             small: The request.
             whole: Whether its body is complete.
         """
-        cycle = new_cycle(self, self.scope_of(small.head), keep_alive=small.keep_alive)
+        scope = self.scope_of(small.head)
+        scope[ROUTE] = small.route
+        cycle = new_cycle(self, scope, keep_alive=small.keep_alive)
         cycle.body, cycle.more_body = bytearray(small.body), not whole
         if whole or small.body:
             cycle.message_event.set()

@@ -49,8 +49,10 @@ class ModelVersions:
 
     @property
     def available(self) -> bool:
-        """Whether a request for the newest version can be answered."""
-        return bool(self._available)
+        """Whether a request that names no version can be answered; a rollout may send it to any of its versions."""
+        wanted = self._rollout
+        whole = wanted is None or self.tried or wanted <= self._available.keys()
+        return bool(self._available) and whole
 
     @property
     def tried(self) -> bool:
@@ -98,6 +100,20 @@ class ModelVersions:
     def serves(self, version: int) -> bool:
         """Whether a version can be called."""
         return version in self._available
+
+    def are_quick(self, versions: Iterable[int], signature: str, *, least_runs: int) -> bool:
+        """Whether each of some versions can be called, and has proven that its runs are quick.
+
+        Args:
+            versions: their numbers.
+            signature: the signature that is called.
+            least_runs: how many of its runs must have been quick.
+        """
+        for version in versions:
+            servable = self._available.get(version)
+            if servable is None or not servable.is_quick(signature, least_runs=least_runs):
+                return False
+        return True
 
     def close(self) -> None:
         """Unload everything, after the requests under way."""

@@ -1,0 +1,303 @@
+"""What routing costs: server CPU per request with an active 90/10 split against none, and the decision itself.
+
+python benchmarks/rollout/overhead.py [--seconds S] [--rounds R] [--only decision]
+
+Both models are the same SavedModel in one server process, so that a window of one is next to a window of the
+other. The server's loops do not poll here, as polling would count as CPU time of the requests; and each run counts as
+quick, as on a busy machine a run that was interrupted would send the next requests to threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+for _room in ("serve", "train"):
+    sys.path.append(str(ROOT / "benchmarks" / _room))
+
+import parts  # noqa: E402 - next to this file
+import servers  # noqa: E402
+from figures import Figure, figure, spread  # noqa: E402
+from load import Request, Window, by_h2load, by_wrk  # noqa: E402
+
+from stoker.rollout.controller import Event, change  # noqa: E402
+from stoker.rollout.router import FOLDER, RolloutRouter  # noqa: E402
+from stoker.rollout.split import TrafficSplit  # noqa: E402
+from stoker.rollout.state import RolloutSettings, advance, start  # noqa: E402
+from stoker.rollout.state_files import StateFiles  # noqa: E402
+from stoker.serve.routing import Served  # noqa: E402
+
+PLAIN, SPLIT = "plain", "split"
+CONNECTIONS = {1: 3.0, 64: 10.0}
+"""Connections -> at most so many percent more CPU."""
+
+DECISION_US, NO_ROLLOUT_US = 0.5, 0.2
+REQUESTS = 10_000
+CALLS, ROUNDS = 1_000_000, 5
+WARM_S = 8
+"""First load of each version, seconds: both have to prove that they are quick by 1,000 of their runs."""
+
+
+def begin_rollout(base: Path, *, settings: RolloutSettings, name: str = "bench") -> None:
+    """Put a rollout of version 2 over version 1 into its first stage."""
+    files = StateFiles(base / FOLDER)
+    begun = start(None, 2, serving=1, settings=settings, now_s=time.time())
+    event = Event(what=name, who=name, why="", at_s=time.time())
+    change(files, files.latest(), advance(begun, now_s=time.time()), event)
+
+
+def decisions(folder: Path) -> list[Figure]:
+    """How long the decision takes, and how near the shares are to the weights."""
+    from stoker.serve.dataplane.plane import DataPlane
+    from stoker.serve.dataplane.requests import ModelSpec
+    from stoker.serve.observability.metrics import ServeMetrics
+    from stoker.serve.servables.catalog import Models
+
+    served = {}
+    for model, key in (("random", ""), ("sticky", "x-user")):
+        for version in (1, 2):
+            (folder / model / str(version)).mkdir(parents=True)
+        begin_rollout(folder / model, settings=RolloutSettings(stages="10,100", key=key))
+        served[model] = Served(base=folder / model, failed={})
+    router = RolloutRouter(server="bench")
+    router.refresh(served)
+    plane = DataPlane(Models(poll_s=1.0), ServeMetrics())
+    plane.router = router
+    users = itertools.cycle([b"user-%d" % number for number in range(1_000)])
+    found = []
+
+    def key_of(_: str) -> bytes:
+        return next(users)
+
+    for name, model, most_us in (
+        ("The decision at random", "random", DECISION_US),
+        ("The decision by key", "sticky", DECISION_US),
+        ("Without a rollout", "none", NO_ROLLOUT_US),
+    ):
+        spec = ModelSpec(name=model)
+        took_us = [time_of(plane.route, spec, key_of) for _ in range(ROUNDS)]
+        how = f"`DataPlane.route`, a loop of {CALLS:,} calls, CPU time; best of {ROUNDS} ({spread(took_us)})"
+        found.append(figure(name, min(took_us), "us", at_most=most_us, how=how))
+    return found
+
+
+def time_of(call: Callable[..., object], *arguments: object) -> float:
+    """CPU time of one of many calls in a loop, microseconds."""
+    times = range(CALLS)
+    began_s = time.process_time()
+    for _ in times:
+        call(*arguments)
+    return (time.process_time() - began_s) / CALLS * 1e6
+
+
+def shares() -> list[Figure]:
+    """How near the shares are to the weights."""
+    found = []
+    for weight in (0.5, 0.1):
+        split = TrafficSplit({1: 1.0 - weight, 2: weight}, salt="bench/1")
+        most = 4.0 * (weight * (1.0 - weight) / REQUESTS) ** 0.5 * 100.0
+        drawn: dict[str, Callable[[int], int]] = {
+            "requests": lambda _, split=split: split.any_version(),
+            "keys": lambda at, split=split: split.version_of(b"user-%d" % at),
+        }
+        for kind, version_of in drawn.items():
+            share = sum(version_of(at) == 2 for at in range(REQUESTS)) / REQUESTS
+            found.append(
+                figure(
+                    f"Share error at {100 - 100 * weight:g}/{100 * weight:g}, {REQUESTS:,} {kind}",
+                    abs(share - weight) * 100.0,
+                    "points",
+                    at_most=round(most, 2),
+                    how=f"{share:.2%} of the {kind} to the candidate; target: 4 standard errors",
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A server with both models, and how it is loaded."""
+
+    server: servers.Server
+    grpc_port: int
+    scratch: Path
+    seconds: int
+
+    def rest(
+        self, model: str, connections: int, *, seconds: int = 0, version: int | None = None
+    ) -> Window:
+        """One window over REST."""
+        named = "" if version is None else f"/versions/{version}"
+        body = json.dumps({"instances": [[0.5] * 16]}).encode()
+        request = Request(
+            path=f"/v1/models/{model}{named}:predict",
+            body=body,
+            headers={"Content-Type": "application/json"},
+        )
+        return by_wrk(
+            self.server,
+            request,
+            connections=connections,
+            seconds=seconds or self.seconds,
+            warm=True,
+            scratch=self.scratch,
+        )
+
+    def grpc(self, model: str, connections: int, *, seconds: int = 0) -> Window:
+        """One window over gRPC."""
+        request = message(model)
+        return by_h2load(
+            self.server,
+            port=self.grpc_port,
+            method=METHOD,
+            message=request,
+            answer_bytes=self.answer_bytes(request),
+            connections=connections,
+            seconds=seconds or self.seconds,
+            scratch=self.scratch,
+        )
+
+    def answer_bytes(self, request: bytes) -> int:
+        """Size of the answer to a call."""
+        import grpc
+
+        with grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
+            return len(channel.unary_unary(METHOD, None, None)(request, timeout=60))
+
+    def versions(self) -> dict[str, float]:
+        """Version of the split model -> requests that it has answered."""
+        text = servers.post(self.server.port, "/monitoring/prometheus/metrics", b"")[1].decode()
+        start = f'stoker_request_count{{model_name="{SPLIT}",version="'
+        return {
+            line.removeprefix(start).partition('"')[0]: float(line.split()[-1])
+            for line in text.splitlines()
+            if line.startswith(start) and 'status="OK"' in line
+        }
+
+
+METHOD = "/tensorflow.serving.PredictionService/Predict"
+
+
+def message(model: str) -> bytes:
+    """A call of one row."""
+    from tensorflow_serving.apis.predict_pb2 import PredictRequest
+
+    request = PredictRequest()
+    request.model_spec.name = model
+    tensor = request.inputs["input"]
+    tensor.dtype = 1  # DT_FLOAT
+    for size in (1, 16):
+        tensor.tensor_shape.dim.add(size=size)
+    tensor.float_val.extend([0.5] * 16)
+    return request.SerializeToString()
+
+
+@contextmanager
+def served(scratch: Path, *, seconds: int) -> Iterator[Bench]:
+    """A server with the model twice: as version 1 of `plain`, and as versions 1 and 2 of `split`."""
+    write = (
+        f"import sys; sys.path.append({str(ROOT / 'benchmarks' / 'serve')!r}); "
+        f"import models, pathlib; models.write_models(pathlib.Path({str(scratch / 'made')!r}))"
+    )
+    subprocess.run([sys.executable, "-c", write], check=True)
+    made = next((scratch / "made" / "mlp").glob("[0-9]*"))
+    root = scratch / "models"
+    for place in (f"{PLAIN}/1", f"{SPLIT}/1", f"{SPLIT}/2"):
+        shutil.copytree(made, root / place)
+    settings = RolloutSettings(stages="10:1000h,100", max_shift=1.0, alpha=1e-9)
+    begin_rollout(root / SPLIT, settings=settings)
+    port, grpc_port = servers.free_port(), servers.free_port()
+    script = str(Path(__file__).with_name("overhead_server.py"))
+    command = [sys.executable, script, str(port), str(grpc_port), str(root)]
+    server = servers.Server("stoker", command, port=port, log=scratch / "serve.log")
+    try:
+        server.wait_until(lambda: servers.post(port, "/readyz", b"")[0] == 200)
+        yield Bench(server=server, grpc_port=grpc_port, scratch=scratch, seconds=seconds)
+    finally:
+        server.stop()
+
+
+def cpu_us(window: Window) -> float:
+    """Server CPU per request, microseconds."""
+    return window.server_share / window.per_s * 1e6
+
+
+def overheads(bench: Bench, *, rounds: int) -> list[Figure]:
+    """The figures of each protocol and number of connections."""
+    for version in (1, 2):
+        bench.rest(SPLIT, 1, seconds=WARM_S, version=version)
+    found = []
+    for protocol, load in (("REST", bench.rest), ("gRPC", bench.grpc)):
+        for model in (PLAIN, SPLIT):
+            load(model, 64)
+        for connections, most in CONNECTIONS.items():
+            before = bench.versions()
+            took: dict[str, list[float]] = {PLAIN: [], SPLIT: []}
+            for number in range(rounds):
+                for model in (PLAIN, SPLIT) if number % 2 else (SPLIT, PLAIN):
+                    took[model].append(cpu_us(load(model, connections)))
+                sys.stderr.write(f"bench-rollout: {protocol} {connections}: {shown(took)}\n")
+            after = bench.versions()
+            found.append(overhead(protocol, connections, took, most=most))
+            more = {version: after[version] - before[version] for version in after}
+            found[-1]["how"] += f"; {more['2'] / sum(more.values()):.1%} to the candidate"
+    return found
+
+
+def shown(took: dict[str, list[float]]) -> str:
+    """The last pair of windows."""
+    return ", ".join(f"{name} {values[-1]:.1f} us" for name, values in took.items())
+
+
+def overhead(
+    protocol: str,
+    connections: int,
+    took: dict[str, Sequence[float]] | dict[str, list[float]],
+    *,
+    most: float,
+) -> Figure:
+    """The figure of some pairs of windows."""
+    ratios = [
+        100.0 * (split / plain - 1.0) for plain, split in zip(took[PLAIN], took[SPLIT], strict=True)
+    ]
+    medians = {name: statistics.median(values) for name, values in took.items()}
+    return figure(
+        f"Overhead of a 90/10 split, {protocol}, {connections} connection{'s' * (connections > 1)}",
+        statistics.median(ratios),
+        "%",
+        at_most=most,
+        how=f"server CPU per request, median of {len(ratios)} pairs of windows ({spread(ratios)} %): "
+        f"{medians[SPLIT]:.1f} us and {medians[PLAIN]:.1f} us without a rollout",
+    )
+
+
+def main() -> None:
+    """Measure, and write the part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=int, default=2, help="of a window; wrk counts whole ones")
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of windows")
+    parser.add_argument("--only", choices=("decision",), help="leave the server out")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+        found = [*decisions(Path(folder) / "decisions"), *shares()]
+        if asked.only is None:
+            with served(Path(folder), seconds=asked.seconds) as bench:
+                found = [*overheads(bench, rounds=asked.rounds), *found]
+    parts.write_part("overhead", found, results=asked.results)
+
+
+if __name__ == "__main__":
+    main()

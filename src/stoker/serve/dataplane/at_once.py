@@ -1,0 +1,122 @@
+"""Requests that one run of a model answers in the event loop, and how they are counted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.serve.dataplane.requests import ModelSpec, Tensors
+from stoker.serve.errors import Code
+from stoker.serve.observability.metrics import COUNTING, Count, ServeMetrics, Spread
+from stoker.serve.observability.version_metrics import VersionMetrics
+from stoker.serve.routing import Route
+
+PROVEN_RUNS = 1_000
+"""Quick runs that each version that a rollout compares must have had before one of them runs in the event loop."""
+
+
+@functools.lru_cache(maxsize=256)
+def of_version(name: str, version: int) -> ModelSpec:
+    """Return one version of a model; kept, since every request needs it."""
+    return ModelSpec(name=name, version=version)
+
+
+@dataclass(kw_only=True, slots=True)
+class AtOnce:
+    """Requests alike, for one version of one model."""
+
+    model: ModelSpec
+    """What is asked; with the version that a rollout sends them to."""
+
+    signature: str
+    """Its name; empty for the default."""
+
+    came_s: Sequence[float]
+    """When each came, by the monotonic clock."""
+
+    sizes: Sequence[int] = ()
+    """How many rows each has; all are one request's if empty."""
+
+    entrypoint: str = "REST"
+    """The protocol that brought them."""
+
+    routes: Sequence[Route] = ()
+    """Where a rollout sent each; empty without a rollout."""
+
+    patience_s: Sequence[float] = ()
+    """How long each client waits from then on, seconds; only with routes."""
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """The versions that must all have proven to be quick."""
+        return self.routes[0].compared if self.routes else ()
+
+
+@dataclass(kw_only=True, slots=True)
+class RunAtOnce:
+    """What one run gave for the rows of several requests."""
+
+    model: str
+    """The model's name."""
+
+    version: int
+    """The version that answered."""
+
+    signature: str
+    """The signature's name."""
+
+    outputs: Tensors
+    """All rows, in the order of the requests."""
+
+    began_s: float
+    """When the run began, by the monotonic clock."""
+
+    ended_s: float
+    """When it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Where requests of one version over one protocol are counted."""
+
+    requests: Count
+    took_us: Spread
+    ran_us: Spread
+    of_version: Count
+    version_took_us: Spread
+
+
+class AtOnceCounts:
+    """Counts requests that were answered in the event loop; may be used by many threads."""
+
+    def __init__(self, metrics: ServeMetrics, versions: VersionMetrics) -> None:
+        """Args: metrics: the counts by model; versions: those by version."""
+        self._metrics, self._versions = metrics, versions
+        self._known: dict[tuple[str, int, str], _Counts] = {}
+
+    def add(self, asked: AtOnce, run: RunAtOnce) -> None:
+        """Count requests and the run that answered them."""
+        key = run.model, run.version, asked.entrypoint
+        counts = self._known.get(key)
+        if counts is None:
+            counts = self._known[key] = self._counts_of(*key)
+        ended_s, number = run.ended_s, len(asked.came_s)
+        with COUNTING:
+            counts.requests.put(number)
+            counts.of_version.put(number)
+            for each_s in asked.came_s:
+                took_us = (ended_s - each_s) * 1e6
+                counts.took_us.put(took_us)
+                counts.version_took_us.put(took_us)
+            counts.ran_us.put((ended_s - run.began_s) * 1e6, times=number)
+
+    def _counts_of(self, model: str, version: int, entrypoint: str) -> _Counts:
+        metrics, api = self._metrics, "predict" if entrypoint == "REST" else "Predict"
+        return _Counts(
+            metrics.request_count.of(model_name=model, status=Code.OK.name),
+            metrics.request_latency.of(model_name=model, API=api, entrypoint=entrypoint),
+            metrics.runtime_latency.of(model_name=model, API="Predict", runtime="TF1"),
+            self._versions.requests_of(model, version, status=Code.OK.name),
+            self._versions.latency_of(model, version),
+        )

@@ -1,0 +1,61 @@
+"""Requests and latency of each version of a model: what an alert on a rollout needs."""
+
+from __future__ import annotations
+
+from stoker.serve.errors import Code
+from stoker.serve.observability.metrics import Count, ServeMetrics, Spread
+
+MOST_VERSIONS = 100
+"""Versions of a model with a label of their own, of each worker; further ones are `OTHER_VERSIONS`.
+Series are never removed, and a server may see a new version each hour."""
+
+OTHER_VERSIONS = "other"
+"""The label of further versions."""
+
+
+class VersionMetrics:
+    """Counts requests by the version that answered; may be used by many threads."""
+
+    def __init__(self, metrics: ServeMetrics) -> None:
+        """Args: metrics: holds the counts."""
+        self._metrics = metrics
+        self._labels: dict[str, dict[int, str]] = {}
+        self._requests: dict[tuple[str, int, str], Count] = {}
+        self._latency: dict[tuple[str, int], Spread] = {}
+
+    def count(self, model: str, version: int, code: Code, *, took_s: float) -> None:
+        """Count a finished request by its status, and the time of a successful one.
+
+        Args:
+            model: the model, which is served.
+            version: the version that was asked.
+            code: how the request ended.
+            took_s: its duration, seconds.
+        """
+        key = model, version, code.name
+        found = self._requests.get(key) or self.requests_of(model, version, status=code.name)
+        found.add()
+        if code is Code.OK:
+            (self._latency.get(key[:2]) or self.latency_of(model, version)).observe(took_s * 1e6)
+
+    def requests_of(self, model: str, version: int, *, status: str) -> Count:
+        """The number of a version's requests with a status."""
+        found = self._metrics.version_request_count.of(
+            model_name=model, version=self._label(model, version), status=status
+        )
+        self._requests[model, version, status] = found
+        return found
+
+    def latency_of(self, model: str, version: int) -> Spread:
+        """The time of a version's successful requests, microseconds."""
+        found = self._metrics.version_request_latency.of(
+            model_name=model, version=self._label(model, version)
+        )
+        self._latency[model, version] = found
+        return found
+
+    def _label(self, model: str, version: int) -> str:
+        labels = self._labels.setdefault(model, {})
+        if version not in labels and len(labels) >= MOST_VERSIONS:
+            return OTHER_VERSIONS
+        return labels.setdefault(version, str(version))

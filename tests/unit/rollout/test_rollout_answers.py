@@ -1,0 +1,151 @@
+"""Answers are counted many at a time, with the same counts as one at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from stoker.rollout.answers import (
+    MOST_BYTES,
+    MOST_WAITING,
+    StageKeys,
+    WaitingAnswers,
+    first_of_numbers,
+    one_answer,
+    predictions_of,
+)
+from stoker.rollout.gates import VersionCounts
+from stoker.rollout.histogram import buckets_of
+from stoker.serve.routing import AnsweredRun, Route
+
+
+def counted(*answers: AnsweredRun, together: bool, slow_s: float = 1.0) -> dict[int, VersionCounts]:
+    """The counts after all answers, counted at once or one after the other."""
+    counts: dict[int, VersionCounts] = {}
+    keys, waiting = StageKeys(), WaitingAnswers()
+    for each in answers:
+        waiting.add(each)
+        if not together:
+            waiting.count(counts, keys, slow_s=slow_s)
+    waiting.count(counts, keys, slow_s=slow_s)
+    return counts
+
+
+def route(version: int, key: int | None = None, *, counts: bool = True) -> Route:
+    return Route(version=version, otherwise=1, key=key, counts=counts)
+
+
+def random_runs(seed: int, *, keyed: bool) -> list[AnsweredRun]:
+    """Runs of one to four requests of one to three rows each; some are late, slow, or not finite."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(300):
+        number, version = int(random.integers(1, 5)), int(random.integers(1, 3))
+        sizes = random.integers(1, 4, number).tolist()
+        values = random.normal(size=(sum(sizes), int(random.integers(1, 3)))).astype(np.float32)
+        values[random.random(values.shape) < 0.02] = np.nan
+        of_version = 2 * random.integers(0, 25, number) + version  # a key has one version
+        keys = of_version.tolist() if keyed else [None] * number
+        found.append(
+            AnsweredRun(
+                [route(version, key, counts=random.random() > 0.1) for key in keys],
+                (9.0 - random.exponential(0.5, number)).tolist(),
+                np.where(random.random(number) > 0.1, 30.0, 1e-9).tolist(),
+                sizes if number > 1 else (),
+                {} if random.random() < 0.1 else {"y": values},
+                9.0,
+            )
+        )
+    return found
+
+
+def apart(run: AnsweredRun) -> list[AnsweredRun]:
+    """The answers of a run as those of requests that were alone, without those that do not count."""
+    values = run.outputs.get("y")
+    sizes = run.sizes or [0 if values is None else len(values)]
+    ends = np.cumsum(sizes).tolist()
+    found = []
+    for each, came_s, most_s, size, end in zip(
+        run.routes, run.came_s, run.patience_s, sizes, ends, strict=True
+    ):
+        took_s = run.ended_s - came_s
+        outputs = {} if values is None else {"y": values[end - size : end]}
+        if each.counts:
+            found.append(one_answer(each, good=took_s <= most_s, took_s=took_s, outputs=outputs))
+    return found
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_counting_many_at_a_time_changes_no_count(*, keyed: bool) -> None:
+    for seed in range(5):
+        runs = random_runs(seed, keyed=keyed)
+        alone = [answer for run in runs for answer in apart(run)]
+
+        counts = counted(*alone, together=False)
+
+        assert counted(*runs, together=True) == counts
+        assert counted(*runs, together=False) == counts
+        assert counted(*alone, together=True) == counts
+        assert sum(each.bad for each in counts.values()) > 30
+
+
+def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None:
+    values = np.array([[1.0], [np.inf], [3.0]], np.float32)
+    run = AnsweredRun([route(2), route(2)], [0.0, 0.0], [1.0, 1.0], [1, 2], {"y": values}, 0.1)
+
+    found = counted(run, together=True)[2]
+
+    assert (found.requests, found.bad, sum(found.predictions.values())) == (2, 1, 1)
+
+
+def test_signatures_that_share_the_name_of_an_output_are_each_read_by_their_own() -> None:
+    outputs = [
+        {"y": np.array([[1.0]], np.float32)},
+        {"y": np.array([b"text"], object), "z": np.array([2], np.int64)},
+        {"y": np.empty((1, 0), np.float32)},
+        {"y": np.array(3.0)},
+        {},
+    ]
+
+    found = counted(
+        *(one_answer(route(1), good=True, took_s=0.1, outputs=each) for each in outputs),
+        together=True,
+    )[1]
+
+    assert (found.requests, found.bad, sum(found.latency.values())) == (5, 0, 5)
+    assert found.predictions == Counter(buckets_of(np.array([1.0, 2.0, 3.0])).tolist())
+
+
+def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
+    waiting, small = WaitingAnswers(), one_answer(route(1), good=True, took_s=0.1, outputs=None)
+    assert [waiting.add(small) for _ in range(MOST_WAITING)] == [False] * (MOST_WAITING - 1) + [
+        True
+    ]
+    assert waiting.count({}, StageKeys())
+    assert not waiting.count({}, StageKeys())
+
+    large = {"scores": np.zeros((1, MOST_BYTES), np.float32)}
+    assert waiting.add(small._replace(outputs=large))
+    waiting.clear()
+    assert not waiting.count({}, StageKeys())
+
+
+@pytest.mark.parametrize(
+    ("output", "values"),
+    [
+        (np.array([[0.5], [2.0]], np.float32), [0.5, 2.0]),
+        (np.array([[0.1, 0.9], [0.6, 0.4]], np.float32), [1.0, 0.0]),
+        (np.array([3, 4]), [3.0, 4.0]),
+        (np.array(7.0), [7.0]),
+    ],
+)
+def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: list[float]) -> None:
+    outputs = {"labels": np.array([b"a"], object), "scores": output}
+
+    assert first_of_numbers(outputs) == "scores"
+    assert predictions_of(np.atleast_1d(output)).tolist() == values
+    assert first_of_numbers({"labels": outputs["labels"]}) == ""
+    counts = counted(one_answer(route(1), good=True, took_s=0.1, outputs=outputs), together=True)[1]
+    assert sum(counts.predictions.values()) == len(values)
