@@ -31,8 +31,8 @@ from stoker.core.errors import DataError
 from stoker.registry.repository import Repository
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import read_counts
-from stoker.rollout.router import FOLDER, RolloutRouter
-from stoker.rollout.state import RolloutSettings, advance, start
+from stoker.rollout.router import RolloutRouter
+from stoker.rollout.state import FOLDER, RolloutSettings, advance, start
 from stoker.rollout.state_files import StateFiles
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
