@@ -34,6 +34,52 @@ class Route:
     counts: bool = True
     """Whether the answer counts: a request without the key that others have does not."""
 
+    copied: bool = False
+    """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyResult:
+    """What became of the copy of a request."""
+
+    version: int
+    """The version that was asked."""
+
+    is_compared: bool
+    """Whether it was asked; else the copy was dropped, so that no request waits."""
+
+    is_bad: bool = False
+    """Whether it gave no answer, or one that clients could not use."""
+
+    is_different: bool = False
+    """Whether its answer is another one."""
+
+    took_s: float = 0.0
+    """Its time in the model, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestCopy:
+    """A request that a version has answered, for another version to answer."""
+
+    signature: str
+    """The signature that was called."""
+
+    inputs: Mapping[str, np.ndarray[Any, Any]]
+    """Input name -> array."""
+
+    outputs: Mapping[str, np.ndarray[Any, Any]] | None
+    """The answer: output name -> array; None if the model failed."""
+
+    took_s: float
+    """Time of the call, seconds."""
+
+    primary_waits: Callable[[], bool]
+    """Whether a request waits for its model now."""
+
+    on_result: Callable[[CopyResult], None]
+    """Called once, maybe by another thread and later."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
@@ -80,6 +126,15 @@ class Router(Protocol):
             good: whether it was answered in time, with a status of success.
             took_s: its duration, seconds.
             outputs: output name -> array; None if there are none.
+        """
+
+    def copy(self, model: str, route: Route, request: RequestCopy) -> None:
+        """Have another version answer a request whose `Route.copied` is true; returns at once.
+
+        Args:
+            model: the model.
+            route: where the request went.
+            request: the request and its answer.
         """
 
     def refresh(self, served: Mapping[str, Served]) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
+from stoker.serve.dataplane.copies import Copies
 from stoker.serve.dataplane.requests import (
     Answered,
     InferRequest,
@@ -112,6 +113,7 @@ class DataPlane:
         self.check_method_names = check_method_names
         self.router: Router | None = None
         self.on_answered: Callable[[Answered], None] | None = None
+        self._copies = Copies(metrics)
         self._counts: dict[tuple[str, str], _AtOnceCounts] = {}
         self._draining = False
         self._was_ready = False
@@ -364,10 +366,23 @@ class DataPlane:
             raise SignatureNotFound(name)
         inputs = request.read_inputs(signature)
         _check_filter(signature, request.output_filter)
+        return inputs, self._call(model, name, inputs, request, api="Predict")
+
+    def _call(
+        self,
+        model: Batcher,
+        signature: str,
+        inputs: Tensors,
+        request: PredictRequest | InferRequest,
+        *,
+        api: str,
+    ) -> Tensors:
+        """Call a model, and have a version in shadow do the same where the route says so."""
         begun_s = time.monotonic()
-        outputs = model.call(name, inputs, deadline=request.deadline)
-        self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
-        return inputs, outputs
+        with self._copies.of(self.router, request.deadline.record, signature, inputs) as copy:
+            copy.outputs = model.call(signature, inputs, deadline=request.deadline)
+        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        return copy.outputs
 
     def _log_request(
         self, name: str, response: PredictResponse | InferResponse, **given: Any
@@ -386,9 +401,7 @@ class DataPlane:
             raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
         check_signature(task, definition, by_name=self.check_method_names)
         rows = joined_examples(request.examples, context=request.context)
-        begun_s = time.monotonic()
-        outputs = model.call(task.signature, {INPUT: rows}, deadline=request.deadline)
-        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        outputs = self._call(model, task.signature, {INPUT: rows}, request, api=api)
         self.metrics.example_counts.observe(len(rows), model=request.model.name)
         self.metrics.example_count_total.add(len(rows), model=request.model.name)
         return read_outputs(task, outputs, rows=len(rows))
