@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker.core.files import write_json
 from stoker.rollout.gates import StageCounts, VersionCounts
-from stoker.rollout.stages import parse_stages
+from stoker.rollout.stages import Stage, parse_stages
 from stoker.rollout.state import RolloutState
 
 MEASURED = -1
@@ -83,13 +83,19 @@ def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
     stages = parse_stages(state.settings.stages)
     return [
         StageCounts(
-            share=0.0 if stage == MEASURED else stages[stage].share,
+            share=0.0 if stage == MEASURED else _share(stages[stage]),
+            is_shadow=stage != MEASURED and stages[stage].shadow > 0.0,
             baseline=versions.get(state.baseline, VersionCounts()),
             candidate=versions.get(state.candidate, VersionCounts()),
         )
         for stage, versions in sorted(counts.items())
         if MEASURED <= stage < len(stages)
     ]
+
+
+def _share(stage: Stage) -> float:
+    # Of the requests of a shadow stage that count, each is answered once by either version.
+    return 0.5 if stage.shadow else stage.share
 
 
 def requests_of(counts: Counts, *, stage: int, version: int) -> int:
@@ -107,6 +113,7 @@ def _to_json(counts: VersionCounts) -> dict[str, Any]:
         "bad": counts.bad,
         "latency": _pairs(counts.latency.items()),
         "predictions": _pairs(counts.predictions.items()),
+        "shadow": dict(counts.shadow),
     }
 
 
@@ -120,4 +127,7 @@ def _of_json(content: Mapping[str, Any]) -> VersionCounts:
         bad=int(content["bad"]),
         latency=Counter({int(bucket): int(count) for bucket, count in content["latency"]}),
         predictions=Counter({int(bucket): int(count) for bucket, count in content["predictions"]}),
+        shadow=Counter(
+            {str(name): int(count) for name, count in content.get("shadow", {}).items()}
+        ),
     )

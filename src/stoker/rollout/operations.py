@@ -16,6 +16,7 @@ from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates import BUILT_IN, GateResult, judge
 from stoker.rollout.router import FOLDER
+from stoker.rollout.shadow_counts import ShadowSummary, summary
 from stoker.rollout.state import RolloutSettings, RolloutState, roll_back, start, state_of
 from stoker.rollout.state_files import Conflict, StateFiles
 
@@ -30,6 +31,11 @@ class Rollout:
     state: RolloutState
     counts: Counts
     gates: list[GateResult]
+
+    def shadow_stages(self) -> dict[int, ShadowSummary]:
+        """Stage -> the figures of each shadow stage so far."""
+        found = {stage: summary(each, self.state) for stage, each in sorted(self.counts.items())}
+        return {stage: figures for stage, figures in found.items() if figures is not None}
 
 
 class ModelRollouts:

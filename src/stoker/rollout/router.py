@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 import threading
 import time
 import zlib
@@ -22,10 +23,12 @@ from stoker.rollout.controller import Controller
 from stoker.rollout.counts import MEASURED, write_counts
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.histogram import buckets_of
+from stoker.rollout.prediction_shift import predicted
+from stoker.rollout.shadow_stage import ShadowOptions, ShadowStage
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.state_files import StateFiles, Stored
-from stoker.serve.routing import Headers, Route, Served
+from stoker.serve.routing import CopyResult, Headers, RequestCopy, Route, Served
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +42,21 @@ MOST_KEYS = 1_000_000
 class RolloutRouter:
     """The rollouts of the models that a server serves. May be used by many threads."""
 
-    def __init__(self, *, server: str, controls: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        server: str,
+        controls: bool = False,
+        shadow: ShadowOptions | None = None,
+    ) -> None:
         """Make a router that knows no rollout before `refresh`.
 
         Args:
             server: name of this process, of its own among all that serve the models.
             controls: whether it also judges the rollouts, if no other server does.
+            shadow: how versions run in shadow; None: by the defaults.
         """
+        self._shadow = shadow or ShadowOptions()
         self._server, self._controls = server, controls
         self._rollouts: dict[str, _ModelRollout] = {}
         self._finding = threading.Lock()
@@ -72,7 +83,7 @@ class RolloutRouter:
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
-                rollout = _ModelRollout(model, base / FOLDER)
+                rollout = _ModelRollout(model, base / FOLDER, self._shadow)
                 rollout.read()
                 if not rollout.number:
                     return None
@@ -107,6 +118,14 @@ class RolloutRouter:
         if rollout is not None and route.counts:
             rollout.count(route, good=good, took_s=took_s, outputs=outputs)
 
+    def copy(self, model: str, route: Route, request: RequestCopy) -> None:
+        """Have the candidate answer a request in shadow, as `Router` describes it."""
+        rollout = self._rollouts.get(model)
+        if rollout is None:
+            request.on_result(CopyResult(version=route.version, is_compared=False))
+        else:
+            rollout.copy(route, request)
+
 
 @dataclass(slots=True)
 class _StageKeys:
@@ -124,6 +143,9 @@ class _Routing:
     state: RolloutState
     split: TrafficSplit
 
+    copied: float = 0.0
+    """Share of the requests that are copied to the candidate."""
+
     @property
     def stage(self) -> int:
         return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
@@ -134,6 +156,8 @@ class _Routing:
             return Route(
                 version=state.stable, otherwise=state.baseline, counts=state.phase in ACTIVE
             )
+        if self.copied:
+            return self._shadow_route(headers)
         if state.current.header:
             chosen = headers(state.current.header.lower()) is not None
             version = state.candidate if chosen else state.baseline
@@ -146,15 +170,28 @@ class _Routing:
         return Route(
             version=self.split.version_of(key),
             otherwise=state.baseline,
-            key=zlib.crc32(key) | len(key) << 32,
+            key=_number_of(key),
+        )
+
+    def _shadow_route(self, headers: Headers) -> Route:
+        """The baseline; its answers count only where the candidate answers the same request."""
+        key = _key(self.state.settings.key, headers) if self.state.settings.key else b""
+        return Route(
+            version=self.state.baseline,
+            otherwise=self.state.baseline,
+            key=_number_of(key) if key else None,
+            counts=False,
+            copied=key is not None and random.random() < self.copied,  # noqa: S311 - a sample
         )
 
 
 class _ModelRollout:
     """The rollout of one model."""
 
-    def __init__(self, model: str, folder: Path) -> None:
+    def __init__(self, model: str, folder: Path, shadow: ShadowOptions) -> None:
         self._model, self._folder = model, folder
+        self._shadow_options = shadow
+        self._shadow: ShadowStage | None = None
         self._files = StateFiles(folder)
         self._controller = Controller(folder)
         self._lock = threading.Lock()
@@ -186,16 +223,47 @@ class _ModelRollout:
         if stored is None or stored.number == self.number:
             return
         state, before = state_of(stored.content["state"]), self._routing
-        routing = _Routing(state=state, split=state.split(self._model))
+        copied = state.current.shadow if state.phase in (Phase.RUNNING, Phase.PAUSED) else 0.0
+        routing = _Routing(state=state, split=state.split(self._model), copied=copied)
         with self._lock:
+            self._end_shadow(routing)
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed = {}, False, {}
             if before is None or routing.stage != before.stage:
                 self._keys = _StageKeys()
             self._routing, self.number = routing, stored.number
 
+    def _end_shadow(self, routing: _Routing) -> None:
+        """End a shadow stage that is over; the lock is held."""
+        shadow, now = self._shadow, routing.state
+        if shadow is not None and not (routing.copied and shadow.is_of(now)):
+            shadow.close()
+            self._shadow = None
+
+    def copy(self, route: Route, request: RequestCopy) -> None:
+        with self._lock:
+            routing, shadow = self._routing, self._shadow
+            if shadow is None and routing is not None and routing.copied:
+                # Only now: a process that answers no requests needs no other that runs the candidate.
+                shadow = self._shadow = ShadowStage(
+                    self._model,
+                    self._folder.parent,
+                    routing.state,
+                    self._counts.setdefault(routing.stage, {}),
+                    self._lock,
+                    self._shadow_options,
+                )
+            self._changed = True
+        if shadow is None:
+            request.on_result(CopyResult(version=route.version, is_compared=False))
+        else:
+            shadow.offer(route, request)
+
     def write(self, server: str, failed: Mapping[int, str]) -> None:
         with self._lock:
+            if self._shadow is not None:
+                self._changed = True
+                failed = {**failed, **self._shadow.failed}
             self._changed |= dict(failed) != self._failed
             if self._routing is None or not self._changed:
                 return
@@ -224,6 +292,8 @@ class _ModelRollout:
         if self._routing is None:
             return None
         state = self._routing.state
+        if state.phase in (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED) and state.current.shadow:
+            return {state.baseline}  # the candidate runs in a process of its own
         if state.phase in ACTIVE or now_s < state.began_s + state.settings.keep_previous_s:
             return {state.stable, state.baseline, state.candidate} - set(state.rejected)
         return {state.stable}
@@ -263,20 +333,8 @@ class _ModelRollout:
         return True
 
 
-def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    """[rows] the predicted number or class of each row, from the first output that holds numbers.
-
-    Returns:
-        The number where there is one a row, else the index of the largest; None if no output holds numbers.
-    """
-    for name in sorted(outputs):
-        values = outputs[name]
-        if values.dtype.kind in "fiub" and values.size:
-            rows = values.reshape(len(values) if values.ndim else 1, -1).astype(np.float64)
-            if not np.isfinite(rows).all():
-                return np.array([math.nan])
-            return rows[:, 0] if rows.shape[1] == 1 else rows.argmax(1).astype(np.float64)
-    return None
+def _number_of(key: bytes) -> int:
+    return zlib.crc32(key) | len(key) << 32
 
 
 def _key(name: str, headers: Headers) -> bytes | None:

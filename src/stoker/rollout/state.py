@@ -12,6 +12,7 @@ not "the newest".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
@@ -70,6 +71,9 @@ class RolloutSettings:
     max_shift: float = MAX_SHIFT
     """Largest accepted Kolmogorov distance between the predictions of both versions."""
 
+    shadow_tolerance: float = 1e-3
+    """Answers of a shadow stage are equal when each number differs by at most this times the larger of 1 and itself."""
+
     inconclusive_limit_s: float = 300.0
     """A gate without an answer for this long pauses the rollout, seconds."""
 
@@ -96,6 +100,12 @@ class RolloutSettings:
                     got=getattr(self, name),
                     fix=f"Set it to {least} or more.",
                 )
+        if not 0.0 <= self.shadow_tolerance < math.inf:
+            raise ConfigError(
+                "shadow_tolerance must be a number of at least 0",
+                got=self.shadow_tolerance,
+                fix="Set it to 0 for answers that are equal to the last bit.",
+            )
         if (
             self.allowed_ratio < 1.0
             or not 0.0 < self.alpha < 1.0

@@ -11,7 +11,8 @@ import pytest
 
 from stoker.rollout.controller import Event, change
 from stoker.rollout.counts import MEASURED, read_counts
-from stoker.rollout.router import FOLDER, RolloutRouter, predicted
+from stoker.rollout.prediction_shift import predicted
+from stoker.rollout.router import FOLDER, RolloutRouter
 from stoker.rollout.state import (
     Phase,
     RolloutSettings,

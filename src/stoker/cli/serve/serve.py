@@ -169,10 +169,12 @@ def serve(
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
     from stoker.rollout.router import RolloutRouter
+    from stoker.rollout.shadow_stage import ShadowOptions
     from stoker.serve.process.main import run_server
 
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
-    router = RolloutRouter(server=name, controls=True)
+    shadow = ShadowOptions(allow_ops=config.allow_ops, saved_model_tags=config.saved_model_tags)
+    router = RolloutRouter(server=name, controls=True, shadow=shadow)
     run_server(config, lambda ready: _say(ready, as_json=as_json), router=router)
 
 

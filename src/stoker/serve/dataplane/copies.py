@@ -1,26 +1,30 @@
-"""Copies of requests for a version in shadow: taken where inputs are decoded, and counted."""
+"""Copies of calls for a version in shadow: taken where inputs are decoded, and counted."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from stoker.cluster.limits import usable_cores
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.request_record import RequestRecord
 from stoker.serve.routing import CopyResult, RequestCopy, Route, Router
 
 
-@dataclass(slots=True)
-class Call:
-    """A call of a model."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedCall:
+    """A call of a model that another version is to make too."""
 
-    outputs: Tensors = field(default_factory=dict)
-    """Its outputs, once it has ended."""
+    model: str
+    """The model's name."""
+
+    signature: str
+    """The signature's name."""
+
+    inputs: Tensors
+    """Input name -> array."""
 
 
 class Copies:
@@ -31,76 +35,64 @@ class Copies:
         self._metrics = metrics
         self._cores = usable_cores()
 
-    @contextmanager
-    def of(
-        self, router: Router | None, record: RequestRecord, signature: str, inputs: Tensors
-    ) -> Iterator[Call]:
-        """Copy the call that is made in this context, if its route says so.
+    def call(
+        self, router: Router, route: Route, call: CopiedCall, run: Callable[[], Tensors]
+    ) -> Tensors:
+        """Make a call, and hand over a copy of it with its answer.
 
         Args:
-            router: what asked for copies; None: nothing did.
-            record: of the request.
-            signature: the signature that is called.
-            inputs: input name -> array.
+            router: what asked for copies.
+            route: where the request went.
+            call: what is called.
+            run: calls the model.
+
+        Raises:
+            Exception: what the call raised. Where that is an error of the model, it is copied too.
         """
-        call, route = Call(), record.route
-        if router is None or route is None or not route.copied:
-            yield call
-            return
         began_s = time.monotonic()
-        outputs: Tensors | None = None
         try:
-            yield call
-            outputs = call.outputs
-        except ServeError:  # the queue was full or the client gone: the model was not asked
+            outputs = run()
+        except ServeError:  # the queue is full or the client is gone: the model was not asked
             raise
         except Exception:
-            self._hand_over(router, record, signature, inputs, outputs, began_s)
+            self._hand_over(router, route, call, None, time.monotonic() - began_s)
             raise
-        self._hand_over(router, record, signature, inputs, outputs, began_s)
+        self._hand_over(router, route, call, outputs, time.monotonic() - began_s)
+        return outputs
 
     def _hand_over(
         self,
         router: Router,
-        record: RequestRecord,
-        signature: str,
-        inputs: Tensors,
+        route: Route,
+        call: CopiedCall,
         outputs: Tensors | None,
-        began_s: float,
+        took_s: float,
     ) -> None:
-        route, took_s = record.route, time.monotonic() - began_s
-        assert route is not None
-        model = record.model
-        self._metrics.copies.add(model_name=model, result="copied")
-        router.copy(
-            model,
-            route,
-            RequestCopy(
-                signature=signature,
-                inputs=inputs,
-                outputs=outputs,
-                took_s=took_s,
-                primary_waits=self._primary_waits,
-                on_result=lambda result: self._count(model, route, result, took_s),
-            ),
+        self._metrics.copies.add(model_name=call.model, result="copied")
+        copy = RequestCopy(
+            signature=call.signature,
+            inputs=call.inputs,
+            outputs=outputs,
+            took_s=took_s,
+            primary_waits=self._primary_waits,
+            on_result=lambda result: self._count(call.model, route.version, took_s, result),
         )
+        router.copy(call.model, route, copy)
 
     def _primary_waits(self) -> bool:
-        """Whether a request is in a queue, or more are answered than there are cores."""
+        """Whether a request is in a queue, or more are being answered than there are cores."""
         metrics = self._metrics
         return metrics.queued_requests.total() > 0 or (
             metrics.requests_under_way.total() > self._cores
         )
 
-    def _count(self, model: str, route: Route, result: CopyResult, took_s: float) -> None:
-        metrics = self._metrics
-        metrics.copies.add(model_name=model, result="compared" if result.is_compared else "dropped")
-        if not result.is_compared:
-            return
+    def _count(self, model: str, version: int, took_s: float, result: CopyResult) -> None:
+        copies, latency = self._metrics.copies, self._metrics.copy_latency
+        copies.add(model_name=model, result="compared" if result.is_compared else "dropped")
         if result.is_bad:
-            metrics.copies.add(model_name=model, result="bad")
-        elif result.is_different:
-            metrics.copies.add(model_name=model, result="different")
-        if not result.is_bad:
-            for version, seconds in ((route.version, took_s), (result.version, result.took_s)):
-                metrics.copy_latency.observe(seconds * 1e6, model_name=model, version=str(version))
+            copies.add(model_name=model, result="bad")
+        elif result.is_compared:
+            if result.is_different:
+                copies.add(model_name=model, result="different")
+            latency.observe(took_s * 1e6, model_name=model, version=str(version))
+            latency.observe(result.took_s * 1e6, model_name=model, version=str(result.version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
-from stoker.serve.dataplane.copies import Copies
+from stoker.serve.dataplane.copies import CopiedCall, Copies
 from stoker.serve.dataplane.requests import (
     Answered,
     InferRequest,
@@ -378,11 +379,15 @@ class DataPlane:
         api: str,
     ) -> Tensors:
         """Call a model, and have a version in shadow do the same where the route says so."""
-        begun_s = time.monotonic()
-        with self._copies.of(self.router, request.deadline.record, signature, inputs) as copy:
-            copy.outputs = model.call(signature, inputs, deadline=request.deadline)
+        begun_s, route = time.monotonic(), request.deadline.record.route
+        run = functools.partial(model.call, signature, inputs, deadline=request.deadline)
+        if self.router is not None and route is not None and route.copied:
+            copied = CopiedCall(model=request.model.name, signature=signature, inputs=inputs)
+            outputs = self._copies.call(self.router, route, copied, run)
+        else:
+            outputs = run()
         self._observe_runtime(begun_s, model_name=request.model.name, api=api)
-        return copy.outputs
+        return outputs
 
     def _log_request(
         self, name: str, response: PredictResponse | InferResponse, **given: Any
