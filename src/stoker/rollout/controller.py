@@ -147,7 +147,7 @@ class Controller:
         counts = read_counts(self._folder, rollout=state.rollout)
         failed = read_failures(self._folder, rollout=state.rollout).get(state.candidate)
         if failed is not None:
-            decision = Decision(action=Action.ROLL_BACK, reason=f"it cannot be loaded: {failed}")
+            decision = Decision(action=Action.ROLL_BACK, reason=failed)
             self._change(
                 stored, roll_back(state, reason=decision.reason, now_s=self._now()), decision
             )

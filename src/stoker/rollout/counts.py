@@ -34,7 +34,7 @@ def write_counts(
     Args:
         folder: of the rollout's state.
         counts: of each stage.
-        failed: version -> why the process could not load it.
+        failed: version -> why the process cannot run it.
         rollout: number of the rollout.
         server: name of the process.
     """
@@ -59,7 +59,7 @@ def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCou
 
 
 def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
-    """Return version -> why a process could not load it."""
+    """Return version -> why a process cannot run it."""
     return {
         version: why for _, failed in _contents(folder, rollout) for version, why in failed.items()
     }

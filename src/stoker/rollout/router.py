@@ -261,9 +261,7 @@ class _ModelRollout:
 
     def write(self, server: str, failed: Mapping[int, str]) -> None:
         with self._lock:
-            if self._shadow is not None:
-                self._changed = True
-                failed = {**failed, **self._shadow.failed}
+            failed = self._all_failed(failed)
             self._changed |= dict(failed) != self._failed
             if self._routing is None or not self._changed:
                 return
@@ -274,6 +272,14 @@ class _ModelRollout:
         except OSError:
             self._changed = True
             raise
+
+    def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
+        """Version -> why it cannot stay under rollout; the lock is held."""
+        unloaded = {version: f"it cannot be loaded: {why}" for version, why in failed.items()}
+        if self._shadow is None:
+            return unloaded
+        self._changed = True  # copies are compared after their requests have ended
+        return {**unloaded, **self._shadow.failed}
 
     def control(self) -> bool:
         """Judge the rollout if no other server does.

@@ -136,7 +136,7 @@ class Shadow:
             ends += 1
             _log.error("%s in shadow: %s", self._target.candidate, reason)
             if ends >= self._limits.ends:
-                self.failure = f"in shadow {reason}, {ends} times"
+                self.failure = f"in shadow {reason} (end {ends} of its process)"
             else:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, self._limits.pause_s * ends)
@@ -184,9 +184,9 @@ class Shadow:
         except TimeoutError:
             return f"it was not loaded after {self._limits.load_s:g} s"
         if loaded is None:
-            return f"its process {_end_of(child)} while it was loaded"
+            return f"its process {_end_of(child)} while loading it"
         if loaded["failed"]:
-            self.failure = str(loaded["failed"])
+            self.failure = f"in shadow it cannot be loaded: {loaded['failed']}"
             return self.failure
         with self._changed:
             self._is_ready = True

@@ -134,7 +134,7 @@ def test_counts_and_stage_outlive_the_controller_and_another_takes_its_place(
 
 def test_a_candidate_that_a_server_cannot_load_is_rolled_back(cluster: Cluster) -> None:
     cluster.start()
-    cluster.failed = {2: "variables are missing"}
+    cluster.failed = {2: "it cannot be loaded: variables are missing"}
 
     assert run(cluster, cluster.controller(), 3)[-1] is Phase.ROLLED_BACK
     assert cluster.state().reason == "it cannot be loaded: variables are missing"
