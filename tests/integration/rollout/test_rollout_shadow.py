@@ -33,8 +33,11 @@ from stoker.rollout.shadow_counts import ShadowSummary
 from stoker.rollout.state import Phase, RolloutState
 from stoker.serve.routing import RequestCopy, Route
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 """Longest wait for anything here; on a quiet machine the longest is the import of TensorFlow."""
+
+PAUSE_S = 0.03
+"""Time between two looks."""
 
 FAST = ["--step-time", "1s", "--warm-up", "0s", "--min-requests", "50"]
 UNMEASURED = ["--dry-run", "slow_p99", "--dry-run", "slow_p50"]
@@ -163,9 +166,8 @@ def wait_for(claim: Callable[[], bool], what: str, act: Callable[[], Any] = lamb
     end_s = time.monotonic() + LIMIT_S
     while not claim():
         assert time.monotonic() < end_s, what
-        for _ in range(20):
-            act()
-        time.sleep(0.02)
+        act()
+        time.sleep(PAUSE_S)  # what has the lowest priority needs its turn
 
 
 def push(repository: Repository, model: Path) -> None:
@@ -272,12 +274,15 @@ def test_a_bad_version_is_rolled_back_without_a_request_of_a_client(
 class Shadowed:
     """A version in shadow without a server, and what became of its copies."""
 
-    def __init__(self, folder: Path, *, run_s: float) -> None:
+    def __init__(self, folder: Path, *, candidate: int = 2, run_s: float = 10.0) -> None:
         self.found: list[Comparison | None] = []
         self.offered = 0
         self.waits = False
         target = ShadowTarget(
-            model="m", baseline=str(folder / "1"), candidate=str(folder / "2"), tolerance=1e-3
+            model="m",
+            baseline=str(folder / "1"),
+            candidate=str(folder / str(candidate)),
+            tolerance=1e-3,
         )
         limits = ShadowLimits(run_s=run_s, ends=1)
         self.shadow = Shadow(target, lambda _route, _copy, each: self.found.append(each), limits)
@@ -306,7 +311,11 @@ def test_a_version_that_hangs_or_dies_is_given_up_and_keeps_no_request_waiting(
 ) -> None:
     exported(tmp_path / "1")
     exported(tmp_path / "2", ends=False)
+    damaged = tmp_path / "3"
+    damaged.mkdir()
+    (damaged / "saved_model.pb").write_bytes(b"damaged")
     hangs, dies = (Shadowed(tmp_path, run_s=run_s) for run_s in (1.0, 1_000.0))
+    fails = Shadowed(tmp_path, candidate=3)
     hangs.offer()
     assert hangs.found == [None]  # nothing waits for a version that is being loaded
 
@@ -325,7 +334,10 @@ def test_a_version_that_hangs_or_dies_is_given_up_and_keeps_no_request_waiting(
     wait_for(lambda: bool(hangs.shadow.failure), "a hang", hangs.offer)
     hangs.shadow.join(LIMIT_S)
     assert [each.bad for each in hangs.compared] == ["a call ran longer than 1 s"]
-    for each in (dies, hangs):
+    fails.shadow.join(LIMIT_S)
+    assert fails.shadow.failure.startswith("in shadow it cannot be loaded: ")
+    assert not fails.compared
+    for each in (dies, hangs, fails):
         each.offer()
         assert len(each.found) == each.offered  # each copy is counted once
         assert each.shadow.pid is None
