@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -143,16 +144,11 @@ class Serving:
 
     def shadow_pid(self) -> int:
         """The process that runs the candidate."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
-                if (
-                    int(parent) == self.process.pid
-                    and b"shadow" in (folder / "cmdline").read_bytes()
-                ):
-                    return int(folder.name)
-            except OSError:
-                continue
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                text = command.read_bytes()
+                if b"shadow_process" in text and str(self.models).encode() in text:
+                    return int(command.parent.name)
         raise AssertionError("no process runs the candidate")
 
 
