@@ -131,7 +131,7 @@ def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
     text = _received(channel, length)
     answer = None if text is None else json.loads(text)
     if answer is not None and not isinstance(answer, dict):
-        raise ValueError(f"an answer that is no object: {text!r}")
+        raise ValueError(f"an answer that is not an object: {text!r}")
     return answer
 
 
