@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.routing import CopyResult, RequestCopy, Route, Router
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +80,10 @@ class Copies:
             primary_waits=self._primary_waits,
             on_result=lambda result: self._count(call.model, route.version, took_s, result),
         )
-        router.copy(call.model, route, copy)
+        try:
+            router.copy(call.model, route, copy)
+        except Exception:  # noqa: BLE001 - the answer is there, and goes to the client
+            _log.exception("a request of %s cannot be copied", call.model)
 
     def _primary_waits(self) -> bool:
         """Whether a request is in a queue, or more are being answered than there are cores."""
