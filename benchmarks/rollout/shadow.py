@@ -42,6 +42,9 @@ STAGES = {"alone": "header=x-nobody:1000h,100", "copied": "shadow:1000h,100"}
 """Model -> its stages."""
 
 MOST_PERCENT = 10.0
+MOST_LATE = 0.2
+"""Share of the windows in which the generator may be behind its schedule; beyond it nothing was measured."""
+
 CONNECTIONS = 8
 CAPACITY_S = 5.0
 """Time of the closed loop that finds the capacity, seconds."""
@@ -138,13 +141,14 @@ def p99s(bench: Bench, *, seconds: float, rounds: int) -> list[Figure]:
         for copied, alone in zip(p99_ms["copied"], p99_ms["alone"], strict=True)
     ]
     compared = more["compared"] / more["copied"]
+    is_void = late > MOST_LATE * 2 * rounds
     return [
         figure(
             "p99 of the version that answers, under shadow traffic",
             statistics.median(ratios),
             "%",
-            at_most=MOST_PERCENT,
-            how=f"more than without copies: median of {rounds} pairs of windows ({spread(ratios)} %), open loop at "
+            at_most=None if is_void else MOST_PERCENT,
+            how=f"{'VOID, the machine is busy: ' if is_void else ''}more than without copies: median of {rounds} pairs of windows ({spread(ratios)} %), open loop at "
             f"{capacity / 2.0:.0f} requests a second, half of the closed loop's; {compared:.0%} of the requests were "
             f"compared, {more.get('different', 0.0):.0f} different, {more.get('bad', 0.0):.0f} bad; "
             f"{late} of {2 * rounds} windows behind their schedule",
