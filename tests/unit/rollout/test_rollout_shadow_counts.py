@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -125,6 +126,16 @@ def test_the_counts_of_two_servers_add_up_on_disk(tmp_path: Path) -> None:
 
     assert found is not None
     assert (found.copied, found.compared, found.dropped, found.different) == (8, 6, 2, 6)
+
+
+def test_counts_of_a_server_that_knows_no_shadow_stages_are_read(tmp_path: Path) -> None:
+    write_counts(tmp_path, {0: {1: VersionCounts(requests=3)}}, {}, rollout=1, server="old")
+    path = tmp_path / "counts/1/old.json"
+    content = json.loads(path.read_text())
+    del content["stages"]["0"]["1"]["shadow"]
+    path.write_text(json.dumps(content))
+
+    assert read_counts(tmp_path, rollout=1)[0][1] == VersionCounts(requests=3)
 
 
 @pytest.mark.parametrize("factor", FACTORS)
