@@ -3,8 +3,8 @@
 python benchmarks/rollout/shadow.py [--seconds S] [--rounds R]
 
 One server has the same SavedModel under two names, both with a rollout whose candidate takes no traffic: the stage of
-`copied` is `shadow`, that of `alone` waits for a header that no request has. So a window of one is next to a window
-of the other, in the same process and by the same path. The load is open loop.
+`copied` is `shadow`, that of `alone` splits by a key that no request has, so that it counts none. So a window of one
+is next to a window of the other, in the same process and by the same path. The load is open loop.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ from stoker.rollout.router import FOLDER  # noqa: E402
 from stoker.rollout.state import RolloutSettings, advance, start  # noqa: E402
 from stoker.rollout.state_files import StateFiles  # noqa: E402
 
-STAGES = {"alone": "header=x-nobody:1000h,100", "copied": "shadow:1000h,100"}
-"""Model -> its stages."""
+SETTINGS = {
+    "alone": RolloutSettings(stages="1:1000h,100", key="x-nobody"),
+    "copied": RolloutSettings(stages="shadow:1000h,100", max_shift=1.0, alpha=1e-9),
+}
+"""Model -> its rollout."""
 
 MOST_PERCENT = 10.0
 MOST_LATE = 0.2
@@ -95,11 +98,10 @@ def served(scratch: Path) -> Iterator[Bench]:
         [sys.executable, "-c", f"import sys; sys.path.append({path!r}); {call}"], check=True
     )
     exported = next((made / "mlp").glob("[0-9]*"))
-    for model, stages in STAGES.items():
+    for model, settings in SETTINGS.items():
         for version in (1, 2):
             shutil.copytree(exported, scratch / "models" / model / str(version))
         files = StateFiles(scratch / "models" / model / FOLDER)
-        settings = RolloutSettings(stages=stages, max_shift=1.0, alpha=1e-9)
         begun = start(None, 2, serving=1, settings=settings, now_s=time.time())
         event = Event(what="bench", who="bench", why="", at_s=time.time())
         change(files, files.latest(), advance(begun, now_s=time.time()), event)
@@ -124,10 +126,10 @@ def served(scratch: Path) -> Iterator[Bench]:
 def p99s(bench: Bench, *, seconds: float, rounds: int) -> list[Figure]:
     """The paired ratio of the 99th percentiles."""
     capacity = bench.load("alone", seconds=CAPACITY_S, rate_per_s=None).throughput_per_s
-    p99_ms: dict[str, list[float]] = {model: [] for model in STAGES}
+    p99_ms: dict[str, list[float]] = {model: [] for model in SETTINGS}
     before, late = bench.copies(), 0
     for number in range(rounds):
-        for model in list(STAGES)[:: -1 if number % 2 else 1]:
+        for model in list(SETTINGS)[:: -1 if number % 2 else 1]:
             window = bench.load(model, seconds=seconds, rate_per_s=capacity / 2.0)
             p99_ms[model].append(window.latencies.at(99.0) * 1e3)
             late += not window.kept_schedule
