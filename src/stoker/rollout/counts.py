@@ -21,7 +21,7 @@ from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import write_json
 from stoker.core.fingerprint import fingerprint
 from stoker.rollout.gates import StageCounts, VersionCounts
-from stoker.rollout.stages import parse_stages
+from stoker.rollout.stages import Stage, parse_stages
 from stoker.rollout.state import RolloutState
 
 _log = logging.getLogger(__name__)
@@ -114,13 +114,19 @@ def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
     stages = parse_stages(state.settings.stages)
     return [
         StageCounts(
-            share=0.0 if stage == MEASURED else stages[stage].share,
+            share=0.0 if stage == MEASURED else _share(stages[stage]),
+            is_shadow=stage != MEASURED and stages[stage].shadow > 0.0,
             baseline=versions.get(state.baseline, VersionCounts()),
             candidate=versions.get(state.candidate, VersionCounts()),
         )
         for stage, versions in sorted(counts.items())
         if MEASURED <= stage < len(stages)
     ]
+
+
+def _share(stage: Stage) -> float:
+    # Of the requests of a shadow stage that count, each is answered once by either version.
+    return 0.5 if stage.shadow else stage.share
 
 
 def requests_of(counts: Counts, *, stage: int, version: int) -> int:
@@ -152,6 +158,7 @@ def _to_json(counts: VersionCounts) -> dict[str, Any]:
         "bad": counts.bad,
         "latency": _pairs(counts.latency.items()),
         "predictions": _pairs(counts.predictions.items()),
+        "shadow": dict(counts.shadow),
     }
 
 
@@ -165,4 +172,7 @@ def _of_json(content: Mapping[str, Any]) -> VersionCounts:
         bad=int(content["bad"]),
         latency=Counter({int(bucket): int(count) for bucket, count in content["latency"]}),
         predictions=Counter({int(bucket): int(count) for bucket, count in content["predictions"]}),
+        shadow=Counter(
+            {str(name): int(count) for name, count in content.get("shadow", {}).items()}
+        ),
     )

@@ -33,12 +33,16 @@ class VersionCounts:
     predictions: Counter[int] = field(default_factory=Counter)
     """Bucket of the predicted number or class -> predictions."""
 
+    shadow: Counter[str] = field(default_factory=Counter)
+    """Of a candidate in shadow: what became of copied requests; see `shadow_counts`."""
+
     def add(self, other: VersionCounts) -> None:
         """Add what another server counted."""
         self.requests += other.requests
         self.bad += other.bad
         self.latency.update(other.latency)
         self.predictions.update(other.predictions)
+        self.shadow.update(other.shadow)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,9 @@ class StageCounts:
 
     baseline: VersionCounts
     candidate: VersionCounts
+
+    is_shadow: bool = False
+    """Whether both answered the same requests; their latency is not comparable then."""
 
 
 class Verdict(StrEnum):
@@ -102,9 +109,9 @@ def _compared(
     seen = [
         BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
         for each in stages
-        if 0.0 < each.share < 1.0
+        if 0.0 < each.share < 1.0 and (gate == BAD or not each.is_shadow)
     ]
-    before = [each.baseline for each in stages if each.share < 1.0]
+    before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
     # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
     full = [each.candidate for each in stages if each.share == 1.0 and gate == BAD]
     at_full = FullTraffic(

@@ -24,6 +24,7 @@ from stoker.rollout.hooks import facts, read_user_results
 from stoker.rollout.memory import check_fits
 from stoker.rollout.outcomes import Outcome, add_from_command
 from stoker.rollout.prometheus import check_query
+from stoker.rollout.shadow_counts import ShadowSummary, summary
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state import (
     FOLDER,
@@ -53,6 +54,11 @@ class Rollout:
     state: RolloutState
     counts: Counts
     gates: list[GateResult]
+
+    def shadow_stages(self) -> dict[int, ShadowSummary]:
+        """Stage -> the figures of each shadow stage so far."""
+        found = {stage: summary(each, self.state) for stage, each in sorted(self.counts.items())}
+        return {stage: figures for stage, figures in found.items() if figures is not None}
 
 
 class ModelRollouts:

@@ -1,8 +1,10 @@
-"""How far apart the predictions of two versions are at least."""
+"""What a version predicts, and how far apart the predictions of two versions are at least."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,3 +47,19 @@ def _band(count: int, alpha: float) -> float:
     """
     iterated = math.log(math.log(math.e * count / FIRST_LOOK))
     return 0.85 * math.sqrt((iterated + 0.8 * math.log(1_612.0 / alpha)) / count)
+
+
+def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+    """[rows] the predicted number or class of each row, from the first output that holds numbers.
+
+    Returns:
+        The number where there is one a row, else the index of the largest; None if no output holds numbers.
+    """
+    for name in sorted(outputs):
+        values = outputs[name]
+        if values.dtype.kind in "fiub" and values.size:
+            rows = values.reshape(len(values) if values.ndim else 1, -1).astype(np.float64)
+            if not np.isfinite(rows).all():
+                return np.array([math.nan])
+            return rows[:, 0] if rows.shape[1] == 1 else rows.argmax(1).astype(np.float64)
+    return None

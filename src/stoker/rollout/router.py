@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 import zlib
@@ -21,6 +22,7 @@ from stoker.rollout.answers import StageKeys, WaitingAnswers, one_answer
 from stoker.rollout.counts import MEASURED
 from stoker.rollout.gates import VersionCounts
 from stoker.rollout.running import count_slow_running
+from stoker.rollout.shadow_stage import ShadowOptions, ShadowStage
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.spool import Spool
 from stoker.rollout.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
@@ -30,7 +32,9 @@ from stoker.rollout.vetoes import Vetoes
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.routing import (
     AnsweredRun,
+    CopyResult,
     Headers,
+    RequestCopy,
     Route,
     RunningRequest,
     Served,
@@ -53,7 +57,12 @@ class RolloutRouter:
     """The rollouts of the models that a server serves. May be used by many threads."""
 
     def __init__(
-        self, *, server: str, folder: Path | None = None, controllers: Controllers | None = None
+        self,
+        *,
+        server: str,
+        folder: Path | None = None,
+        controllers: Controllers | None = None,
+        shadow: ShadowOptions | None = None,
     ) -> None:
         """Make a router that knows no rollout before `refresh`.
 
@@ -61,8 +70,10 @@ class RolloutRouter:
             server: name of this process, of its own among all that serve the models.
             folder: of the workers of this server, with vetoes; None: it has none.
             controllers: judge the rollouts, if no other server does; None: another process does.
+            shadow: how versions run in shadow; None: by the defaults.
         """
         self._server, self._controllers, self._workers = server, controllers, folder
+        self._shadow = shadow or ShadowOptions()
         self._rollouts: dict[str, _ModelRollout] = {}
         self._finding = threading.Lock()
 
@@ -103,7 +114,9 @@ class RolloutRouter:
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
-                rollout = _ModelRollout(model, base / FOLDER, self._workers, server=self._server)
+                rollout = _ModelRollout(
+                    model, base / FOLDER, self._workers, server=self._server, shadow=self._shadow
+                )
                 rollout.read()
                 if not rollout.number:
                     return None
@@ -151,6 +164,14 @@ class RolloutRouter:
         if rollout is not None:
             rollout.count(run)
 
+    def copy(self, model: str, route: Route, request: RequestCopy) -> None:
+        """Have the candidate answer a request in shadow, as `Router` describes it."""
+        rollout = self._rollouts.get(model)
+        if rollout is None:
+            request.on_result(CopyResult(version=route.version, is_compared=False))
+        else:
+            rollout.copy(route, request)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Routing:
@@ -159,6 +180,9 @@ class _Routing:
     state: RolloutState
     decide: Callable[[Headers], Route]
     """Gives the route of a request."""
+
+    copied: float = 0.0
+    """Share of the requests that are copied to the candidate."""
 
     @property
     def stage(self) -> int:
@@ -183,6 +207,41 @@ def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:
     return (state.stable,) if state.phase is Phase.BAKING else tuple(split.weights)
 
 
+def _copied(state: RolloutState) -> float:
+    return state.current.shadow if state.phase in (Phase.RUNNING, Phase.PAUSED) else 0.0
+
+
+def _shadow_decision(
+    state: RolloutState, key_hash: Callable[[bytes], int]
+) -> Callable[[Headers], Route]:
+    """Routes to the baseline, whose answers count only where the candidate answers the same request."""
+    share, key_of = _copied(state), _key_reader(state.settings.key)
+
+    def in_shadow(headers: Headers) -> Route:
+        key = key_of(headers)
+        return Route(
+            version=state.baseline,
+            otherwise=state.baseline,
+            key=key_hash(key) if key else None,
+            counts=False,
+            # With a key, requests without one are not part of the rollout.
+            copied=bool(key or not state.settings.key) and random.random() < share,  # noqa: S311 - a sample
+        )
+
+    return in_shadow
+
+
+def _key_reader(name: str) -> Callable[[Headers], bytes | None]:
+    """Reads the key of a request: a header's value, or a cookie's if the name is `cookie:NAME`."""
+    if not name:
+        return lambda _: None
+    kind, _, cookie = name.partition(":")
+    if kind == "cookie":
+        return lambda headers: _cookie(cookie.encode(), headers)
+    lower = name.lower()
+    return lambda headers: headers(lower)
+
+
 def _decision(
     state: RolloutState, split: TrafficSplit, key_hash: Callable[[bytes], int]
 ) -> Callable[[Headers], Route]:
@@ -204,6 +263,8 @@ def _decision(
     if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
         stable = route_to(state.stable, counts=is_active)
         return lambda _: stable
+    if _copied(state):
+        return _shadow_decision(state, key_hash)
     fixed = {version: route_to(version) for version in split.weights}
     if state.current.header:
         header = state.current.header.lower()
@@ -211,13 +272,12 @@ def _decision(
         return lambda headers: without if headers(header) is None else with_header
     if not state.settings.key:
         return split.at_random(fixed)
-    name, without_key = state.settings.key.lower(), route_to(state.baseline, counts=False)
-    cookie = state.settings.key.partition(":")[2].encode() if name.startswith("cookie:") else None
+    key_of, without_key = _key_reader(state.settings.key), route_to(state.baseline, counts=False)
     version_of = split.by_crc({version: version for version in split.weights})
     known: dict[bytes, Route] = {}
 
     def by_key(headers: Headers) -> Route:
-        key = headers(name) if cookie is None else _cookie(cookie, headers)
+        key = key_of(headers)
         if not key:  # an empty one would be one user for all who send it
             return without_key
         route = known.get(key)
@@ -234,10 +294,14 @@ def _decision(
 class _ModelRollout:
     """The rollout of one model."""
 
-    def __init__(self, model: str, folder: Path, workers: Path | None, *, server: str) -> None:
+    def __init__(
+        self, model: str, folder: Path, workers: Path | None, *, server: str, shadow: ShadowOptions
+    ) -> None:
         self._model, self._folder, self._vetoes = model, folder, Vetoes(workers)
         self._spool = Spool(workers, folder)
         self.test = ABTestLogs(folder, server=server)
+        self._shadow_options = shadow
+        self._shadow: ShadowStage | None = None
         self._files = StateFiles(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
@@ -291,15 +355,44 @@ class _ModelRollout:
             state = roll_back(state, reason=veto, now_s=time.time())
         key_hash = self.test.take_up(state) or _short_hash
         split = state.split(self._model)
-        routing = _Routing(state=state, decide=_decision(state, split, key_hash))
+        routing = _Routing(
+            state=state, decide=_decision(state, split, key_hash), copied=_copied(state)
+        )
         with self._lock:
             self._count_waiting()  # in the stage in which they were answered
+            self._end_shadow(routing)
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
             if before is None or routing.stage != before.stage:
                 self._keys = StageKeys()
             self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
             self.route = routing.decide
+
+    def _end_shadow(self, routing: _Routing) -> None:
+        """End a shadow stage that is over; the lock is held."""
+        shadow = self._shadow
+        if shadow is not None and not (routing.copied and shadow.is_of(routing.state)):
+            shadow.close()
+            self._shadow = None
+
+    def copy(self, route: Route, request: RequestCopy) -> None:
+        with self._lock:
+            routing, shadow = self._routing, self._shadow
+            if shadow is None and routing is not None and routing.copied:
+                # Only now: a process that answers no requests needs no other that runs the candidate.
+                shadow = self._shadow = ShadowStage(
+                    self._model,
+                    self._folder.parent,
+                    routing.state,
+                    self._counts.setdefault(routing.stage, {}),
+                    self._lock,
+                    self._shadow_options,
+                )
+            self._changed = True
+        if shadow is None:
+            request.on_result(CopyResult(version=route.version, is_compared=False))
+        else:
+            shadow.offer(route, request)
 
     def judges(self, version: int) -> bool:
         """Whether a version is under rollout."""
@@ -358,12 +451,17 @@ class _ModelRollout:
     def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
         """Version -> why it cannot stay under rollout."""
         unloaded = {version: f"it cannot be loaded: {why}" for version, why in failed.items()}
-        return {**unloaded, **self._blamed}
+        if self._shadow is None:
+            return {**unloaded, **self._blamed}
+        self._changed = True  # copies are compared after their requests have ended
+        return {**unloaded, **self._blamed, **self._shadow.failed}
 
     def wanted(self, now_s: float) -> set[int] | None:
         if self._routing is None:
             return None
         state = self._routing.state
+        if state.phase in (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED) and state.current.shadow:
+            return {state.baseline}  # the candidate runs in a process of its own
         if state.phase in ACTIVE or now_s < state.began_s + state.settings.keep_previous_s:
             return {state.stable, state.candidate, *state.arms} - set(state.rejected)
         return {state.stable}

@@ -26,7 +26,7 @@ def check_compatible(baseline: Path, candidate: Path) -> None:
         UserError: a signature, an input or an output is missing or of another type or shape.
         DataError: a SavedModel is damaged.
     """
-    served, new = _signatures(baseline), _signatures(candidate)
+    served, new = signatures_of(baseline), signatures_of(candidate)
     differences = [
         difference
         for name, signature in sorted(served.items())
@@ -40,7 +40,12 @@ def check_compatible(baseline: Path, candidate: Path) -> None:
         )
 
 
-def _signatures(folder: Path) -> Mapping[str, meta_graph_pb2.SignatureDef]:
+def signatures_of(folder: Path) -> Mapping[str, meta_graph_pb2.SignatureDef]:
+    """The signatures of a version, by name.
+
+    Raises:
+        DataError: its SavedModel is damaged.
+    """
     graphs = read_saved_model(folder).meta_graphs
     serving = next((graph for graph in graphs if "serve" in graph.meta_info_def.tags), None)
     if serving is None:

@@ -12,9 +12,10 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?(?::(\d+(?:\.\d+)?)([smhd]))?")
 _HEADER = re.compile(r"header=([A-Za-z0-9!#$&'*+.^_`|~-]+)(?::(\d+(?:\.\d+)?)([smhd]))?")
+_SHADOW = re.compile(r"shadow(?:=(\d+(?:\.\d+)?)%?)?(?::(\d+(?:\.\d+)?)([smhd]))?")
 _FIX = (
-    "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one header=NAME may stand, "
-    "and pause anywhere before 100."
+    "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one shadow, shadow=PERCENT or "
+    "header=NAME may stand, and pause anywhere before 100."
 )
 
 
@@ -28,6 +29,9 @@ class Stage:
     header: str = ""
     """Requests with this header or metadata key go to the candidate, whatever its value; none if empty."""
 
+    shadow: float = 0.0
+    """Share of the requests that are copied to the candidate, whose answers are only compared, in [0, 1]."""
+
     waits: bool = False
     """Whether a person ends the stage (`stoker rollout resume`)."""
 
@@ -38,11 +42,13 @@ class Stage:
         """The stage as it is written, without its time."""
         if self.waits:
             return "pause"
+        if self.shadow:
+            return f"shadow of {self.shadow * 100:g} %"
         return f"header={self.header}" if self.header else f"{self.share * 100:g} %"
 
 
 def parse_stages(text: str) -> tuple[Stage, ...]:
-    """The stages that a text names: `header=x-canary,1,10:20m,pause,50,100`.
+    """The stages that a text names: `shadow:10m,header=x-canary,1,10:20m,pause,50,100`.
 
     Raises:
         ConfigError: an item cannot be read, or the percentages do not rise to 100.
@@ -52,6 +58,9 @@ def parse_stages(text: str) -> tuple[Stage, ...]:
         share = stages[-1].share if stages else 0.0
         if item == "pause":
             stages.append(Stage(share=share, waits=True))
+        elif shadow := _SHADOW.fullmatch(item):
+            copied = float(shadow[1] or 100) / 100.0
+            stages.append(Stage(shadow=copied, time_s=_seconds(shadow[2], shadow[3])))
         elif header := _HEADER.fullmatch(item):
             stages.append(Stage(header=header[1], time_s=_seconds(header[2], header[3])))
         elif percent := _PERCENT.fullmatch(item):
@@ -67,8 +76,11 @@ def parse_stages(text: str) -> tuple[Stage, ...]:
 def _check_order(stages: list[Stage], text: str) -> None:
     shares = [stage.share for stage in stages if not stage.waits]
     rises = all(low < high or low == high == 0.0 for low, high in itertools.pairwise(shares))
-    headers_first = all(stage.share > 0.0 or stage.header or stage.waits for stage in stages)
-    if not rises or not headers_first or stages[-1].waits or shares[-1] != 1.0:
+    named = all(
+        stage.share > 0.0 or stage.header or stage.waits or 0.0 < stage.shadow <= 1.0
+        for stage in stages
+    )
+    if not rises or not named or stages[-1].waits or shares[-1] != 1.0:
         raise ConfigError("The stages of a rollout must rise to 100 %", got=text, fix=_FIX)
 
 

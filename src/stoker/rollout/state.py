@@ -83,6 +83,9 @@ class RolloutSettings:
     max_shift: float = MAX_SHIFT
     """Largest accepted Kolmogorov distance between the predictions of both versions."""
 
+    shadow_tolerance: float = 1e-3
+    """Answers of a shadow stage are equal when each number differs by at most this times the larger of 1 and itself."""
+
     inconclusive_limit_s: float = 300.0
     """A gate without an answer for this long pauses the rollout, seconds."""
 
@@ -134,6 +137,12 @@ class RolloutSettings:
                     got=getattr(self, name),
                     fix=f"Set it to {least} or more.",
                 )
+        if not 0.0 <= self.shadow_tolerance < math.inf:
+            raise ConfigError(
+                "shadow_tolerance must be a number of at least 0",
+                got=self.shadow_tolerance,
+                fix="Set it to 0 for answers that are equal to the last bit.",
+            )
         if (
             not 1.0 <= self.allowed_ratio < math.inf
             or not 0.0 < self.alpha < 1.0

@@ -41,6 +41,9 @@ class Route:
     """The versions whose latencies a rollout compares. They run in the event loop only if each has proven to be quick:
     a version that a thread answers is slower, and would be rolled back for it."""
 
+    copied: bool = False
+    """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic)."""
+
 
 class AnsweredRun(NamedTuple):
     """Requests that one run of one version answered."""
@@ -62,6 +65,49 @@ class AnsweredRun(NamedTuple):
 
     ended_s: float
     """When the run ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyResult:
+    """What became of the copy of a request."""
+
+    version: int
+    """The version that was asked."""
+
+    is_compared: bool
+    """Whether it was asked; else the copy was dropped, so that no request waits."""
+
+    is_bad: bool = False
+    """Whether it gave no answer, or one that clients could not use."""
+
+    is_different: bool = False
+    """Whether its answer is another one."""
+
+    took_s: float = 0.0
+    """Its time in the model, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestCopy:
+    """A request that a version has answered, for another version to answer."""
+
+    signature: str
+    """The signature that was called."""
+
+    inputs: Mapping[str, np.ndarray[Any, Any]]
+    """Input name -> array."""
+
+    outputs: Mapping[str, np.ndarray[Any, Any]] | None
+    """The answer: output name -> array; None if the model failed."""
+
+    took_s: float
+    """Time of the call, seconds."""
+
+    primary_waits: Callable[[], bool]
+    """Whether a request waits for its model now."""
+
+    on_result: Callable[[CopyResult], None]
+    """Called once, maybe by another thread and later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +223,15 @@ class Router(Protocol):
 
     def hung(self, model: str, version: int) -> None:
         """A run of a version took longer than it may."""
+
+    def copy(self, model: str, route: Route, request: RequestCopy) -> None:
+        """Have another version answer a request whose `Route.copied` is true; returns at once.
+
+        Args:
+            model: the model.
+            route: where the request went.
+            request: the request and its answer.
+        """
 
     def refresh(
         self,

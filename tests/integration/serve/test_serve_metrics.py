@@ -193,6 +193,8 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         "stoker_head_cache counter",
         "stoker_workers_replaced counter",
         "stoker_log_dropped counter",
+        "stoker_rollout_copies counter",
+        "stoker_rollout_copy_latency histogram",
         "stoker_worker_pid gauge",
         "process_resident_memory_bytes gauge",
         *(f"{name} gauge" for name, _, _ in machine.gpu_memory()),

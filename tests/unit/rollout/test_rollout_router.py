@@ -35,7 +35,14 @@ from stoker.rollout.state import (
 )
 from stoker.rollout.state_files import StateFiles
 from stoker.serve.errors import ServeError
-from stoker.serve.routing import Headers, Route, RunningRequest, Served
+from stoker.serve.routing import (
+    CopyResult,
+    Headers,
+    RequestCopy,
+    Route,
+    RunningRequest,
+    Served,
+)
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
@@ -214,6 +221,44 @@ def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: P
 
     assert routed(router, headers(**{"x-canary": ""})).version == 2
     assert routed(router).version == 1
+
+
+def test_a_shadow_stage_leaves_the_traffic_and_copies_a_share_of_it(model: Path) -> None:
+    router = put(model, begun("shadow=20,100"))
+
+    routes = [routed(router) for _ in range(2_000)]
+
+    assert {(route.version, route.counts) for route in routes} == {(1, False)}
+    assert sum(route.copied for route in routes) / 2_000 == pytest.approx(0.2, abs=0.04)
+    # The candidate runs in a process of its own, so a server does not load it before the next stage.
+    assert router.wanted("m", model) == {1}
+    assert put(model, advance(begun("shadow=20,100"), now_s=2e9)).wanted("m", model) == {1, 2}
+    assert put(model, replace(begun("shadow,100"), phase=Phase.MEASURING)).wanted("m", model) == {1}
+
+
+def test_a_user_without_the_key_is_not_copied(model: Path) -> None:
+    router = put(model, begun("shadow,100", key="x-user"))
+
+    assert not routed(router).copied
+    keyed = routed(router, headers(**{"x-user": "me"}))
+    assert keyed.copied
+    assert keyed.key is not None
+
+
+def test_a_copy_without_a_shadow_stage_is_dropped(model: Path) -> None:
+    results: list[CopyResult] = []
+    request = RequestCopy(
+        signature="serving_default",
+        inputs={},
+        outputs={},
+        took_s=0.001,
+        primary_waits=lambda: False,
+        on_result=results.append,
+    )
+    route = Route(version=1, otherwise=1, copied=True, counts=False)
+    RolloutRouter(server="one").copy("m", route, request)
+    put(model, begun("10,100")).copy("m", route, request)
+    assert [result.is_compared for result in results] == [False, False]
 
 
 def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) -> None:

@@ -27,10 +27,27 @@ def test_each_form_of_a_stage() -> None:
     ]
 
 
+def test_a_shadow_stage_copies_all_requests_or_a_share_of_them() -> None:
+    assert parse_stages("shadow, shadow=5%:10m, header=x, 1, 100")[:2] == (
+        Stage(shadow=1.0),
+        Stage(shadow=0.05, time_s=600),
+    )
+    assert [str(stage) for stage in parse_stages("shadow,shadow=0.5:1h,100")] == [
+        "shadow of 100 %",
+        "shadow of 0.5 %",
+        "100 %",
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        "shadow",
+        "shadow=0,100",
+        "shadow=101,100",
+        "10,shadow,100",
+        "shadow=,100",
         "10",
         "50,10,100",
         "10,10,100",

@@ -129,7 +129,15 @@ def test_a_state_is_the_same_after_its_file() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"stages": "5"}, {"bake_s": -1}, {"alpha": 0}, {"allowed_ratio": 0.9}, {"max_shift": 1.5}],
+    [
+        {"stages": "5"},
+        {"bake_s": -1},
+        {"alpha": 0},
+        {"allowed_ratio": 0.9},
+        {"max_shift": 1.5},
+        {"shadow_tolerance": -0.1},
+        {"shadow_tolerance": float("nan")},
+    ],
 )
 def test_settings_that_no_rollout_could_follow_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

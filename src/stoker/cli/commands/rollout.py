@@ -44,7 +44,8 @@ def start(
             "--canary",
             metavar="STAGES",
             help="Percentages of the traffic, each with its time if it is not --step-time: 1,10:20m,50,100. "
-            "pause waits for `stoker rollout resume`; header=NAME, first, takes requests with this header.",
+            "pause waits for `stoker rollout resume`; header=NAME, first, takes requests with this header; "
+            "shadow or shadow=PERCENT, first, only copies requests and compares the answers.",
         ),
     ] = "1,10,50,100",
     step_time: Annotated[
@@ -81,6 +82,13 @@ def start(
             help="Bad or slow answers for each of the baseline that still count as not worse.",
         ),
     ] = 1.25,
+    shadow_tolerance: Annotated[
+        float,
+        typer.Option(
+            "--shadow-tolerance",
+            help="Numbers of a shadow stage are equal up to this times the larger of 1 and the number.",
+        ),
+    ] = 1e-3,
     dry_run: Annotated[
         list[str] | None,
         typer.Option(
@@ -163,6 +171,7 @@ def start(
         bake_s=seconds_of(bake),
         max_shift=max_shift,
         allowed_ratio=allowed_ratio,
+        shadow_tolerance=shadow_tolerance,
         dry_run=tuple(dry_run or ()),
         keep_previous_s=seconds_of(keep_previous),
         servers=tuple(server or ()),
@@ -301,6 +310,9 @@ def _status(found: Rollout) -> dict[str, Any]:
             str(stage): {str(version): counts.requests for version, counts in versions.items()}
             for stage, versions in sorted(found.counts.items())
         },
+        "shadow": {
+            str(stage): figures.to_json() for stage, figures in found.shadow_stages().items()
+        },
     }
 
 
@@ -319,6 +331,7 @@ def _lines(found: Rollout) -> list[str]:
         f"  version {version}: {counts.requests} requests, {counts.bad} bad"
         for version, counts in sorted(stage.items())
     ]
+    lines += [f"  shadow: {figures}" for figures in found.shadow_stages().values()]
     return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]
 
 

@@ -181,14 +181,18 @@ def serve(
     import_tensorflow()
     from stoker.rollout.rest import RolloutRoutes
     from stoker.rollout.router import RolloutRouter
+    from stoker.rollout.shadow_stage import ShadowOptions
     from stoker.serve.process.main import run_server
 
     # Where another process watches over this one, that one judges.
     controllers = Controllers(make) if config.worker_folder is None else None
+    shadow = ShadowOptions(allow_ops=config.allow_ops, saved_model_tags=config.saved_model_tags)
     run_server(
         config,
         lambda ready: _say(ready, as_json=as_json),
-        router=RolloutRouter(server=name, folder=config.worker_folder, controllers=controllers),
+        router=RolloutRouter(
+            server=name, folder=config.worker_folder, controllers=controllers, shadow=shadow
+        ),
         extra=RolloutRoutes(gate_folder=gate_folder),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from stoker.core.errors import UserError
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.dataplane.at_once import PROVEN_RUNS, AtOnce, AtOnceCounts, RunAtOnce
+from stoker.serve.dataplane.copies import CopiedCall, Copies
 from stoker.serve.dataplane.requests import (
     Answered,
     InferRequest,
@@ -84,6 +86,7 @@ class DataPlane:
         self.on_answered: Callable[[Answered], None] | None = None
         self._versions = VersionMetrics(metrics)
         self._at_once = AtOnceCounts(metrics, self._versions)
+        self._copies = Copies(metrics)
         self._draining = False
         self._was_ready = False
         self._routed_now: dict[int, RequestRecord] = {}
@@ -141,6 +144,8 @@ class DataPlane:
         """
         model, name = asked.model, asked.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
+            return None
+        if any(route.copied for route in asked.routes or ()):
             return None
         try:
             versions = self.models.get(model.name, model.version)
@@ -333,10 +338,27 @@ class DataPlane:
             raise SignatureNotFound(name)
         inputs = request.read_inputs(signature)
         _check_filter(signature, request.output_filter)
-        begun_s = time.monotonic()
-        outputs = model.call(name, inputs, deadline=request.deadline)
-        self._observe_runtime(begun_s, model_name=request.model.name, api="Predict")
-        return inputs, outputs
+        return inputs, self._call(model, name, inputs, request, api="Predict")
+
+    def _call(
+        self,
+        model: Batcher,
+        signature: str,
+        inputs: Tensors,
+        request: PredictRequest | InferRequest,
+        *,
+        api: str,
+    ) -> Tensors:
+        """Call a model, and have a version in shadow do the same where the route says so."""
+        begun_s, route = time.monotonic(), request.deadline.record.route
+        run = functools.partial(model.call, signature, inputs, deadline=request.deadline)
+        if self.router is not None and route is not None and route.copied:
+            copied = CopiedCall(model=request.model.name, signature=signature, inputs=inputs)
+            outputs = self._copies.call(self.router, route, copied, run)
+        else:
+            outputs = run()
+        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        return outputs
 
     def _log_request(
         self, name: str, response: PredictResponse | InferResponse, **given: Any
@@ -355,9 +377,7 @@ class DataPlane:
             raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
         check_signature(task, definition, by_name=self.check_method_names)
         rows = joined_examples(request.examples, context=request.context)
-        begun_s = time.monotonic()
-        outputs = model.call(task.signature, {INPUT: rows}, deadline=request.deadline)
-        self._observe_runtime(begun_s, model_name=request.model.name, api=api)
+        outputs = self._call(model, task.signature, {INPUT: rows}, request, api=api)
         self.metrics.example_counts.observe(len(rows), model=request.model.name)
         self.metrics.example_count_total.add(len(rows), model=request.model.name)
         return read_outputs(task, outputs, rows=len(rows))

@@ -302,6 +302,14 @@ class ServeMetrics:
         self.log_dropped = counter(
             "stoker_log_dropped", "Log entries that were dropped so that no request waits."
         )
+        self.copies = counter(
+            "stoker_rollout_copies",
+            "Requests copied to a version in shadow, and those dropped, compared, different and bad.",
+        )
+        self.copy_latency = latency(
+            "stoker_rollout_copy_latency",
+            "Time of a copied request in each version's model, microseconds.",
+        )
         self._pid = gauge("stoker_worker_pid", "The process of each worker.")
         self._begin_life()
 

@@ -1,0 +1,150 @@
+"""Messages between a server and the process that runs a version in shadow.
+
+Requests go down as pickle, whose arrays are sent as they lie in memory; only JSON comes back, so a version that
+took over its process could not send an object to the server.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+_COUNT, _LENGTH = struct.Struct("!I"), struct.Struct("!Q")
+
+_MOST_ANSWER_BYTES = 16 << 20
+"""Most bytes of an answer; one holds a few numbers for each row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShadowTarget:
+    """What is run in shadow, and what it is compared with."""
+
+    model: str
+    """The model's name."""
+
+    baseline: str
+    """Folder of the version that answers."""
+
+    candidate: str
+    """Folder of the version that gets the copies."""
+
+    tolerance: float
+    """See `shadow_compare.compare`."""
+
+    allow_ops: tuple[str, ...] = ()
+    """As the server's."""
+
+    saved_model_tags: tuple[str, ...] = ("serve",)
+    """As the server's."""
+
+    def to_json(self) -> str:
+        """As the process takes it."""
+        return json.dumps(asdict(self))
+
+
+def target_of(text: str) -> ShadowTarget:
+    """The target that `to_json` wrote."""
+    content = json.loads(text)
+    return ShadowTarget(
+        **{
+            **content,
+            "allow_ops": tuple(content["allow_ops"]),
+            "saved_model_tags": tuple(content["saved_model_tags"]),
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedRequest:
+    """A request as it is sent to the process."""
+
+    signature: str
+    inputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, NDArray[Any]] | None
+    """The baseline's answer; None: it failed."""
+
+
+def send_request(channel: socket.socket, request: CopiedRequest) -> None:
+    """Send a request.
+
+    Raises:
+        OSError: the process has ended, or does not read within the channel's timeout.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(
+        (request.signature, dict(request.inputs), request.outputs and dict(request.outputs)),
+        protocol=5,
+        buffer_callback=buffers.append,
+    )
+    parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
+    channel.sendall(_COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(part.nbytes) for part in parts))
+    for part in parts:
+        channel.sendall(part)
+
+
+def receive_request(channel: socket.socket) -> CopiedRequest | None:
+    """The next request; None when the server has ended."""
+    head = _received(channel, _COUNT.size)
+    if head is None:
+        return None
+    (parts,) = _COUNT.unpack(head)
+    received = []
+    for _ in range(parts):
+        length = _received(channel, _LENGTH.size)
+        received.append(length)
+    content = []
+    for length in received:
+        part = None if length is None else _received(channel, _LENGTH.unpack(length)[0])
+        if part is None:
+            return None
+        content.append(part)
+    signature, inputs, outputs = pickle.loads(content[0], buffers=content[1:])  # noqa: S301 - of the server that started this process
+    return CopiedRequest(signature=signature, inputs=inputs, outputs=outputs)
+
+
+def send_answer(channel: socket.socket, answer: Mapping[str, Any]) -> None:
+    """Send what JSON can hold to the server."""
+    text = json.dumps(answer).encode()
+    channel.sendall(_LENGTH.pack(len(text)) + text)
+
+
+def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
+    """The answer of the process; None when it has ended.
+
+    Raises:
+        TimeoutError: it did not answer within the channel's timeout.
+        ValueError: it answered something else.
+    """
+    head = _received(channel, _LENGTH.size)
+    if head is None:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    if length > _MOST_ANSWER_BYTES:
+        raise ValueError(f"an answer of {length} bytes")
+    text = _received(channel, length)
+    answer = None if text is None else json.loads(text)
+    if answer is not None and not isinstance(answer, dict):
+        raise ValueError(f"an answer that is not an object: {text!r}")
+    return answer
+
+
+def _received(channel: socket.socket, size: int) -> bytearray | None:
+    """This many bytes; None when the other end has closed."""
+    content = bytearray(size)
+    view = memoryview(content)
+    while view:
+        try:
+            count = channel.recv_into(view)
+        except ConnectionResetError:
+            return None
+        if not count:
+            return None
+        view = view[count:]
+    return content

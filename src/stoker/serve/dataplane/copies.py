@@ -1,0 +1,104 @@
+"""Copies of calls for a version in shadow: taken where inputs are decoded, and counted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.cluster.limits import usable_cores
+from stoker.serve.dataplane.requests import Tensors
+from stoker.serve.errors import ServeError
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.routing import CopyResult, RequestCopy, Route, Router
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedCall:
+    """A call of a model that another version is to make too."""
+
+    model: str
+    """The model's name."""
+
+    signature: str
+    """The signature's name."""
+
+    inputs: Tensors
+    """Input name -> array."""
+
+
+class Copies:
+    """Hands calls to a router that wants them copied; may be used by many threads."""
+
+    def __init__(self, metrics: ServeMetrics) -> None:
+        """Args: metrics: the counts, and what shows that requests wait."""
+        self._metrics = metrics
+        self._cores = usable_cores()
+
+    def call(
+        self, router: Router, route: Route, call: CopiedCall, run: Callable[[], Tensors]
+    ) -> Tensors:
+        """Make a call, and hand over a copy of it with its answer.
+
+        Args:
+            router: what asked for copies.
+            route: where the request went.
+            call: what is called.
+            run: calls the model.
+
+        Raises:
+            Exception: what the call raised. Where that is an error of the model, it is copied too.
+        """
+        began_s = time.monotonic()
+        try:
+            outputs = run()
+        except ServeError:  # the queue is full or the client is gone: the model was not asked
+            raise
+        except Exception:
+            self._hand_over(router, route, call, None, time.monotonic() - began_s)
+            raise
+        self._hand_over(router, route, call, outputs, time.monotonic() - began_s)
+        return outputs
+
+    def _hand_over(
+        self,
+        router: Router,
+        route: Route,
+        call: CopiedCall,
+        outputs: Tensors | None,
+        took_s: float,
+    ) -> None:
+        self._metrics.copies.add(model_name=call.model, result="copied")
+        copy = RequestCopy(
+            signature=call.signature,
+            inputs=call.inputs,
+            outputs=outputs,
+            took_s=took_s,
+            primary_waits=self._primary_waits,
+            on_result=lambda result: self._count(call.model, route.version, took_s, result),
+        )
+        try:
+            router.copy(call.model, route, copy)
+        except Exception:  # noqa: BLE001 - the answer is there, and goes to the client
+            _log.exception("a request of %s cannot be copied", call.model)
+
+    def _primary_waits(self) -> bool:
+        """Whether a request is in a queue, or more are being answered than there are cores."""
+        metrics = self._metrics
+        return metrics.queued_requests.total() > 0 or (
+            metrics.requests_under_way.total() > self._cores
+        )
+
+    def _count(self, model: str, version: int, took_s: float, result: CopyResult) -> None:
+        copies, latency = self._metrics.copies, self._metrics.copy_latency
+        copies.add(model_name=model, result="compared" if result.is_compared else "dropped")
+        if result.is_bad:
+            copies.add(model_name=model, result="bad")
+        elif result.is_compared:
+            if result.is_different:
+                copies.add(model_name=model, result="different")
+            latency.observe(took_s * 1e6, model_name=model, version=str(version))
+            latency.observe(result.took_s * 1e6, model_name=model, version=str(result.version))

@@ -1,0 +1,97 @@
+"""Which calls are copied for a version in shadow, and that a copy never costs an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from stoker.core.errors import UserError
+from stoker.rollout.router import RolloutRouter
+from stoker.serve.dataplane.copies import CopiedCall, Copies
+from stoker.serve.dataplane.requests import Tensors
+from stoker.serve.errors import Code, ServeError
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.routing import CopyResult, RequestCopy, Route
+
+CALL = CopiedCall(model="m", signature="s", inputs={"x": np.ones(1)})
+ROUTE = Route(version=1, otherwise=1, copied=True)
+OUTPUTS: Tensors = {"y": np.ones(1)}
+
+
+class KeepsCopies(RolloutRouter):
+    """Keeps what it is to copy."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(server="test")
+        self.kept: list[RequestCopy] = []
+        self._error = error
+
+    def copy(self, model: str, route: Route, request: RequestCopy) -> None:
+        self.kept.append(request)
+        if self._error is not None:
+            raise self._error
+
+
+def raises(error: Exception) -> Callable[[], Tensors]:
+    def run() -> Tensors:
+        raise error
+
+    return run
+
+
+def count(metrics: ServeMetrics, result: str) -> bool:
+    return f'stoker_rollout_copies{{model_name="m",result="{result}"}} 1' in metrics.exposition()
+
+
+def test_an_answer_is_copied_and_counted() -> None:
+    metrics, router = ServeMetrics(), KeepsCopies()
+
+    assert Copies(metrics).call(router, ROUTE, CALL, lambda: OUTPUTS) is OUTPUTS
+    copy = router.kept[0]
+    assert (copy.signature, copy.inputs, copy.outputs) == ("s", CALL.inputs, OUTPUTS)
+    copy.on_result(CopyResult(version=2, is_compared=True, is_different=True, took_s=0.5))
+    assert all(count(metrics, each) for each in ("copied", "compared", "different"))
+    assert not count(metrics, "bad")
+    lines = metrics.exposition()
+    for version in (1, 2):
+        name = "stoker_rollout_copy_latency_count"
+        assert f'{name}{{model_name="m",version="{version}"}} 1' in lines
+    copy.on_result(CopyResult(version=2, is_compared=False))
+    copy.on_result(CopyResult(version=2, is_compared=True, is_bad=True))
+    assert count(metrics, "dropped")
+    assert count(metrics, "bad")
+
+
+def test_an_error_of_the_model_is_copied_and_a_request_that_never_ran_is_not() -> None:
+    router = KeepsCopies()
+    copies = Copies(ServeMetrics())
+
+    with pytest.raises(UserError):
+        copies.call(router, ROUTE, CALL, raises(UserError("x must be positive")))
+    assert [copy.outputs for copy in router.kept] == [None]
+    with pytest.raises(ServeError):
+        copies.call(router, ROUTE, CALL, raises(ServeError(Code.UNAVAILABLE, "the queue is full")))
+    assert len(router.kept) == 1
+
+
+def test_a_copy_that_cannot_be_made_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    router = KeepsCopies(RuntimeError("can't start new thread"))
+
+    assert Copies(ServeMetrics()).call(router, ROUTE, CALL, lambda: OUTPUTS) is OUTPUTS
+    assert "a request of m cannot be copied" in caplog.text
+
+
+def test_requests_in_a_queue_and_more_than_there_are_cores_are_waiting() -> None:
+    metrics, router = ServeMetrics(), KeepsCopies()
+    Copies(metrics).call(router, ROUTE, CALL, lambda: OUTPUTS)
+    waits = router.kept[0].primary_waits
+
+    assert not waits()
+    with metrics.queued_requests.held(model_name="other"):
+        assert waits()
+    metrics.requests_under_way.add(1.0, entrypoint="REST")
+    assert not waits()
+    metrics.requests_under_way.add(10_000.0, entrypoint="REST")
+    assert waits()
