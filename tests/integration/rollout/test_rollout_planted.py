@@ -91,9 +91,6 @@ def test_a_version_that_hangs_is_rolled_back(setting: Setting) -> None:
     assert 0.0 < ended.to_last_s < 45.0
 
 
-@pytest.mark.xfail(
-    reason="a worker's death is not yet laid to the version that it ran", strict=True
-)
 def test_a_version_that_kills_its_worker_is_off_the_traffic_before_the_next_one_listens(
     setting: Setting,
 ) -> None:

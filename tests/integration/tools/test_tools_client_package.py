@@ -120,7 +120,8 @@ def test_the_installed_client_speaks_grpc_next_to_an_installed_stoker(
 def test_a_client_that_imports_more_of_stoker_is_not_built(tmp_path: Path) -> None:
     for folder in ("src/stoker/client", "src/stoker/core", "packaging/client"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "src/stoker/__init__.py").write_text('__version__ = "1.0"\n')
+    (tmp_path / "src/stoker/core/version.py").write_text('__version__ = "1.0"\n')
+    (tmp_path / "src/stoker/__init__.py").write_text("")
     (tmp_path / "src/stoker/core/__init__.py").write_text("")
     (tmp_path / "src/stoker/client/__init__.py").write_text("from stoker.serve import limits\n")
     for path in (ROOT / "packaging" / "client").iterdir():

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker import __version__
 from stoker.core.errors import UserError
+from stoker.core.version import __version__
 from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
 from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import DataPlane
