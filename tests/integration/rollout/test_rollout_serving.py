@@ -170,6 +170,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
     assert back.reason.startswith("bad_answers: candidate ")
     failed = sum(status != 200 for status, _ in server.answers[before:])
     assert 0 < failed < 60
+    time.sleep(2.0)  # the longest time until the workers know
     assert [server.ask(5.0) for _ in range(20)] == [2.0] * 20
 
     # kill -9, and another server: the version stays out.

@@ -151,7 +151,7 @@ class RestApp:
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
         monitored = self._monitored(path) if method in ("GET", "HEAD") else None
         interface = _interface(path)
-        extra = self.options.extra if monitored is None and interface is None else None
+        extra = None if monitored or outcomes.matches(path) else self.options.extra
         role = None if extra is None else extra.role_of(method, path)
         state.key = self._checked(scope, role or _role(path), is_extra=role is not None)
         if monitored is not None:
