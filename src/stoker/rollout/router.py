@@ -422,11 +422,12 @@ class _ModelRollout:
             if routing is None or (known and routing.state.phase not in ACTIVE):
                 return
             counts = deepcopy(self._counts)
+            warming_up = routing.is_warming_up(time.time())
             # After the copy: a request that ends in between is counted a second later, and never twice.
             slow = count_slow_running(
                 counts.setdefault(routing.stage, {}),
                 (each for each in running() if each.model == self._model),
-                slow_s=routing.slow_s,
+                slow_s=math.inf if warming_up else routing.slow_s,
                 counted=self._keys.slow,
             )
             if known and not slow:

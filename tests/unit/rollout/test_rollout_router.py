@@ -380,6 +380,20 @@ def test_a_request_that_still_runs_is_slow_as_soon_as_it_has_taken_too_long(mode
     assert read_counts(model / FOLDER, rollout=1)[0][2].bad == 1
 
 
+def test_while_a_stage_warms_up_no_request_is_slow_and_errors_count(model: Path) -> None:
+    slow_s = {"slow_p99": 0.2, "slow_p50": 0.1}
+    router = put(model, replace(begun(), slow_s=slow_s, began_s=time.time()))
+    of_candidate = Route(version=2, otherwise=1)
+
+    router.answered("m", of_candidate, good=True, took_s=9.0, outputs=None)
+    router.answered("m", of_candidate, good=False, took_s=9.0, outputs=None)
+    running = RunningRequest(model="m", route=of_candidate, took_s=9.0)
+    router.refresh(served(model), lambda: [running])
+
+    counts = read_counts(model / FOLDER, rollout=1)[0][2]
+    assert (counts.requests, counts.bad, counts.latency) == (2, 1, Counter())
+
+
 def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
     router = put(model, begun())
     assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0
