@@ -116,12 +116,17 @@ AREAS = (
     ),
     Area(
         title="Rollout",
-        results=("rollout", "rollout_faults", "rollout_answers"),
+        results=("rollout",),
         command="make bench-rollout",
-        method="Routing: one server process has the same small MLP twice, without a rollout and with an active 90/10 split; "
-        "server CPU time per request in the event loop, which does not poll; median of 10 pairs of windows, in turn. With many "
-        "connections a turn of the loop holds two runs of the model instead of one. "
-        "Faults: `stoker serve` with faults inside the candidate (an assertion, NaN, a delay of each run, other predictions, "
+        method="One server process has the same small MLP twice: without a rollout, and with an active 90/10 split. Server "
+        "CPU time per request in the event loop, which does not poll; median of 10 pairs of windows, in turn. With many "
+        "connections a turn of the loop holds two runs of the model instead of one.",
+    ),
+    Area(
+        title="Rollout under faults",
+        results=("rollout_faults", "rollout_answers"),
+        command="make bench-rollout",
+        method="`stoker serve` with faults inside the candidate (an assertion, NaN, a delay of each run, other predictions, "
         "runs that never end, an abort of the process), 20 requests of it a second at 10, 20 or 50 % of the traffic. The time "
         "is from the first request with a bad answer to the last one that went to the candidate. Healthy releases have the "
         "same model, another training, or an outage that fails half of the requests of both versions for 3 s of each stage "
