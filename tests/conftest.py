@@ -39,7 +39,6 @@ LONGEST = (
     "test_tune_scripts",
     "test_app_caching",
     "test_app_workers",
-    "test_train_tpu_path",
     "test_train_numbers",
     "test_train_health",
 )

@@ -49,7 +49,7 @@ def test_every_part_runs_small_on_the_cpu_and_no_result_is_committed(tmp_path: P
     assert hash_of(COMMITTED) == before
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_gpu_tests_pass_on_the_cpu(tmp_path: Path) -> None:
     said = suite(
         "test", "--quick", "--device", "cpu", "--out", str(tmp_path), "--work", str(tmp_path)

@@ -23,7 +23,7 @@ from tests.integration.train.killed import (
     write_table,
 )
 
-KILLS = int(os.environ.get("STOKER_KILLS", "6"))
+KILLS = int(os.environ.get("STOKER_KILLS", "3"))
 """Random instants at which training is killed."""
 
 KILL_XLA = 12

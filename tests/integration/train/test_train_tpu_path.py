@@ -32,7 +32,7 @@ from stoker.train.setup.feeds import open_feeds
 from stoker.train.setup.strategy import Distribution
 from stoker.train.setup.whole_batches import WholeFeed
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.soak]
 
 # 210 rows are 6 steps of 32, and 18 rows that are left out; or 7 steps of 30. Of 91 rows to validate
 # two replicas cannot have equally many.
