@@ -123,7 +123,7 @@ test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
 	@echo "test: those that measure this machine, one after the other, with nothing else running"
-	@$(BIN)/python -m pytest -m "alone and not gpu" --durations=15 $(ARGS) $(MAY_FIND_NONE)
+	@$(BIN)/python -m pytest -m "alone and not gpu and not soak" --durations=15 $(ARGS) $(MAY_FIND_NONE)
 	@echo "test: those that need a GPU, which the other tests do not see; skipped where there is none"
 	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(ARGS) || test $$? = 5
 

@@ -130,6 +130,7 @@ def test_an_input_bottleneck_is_found_fixed_and_locked(
     # One that is broken, `test_tune_check` has.
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_python_between_steps_is_found_and_fixed(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -144,6 +145,7 @@ def test_python_between_steps_is_found_and_fixed(
     assert found["after"]["samples_per_s"] > 1.2 * found["before"]["samples_per_s"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_slow_precision_is_found_and_fixed(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
