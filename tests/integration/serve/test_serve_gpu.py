@@ -64,7 +64,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     run = LoadedModel.run
 
     def noting(self: LoadedModel, signature: str, arrays: Sequence[np.ndarray]) -> Any:
-        rows.append(len(arrays[0]))
+        if arrays[0].shape[1:] in ((), (16,)):  # a server of another test may still run its model
+            rows.append(len(arrays[0]))
         return run(self, signature, arrays)
 
     monkeypatch.setattr(LoadedModel, "run", noting)
