@@ -429,7 +429,9 @@ def test_a_request_that_leaves_the_event_loop_is_routed_once(
 
     def noted(model: str, headers: Any) -> Any:
         route = plain(model, headers)
-        if headers("x-canary") is not None:  # no request: a server asks which version it must load first
+        if (
+            headers("x-canary") is not None
+        ):  # no request: a server asks which version it must load first
             routed.append(route)
         return route
 
