@@ -185,10 +185,7 @@ def _make_replicated_step(
         # Read by the host: a replica's device may see only its own variables.
         return whole_step(element, _signals(settings))
 
-    if not _is_plain(distribution, settings):
-        return step
-    # Traced once for the training and for the ceiling: a large network takes seconds. TensorFlow inlines it.
-    return tf.function(step, autograph=False, reduce_retracing=True)
+    return step
 
 
 def suit_kernels(built: BuiltModel, distribution: Distribution, *, xla: bool) -> None:
