@@ -103,7 +103,9 @@ class Serving:
 
     def begin(self, version: int) -> None:
         """Start a rollout, and wait until its version answers half of the requests."""
-        settings = RolloutSettings(stages="50,100", step_time_s=600, dry_run=("slow_p99",))
+        settings = RolloutSettings(
+            stages="50,100", step_time_s=600, warm_up_s=0, dry_run=("slow_p99",)
+        )
         self.rollouts.start(version, settings, why="")
 
         def measured(state: RolloutState) -> RolloutState:
