@@ -34,8 +34,7 @@ from stoker.loadtest.config import LoadConfig, resolved  # noqa: E402
 from stoker.loadtest.generator import run_load  # noqa: E402
 from stoker.loadtest.result import LoadResult  # noqa: E402
 from stoker.rollout.controller import Event, change  # noqa: E402
-from stoker.rollout.router import FOLDER  # noqa: E402
-from stoker.rollout.state import RolloutSettings, advance, start  # noqa: E402
+from stoker.rollout.state import FOLDER, RolloutSettings, advance, start  # noqa: E402
 from stoker.rollout.state_files import StateFiles  # noqa: E402
 
 SETTINGS = {

@@ -15,7 +15,7 @@ from stoker.core.errors import EXIT_DONE, UserError
 from stoker.registry.repository import Pushed, Repository
 from stoker.rollout.controller import Event, change
 from stoker.rollout.operations import operator
-from stoker.rollout.state import FOLDER, Phase, RolloutSettings, RolloutState
+from stoker.rollout.state import FOLDER, RolloutSettings, first_version
 from stoker.rollout.state_files import Conflict, StateFiles
 
 
@@ -46,14 +46,7 @@ def _begin(shared: Repository, model: str, serving: int) -> None:
     if files.latest() is not None:
         return
     now_s = time.time()
-    state = RolloutState(
-        rollout=1,
-        baseline=serving,
-        candidate=serving,
-        settings=RolloutSettings(),
-        began_s=now_s,
-        phase=Phase.COMPLETED,
-    )
+    state = first_version(serving, settings=RolloutSettings(), now_s=now_s, who=operator())
     event = Event(what="seed", who=operator(), why="first version of an image", at_s=now_s)
     with contextlib.suppress(Conflict):  # another server of the deployment was first
         change(files, None, state, event)
