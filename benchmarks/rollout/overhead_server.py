@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from stoker.rollout.router import RolloutRouter
+from stoker.rollout.supervisor import Controllers
 from stoker.serve.batching import queue
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.main import run_server
@@ -23,7 +24,7 @@ def main() -> None:
     )
     port, grpc_port, models = sys.argv[1:]
     config = ServeConfig(root=Path(models), rest_port=int(port), grpc_port=int(grpc_port))
-    router = RolloutRouter(server="bench", controls=True)
+    router = RolloutRouter(server="bench", controllers=Controllers())
     run_server(config, lambda _: None, router=router)
 
 
