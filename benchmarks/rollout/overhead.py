@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 for _room in ("serve", "train"):
     sys.path.append(str(ROOT / "benchmarks" / _room))
 
-import parts  # noqa: E402 - next to this file
+import rollout_parts  # noqa: E402 - next to this file
 import servers  # noqa: E402
 from figures import Figure, figure, spread  # noqa: E402
 from load import Request, Window, by_h2load, by_wrk  # noqa: E402
@@ -296,7 +296,7 @@ def main() -> None:
         if asked.only is None:
             with served(Path(folder), seconds=asked.seconds) as bench:
                 found = [*overheads(bench, rounds=asked.rounds), *found]
-    parts.write_part("overhead", found, results=asked.results)
+    rollout_parts.write_part("overhead", found, results=asked.results)
 
 
 if __name__ == "__main__":

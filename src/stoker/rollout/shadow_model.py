@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import tensorflow as tf
+from tensorflow.core.framework import tensor_shape_pb2
 
 from stoker.core.errors import DataError, UserError
 from stoker.registry.callpath import first_line
@@ -78,7 +78,7 @@ def _declared(folder: Path) -> Mapping[str, Shapes]:
     }
 
 
-def _shape(shape: tf.compat.v1.TensorShapeProto) -> tuple[int | None, ...] | None:
+def _shape(shape: tensor_shape_pb2.TensorShapeProto) -> tuple[int | None, ...] | None:
     if shape.unknown_rank:
         return None
     return tuple(None if dim.size < 0 else dim.size for dim in shape.dim)

@@ -44,9 +44,9 @@ def test_every_name_of_tensorflow_and_keras_in_the_source_exists() -> None:
     assert seen > 200
 
 
-BETWEEN_OWN_PROCESSES = {"worker_process.py"}
-"""Of `data/sources`: a worker process of this program, over a socket pair that only the two hold, as
-`multiprocessing` does it. No file is read by it."""
+BETWEEN_OWN_PROCESSES = {"worker_process.py", "shadow_channel.py"}
+"""A worker process of this program (a reader of `data/sources`, a shadow's copy), over a socket pair that only the
+two hold, as `multiprocessing` does it. No file is read by it, and only the parent's messages are unpickled."""
 
 
 @pytest.mark.parametrize(

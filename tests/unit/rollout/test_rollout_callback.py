@@ -34,7 +34,7 @@ def hangs(rollout):
         time.sleep(60)
     time.sleep(60)
 def closes(rollout):
-    os.closerange(3, 100)
+    os.closerange(3, os.sysconf('SC_OPEN_MAX'))
     return True
 """
 
