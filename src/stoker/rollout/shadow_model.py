@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import tensorflow as tf
 from tensorflow.core.framework import tensor_shape_pb2
 
 from stoker.core.errors import DataError, UserError
