@@ -15,9 +15,9 @@ from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomRe
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
-from stoker.rollout.hook_settings import Webhook
-from stoker.rollout.state import RolloutSettings
-from stoker.rollout.user_gates import UserGate
+from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.user_gates import UserGate
+from stoker.rollout.state.webhook import Webhook
 from stoker.train.config import CheckpointConfig, MemoryConfig, TensorBoardConfig, TrainConfig
 from stoker.train.health.divergence import DivergenceConfig
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.rollout.ab_test import ALPHA, TIGHTEST_AT, ArmTotals, difference
+from stoker.rollout.statistics.confidence_sequence import ALPHA, TIGHTEST_AT, ArmTotals, difference
 
 KEYS = 20_000
 COMPARED = (3_000, 9_999, KEYS - 1)

@@ -11,11 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from stoker.rollout.ab_result import result_of
-from stoker.rollout.ab_settings import ABTestSettings
-from stoker.rollout.assignments import AssignmentLog
-from stoker.rollout.outcomes import Outcome, OutcomeLog, add_from_command
+from stoker.rollout.ab.assignments import AssignmentLog
+from stoker.rollout.ab.outcomes import Outcome, OutcomeLog, add_from_command
+from stoker.rollout.ab.result import result_of
 from stoker.rollout.split import TrafficSplit
+from stoker.rollout.state.ab_settings import ABTestSettings
 
 MIB = 1 << 20
 

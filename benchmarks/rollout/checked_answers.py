@@ -29,7 +29,7 @@ from stoker.core.errors import UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.split import TrafficSplit
-from stoker.rollout.state import RolloutSettings, RolloutState, advance, promote_fully
+from stoker.rollout.state.state import RolloutSettings, RolloutState, advance, promote_fully
 
 MODEL = "m"
 AT_ONCE = 8

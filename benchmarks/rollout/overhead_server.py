@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stoker.rollout.router import RolloutRouter
-from stoker.rollout.supervisor import Controllers
+from stoker.rollout.control.supervisor import Controllers
+from stoker.rollout.routing.router import RolloutRouter
 from stoker.serve.batching import queue
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.main import run_server

@@ -25,7 +25,7 @@ from planted_models import Planted
 from releases import Ended, Release, prepare, roll_out, serving
 
 from stoker.registry.repository import Repository
-from stoker.rollout.state import Phase
+from stoker.rollout.state.state import Phase
 
 AT_ONCE = 3
 """Releases of one server at the same time."""

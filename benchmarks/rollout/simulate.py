@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.rollout.evidence import ALLOWED_RATIO, FACTORS, log_threshold
+from stoker.rollout.statistics.evidence import ALLOWED_RATIO, FACTORS, log_threshold
 
 RUNS = 400
 GATES = 4

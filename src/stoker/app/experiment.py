@@ -22,7 +22,7 @@ from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.registry.repository import checked_name
-from stoker.rollout.state import RolloutSettings
+from stoker.rollout.state.state import RolloutSettings
 from stoker.train.config import TrainConfig
 
 FILE = "stoker.yaml"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.core.errors import DataError
-from stoker.rollout.announcer import LEASE
-from stoker.rollout.state import FOLDER, Phase, RolloutState, state_of
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.announcer import LEASE
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 from stoker.serve.observability.metrics import sample
 from stoker.serve.routing import Served
 

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import Repository, verify
-from stoker.rollout.ab_settings import ABTestSettings
-from stoker.rollout.ab_state import begin_test
-from stoker.rollout.assignments import logs_of
-from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import Counts, read_counts, read_failures, stage_counts
-from stoker.rollout.gates import BUILT_IN, GateResult, judge
-from stoker.rollout.hooks import facts, read_user_results
+from stoker.rollout.ab.assignments import logs_of
+from stoker.rollout.ab.outcomes import Outcome, add_from_command
+from stoker.rollout.ab.state import begin_test
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.control.hooks import facts, read_user_results
+from stoker.rollout.counts.counts import Counts, read_counts, read_failures, stage_counts
+from stoker.rollout.gates.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.gates.prometheus import check_query
 from stoker.rollout.memory import check_fits
-from stoker.rollout.outcomes import Outcome, add_from_command
-from stoker.rollout.prometheus import check_query
-from stoker.rollout.shadow_counts import ShadowSummary, summary
+from stoker.rollout.shadow.counts import ShadowSummary, summary
 from stoker.rollout.split import TrafficSplit
-from stoker.rollout.state import (
+from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.files import Conflict, StateFiles, Stored
+from stoker.rollout.state.state import (
     FOLDER,
     RolloutSettings,
     RolloutState,
@@ -35,11 +36,10 @@ from stoker.rollout.state import (
     start,
     state_of,
 )
-from stoker.rollout.state_files import Conflict, StateFiles, Stored
-from stoker.rollout.user_gates import with_code
+from stoker.rollout.state.user_gates import with_code
 
 if TYPE_CHECKING:
-    from stoker.rollout.ab_result import ABResult
+    from stoker.rollout.ab.result import ABResult
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class ModelRollouts:
         Raises:
             UserError: there was none.
         """
-        from stoker.rollout.ab_result import result_of  # imports Arrow
+        from stoker.rollout.ab.result import result_of  # imports Arrow
 
         state, test = self.newest_test()
         shares = TrafficSplit(test.shares, salt=state.salt(self._model)).shares()

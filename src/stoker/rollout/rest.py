@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from stoker.core.config import build
 from stoker.core.errors import Plain, UserError
-from stoker.rollout import state as changes
 from stoker.rollout.metrics import RolloutMetrics
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import FOLDER, RolloutSettings
+from stoker.rollout.state import state as changes
+from stoker.rollout.state.state import FOLDER, RolloutSettings
 from stoker.rollout.verdict import evidence, summary
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.extra_routes import ExtraAnswer, ExtraRequest

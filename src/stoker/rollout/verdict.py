@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.rollout.counts import requests_of
-from stoker.rollout.gates import Verdict
+from stoker.rollout.counts.counts import requests_of
+from stoker.rollout.gates.gates import Verdict
 from stoker.rollout.operations import Rollout
-from stoker.rollout.state import Phase, RolloutState
+from stoker.rollout.state.state import Phase, RolloutState
 
 
 def verdict_of(found: Rollout, *, version: int | None = None) -> tuple[Verdict, str]:

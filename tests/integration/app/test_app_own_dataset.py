@@ -24,7 +24,7 @@ from stoker.data.ingest import IngestConfig
 from stoker.registry.callpath import load_model
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import Phase
+from stoker.rollout.state.state import Phase
 from stoker.train.checkpoints.store import newest_good
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]

@@ -20,9 +20,9 @@ import tensorflow as tf
 from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, EXIT_USER
 from stoker.registry.repository import Repository
-from stoker.rollout.assignments import logs_of
+from stoker.rollout.ab.assignments import logs_of
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import FOLDER
+from stoker.rollout.state.state import FOLDER
 
 ADMIN = {"Authorization": "Bearer an-operator-of-this-shop"}
 KEYS = """

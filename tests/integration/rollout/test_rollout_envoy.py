@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import invoke
-from stoker.rollout.controller import Event, change
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "envoy"
 REQUESTS = 2_000

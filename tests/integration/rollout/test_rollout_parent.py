@@ -22,12 +22,12 @@ import tensorflow as tf
 from tests.integration.serve.conftest import ask_port, export, half_plus
 
 from stoker.registry.repository import Repository
-from stoker.rollout.counts import read_counts
-from stoker.rollout.gates import VersionCounts
-from stoker.rollout.histogram import count_above
+from stoker.rollout.control.supervisor import RolloutSupervisor
+from stoker.rollout.counts.counts import read_counts
+from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.router import RolloutRouter
-from stoker.rollout.state import (
+from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.state import (
     FOLDER,
     Phase,
     RolloutSettings,
@@ -35,7 +35,7 @@ from stoker.rollout.state import (
     advance,
     promote_fully,
 )
-from stoker.rollout.supervisor import RolloutSupervisor
+from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.workers import WorkerEndedError, run_workers
 from stoker.serve.routing import Served
@@ -277,7 +277,7 @@ WORKER = """
 import os, sys
 from pathlib import Path
 from stoker.core.files import write_json
-from stoker.rollout.router import RolloutRouter
+from stoker.rollout.routing.router import RolloutRouter
 from stoker.serve.runtime.versions_in_use import LOADING, VersionsInUse, versions_file
 
 base, folder = Path(sys.argv[1]), Path(sys.argv[sys.argv.index("--worker-folder") + 1])

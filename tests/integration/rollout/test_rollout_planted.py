@@ -12,7 +12,7 @@ from planted_models import Planted
 from releases import Ended, Release, Server, prepare, roll_out, serving
 
 from stoker.registry.repository import Repository
-from stoker.rollout.state import Phase
+from stoker.rollout.state.state import Phase
 
 LATENCY = ("slow_p99", "slow_p50")
 

@@ -19,13 +19,13 @@ from tests.unit.rollout.test_rollout_operations import saved_model
 from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, EXIT_USER, ConfigError
 from stoker.registry.repository import Repository
-from stoker.rollout.gates import Verdict, compared_with_limits
-from stoker.rollout.hooks import read_user_results
+from stoker.rollout.control.hooks import read_user_results
+from stoker.rollout.gates.gates import Verdict, compared_with_limits
+from stoker.rollout.gates.prometheus import check_query, query_numbers
 from stoker.rollout.http_call import NoAnswerError, send
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.prometheus import check_query, query_numbers
-from stoker.rollout.state import Phase
-from stoker.rollout.user_gates import UserGate
+from stoker.rollout.state.state import Phase
+from stoker.rollout.state.user_gates import UserGate
 
 TOOLS = Path(__file__).resolve().parents[3] / ".tools"
 

@@ -15,11 +15,11 @@ import pytest
 from tests.unit.rollout.test_rollout_operations import saved_model
 
 from stoker.registry.repository import Repository
-from stoker.rollout.counts import write_counts
-from stoker.rollout.gates import VersionCounts
+from stoker.rollout.counts.counts import write_counts
+from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.rest import RolloutRoutes
-from stoker.rollout.state import Phase, RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutSettings
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.serve.rest.extra import check_sender

@@ -13,10 +13,10 @@ from tests.integration.serve.conftest import ask_port, half_plus
 
 from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
+from stoker.rollout.control.supervisor import Controllers
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.router import RolloutRouter
-from stoker.rollout.state import FOLDER, Phase, RolloutSettings
-from stoker.rollout.supervisor import Controllers
+from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 

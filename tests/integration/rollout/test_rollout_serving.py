@@ -20,9 +20,9 @@ from tests.loopback import Service, service
 from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, EXIT_USER
 from stoker.registry.repository import Repository
-from stoker.rollout.gates import Verdict
+from stoker.rollout.gates.gates import Verdict
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import Phase, RolloutState
+from stoker.rollout.state.state import Phase, RolloutState
 
 LIMIT_S = 90.0
 """Longest that a rollout may take here; on a quiet machine each takes 10 s."""

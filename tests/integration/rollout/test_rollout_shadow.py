@@ -27,11 +27,11 @@ from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.shadow import MOST_WAITING, Shadow, ShadowLimits
-from stoker.rollout.shadow_channel import ShadowTarget
-from stoker.rollout.shadow_compare import Comparison
-from stoker.rollout.shadow_counts import ShadowSummary
-from stoker.rollout.state import Phase, RolloutState
+from stoker.rollout.shadow.channel import ShadowTarget
+from stoker.rollout.shadow.compare import Comparison
+from stoker.rollout.shadow.counts import ShadowSummary
+from stoker.rollout.shadow.shadow import MOST_WAITING, Shadow, ShadowLimits
+from stoker.rollout.state.state import Phase, RolloutState
 from stoker.serve.routing import RequestCopy, Route
 
 LIMIT_S = 240.0

@@ -15,9 +15,9 @@ from tests.integration.tools.conftest import half
 
 from stoker.cli.main import invoke
 from stoker.registry.repository import Repository
-from stoker.rollout.controller import Event, change
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 

@@ -29,11 +29,11 @@ from tensorflow_serving.apis import (
 
 from stoker.core.errors import DataError
 from stoker.registry.repository import Repository
-from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import read_counts
-from stoker.rollout.router import RolloutRouter
-from stoker.rollout.state import FOLDER, RolloutSettings, advance, start
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.counts.counts import read_counts
+from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import FOLDER, RolloutSettings, advance, start
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.at_once import PROVEN_RUNS

@@ -13,8 +13,8 @@ from stoker.app.release import alias_of_push, start_rollout
 from stoker.core.errors import ConfigError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.router import RolloutRouter
-from stoker.rollout.state import Phase, promote_fully
+from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.state import Phase, promote_fully
 from stoker.serve.routing import Served, no_headers
 
 CANARY = "push: {rollout: canary, settings: {stages: '5,100', min_requests: 10}}"

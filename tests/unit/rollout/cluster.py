@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.rollout.controller import Controller, Event, change
-from stoker.rollout.counts import MEASURED, write_counts
-from stoker.rollout.gates import VersionCounts
-from stoker.rollout.histogram import count
-from stoker.rollout.hooks import Hooks
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState, start, state_of
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import Controller, Event, change
+from stoker.rollout.control.hooks import Hooks
+from stoker.rollout.counts.counts import MEASURED, write_counts
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, start, state_of
+from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=20, warm_up_s=5, min_requests=100)
 

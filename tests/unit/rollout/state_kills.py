@@ -18,11 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.rollout.controller import Controller, Event, change
-from stoker.rollout.counts import MEASURED, read_counts, write_counts
-from stoker.rollout.gates import VersionCounts
-from stoker.rollout.state import RolloutSettings, RolloutState, advance, roll_back, start, state_of
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import Controller, Event, change
+from stoker.rollout.counts.counts import MEASURED, read_counts, write_counts
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import (
+    RolloutSettings,
+    RolloutState,
+    advance,
+    roll_back,
+    start,
+    state_of,
+)
 
 CALLS = ("open", "mkdir", "link", "replace", "fsync", "unlink", "chmod", "fchmod")
 SERVER = "one"

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.rollout.ab_settings import ABTestSettings, Metric, parse_arms
-from stoker.rollout.ab_state import begin_test, end_test
-from stoker.rollout.state import (
+from stoker.rollout.ab.state import begin_test, end_test
+from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
+from stoker.rollout.state.state import (
     Phase,
     RolloutSettings,
     RolloutState,

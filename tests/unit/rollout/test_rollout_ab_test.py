@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.rollout.ab_test import ArmTotals, difference, log_share_evidence
+from stoker.rollout.statistics.confidence_sequence import ArmTotals, difference, log_share_evidence
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 KEYS = 20_000

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from stoker.rollout.answers import (
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.routing.answers import (
     MOST_BYTES,
     MOST_WAITING,
     StageKeys,
@@ -16,8 +17,7 @@ from stoker.rollout.answers import (
     one_answer,
     predictions_of,
 )
-from stoker.rollout.gates import VersionCounts
-from stoker.rollout.histogram import buckets_of
+from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.rollout.append_log import LogReader, LogWriter, objects_of
+from stoker.rollout.ab.append_log import LogReader, LogWriter, objects_of
 
 
 def lines(*numbers: int) -> list[bytes]:
@@ -86,7 +86,7 @@ def test_lines_that_do_not_fit_leave_nothing_behind(tmp_path: Path) -> None:
 WRITES = """
 import sys
 from pathlib import Path
-from stoker.rollout.append_log import LogWriter
+from stoker.rollout.ab.append_log import LogWriter
 writer = LogWriter(Path(sys.argv[1]), "log-one", file_bytes=2_000)
 number = 0
 while True:

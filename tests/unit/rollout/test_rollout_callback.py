@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.rollout.callback import call_in_process
+from stoker.rollout.gates.callback import call_in_process
 from stoker.rollout.http_call import NoAnswerError
 
 MODULE = """

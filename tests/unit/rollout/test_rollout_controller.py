@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 
-from stoker.rollout.controller import MEASURED_REQUESTS, TAKEOVER_S, Event, change
-from stoker.rollout.counts import MEASURED, read_counts
-from stoker.rollout.gates import Action
-from stoker.rollout.state import Phase, start
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import MEASURED_REQUESTS, TAKEOVER_S, Event, change
+from stoker.rollout.counts.counts import MEASURED, read_counts
+from stoker.rollout.gates.gates import Action
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import Phase, start
 
 
 @pytest.fixture

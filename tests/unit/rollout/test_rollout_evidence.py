@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.rollout.evidence import (
+from stoker.rollout.statistics.evidence import (
     ALLOWED_RATIO,
     BadAnswers,
     log_evidence,

@@ -20,7 +20,7 @@ from stoker.rollout.export.formats import Format, KserveMode, check_applies
 from stoker.rollout.export.split import ExportedSplit, whole_weights
 from stoker.rollout.export.tf_serving import labels_of, model_server_config
 from stoker.rollout.export.write import ExportOptions, export_text
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
 
 NOW_S = 1_000_000.0
 STORAGE = ExportOptions(storage="gs://models/{model}-v{version}")

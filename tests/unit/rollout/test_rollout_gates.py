@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stoker.rollout.gates import (
+from stoker.rollout.gates.gates import (
     BAD,
     BUILT_IN,
     SHIFT,
@@ -20,8 +20,8 @@ from stoker.rollout.gates import (
     decide,
     judge,
 )
-from stoker.rollout.histogram import count
-from stoker.rollout.state import Phase, RolloutSettings, RolloutState, advance, pause, start
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, advance, pause, start
+from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=60, warm_up_s=10, min_requests=100)
 BEGUN = start(None, 2, serving=1, settings=SETTINGS, now_s=0.0)

@@ -8,7 +8,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.rollout.histogram import aligned, buckets_of, count, count_above, quantile, upper_edge
+from stoker.rollout.statistics.histogram import (
+    aligned,
+    buckets_of,
+    count,
+    count_above,
+    quantile,
+    upper_edge,
+)
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 SECONDS = st.floats(1e-6, 1e4)

@@ -12,14 +12,14 @@ import pytest
 from tests.loopback import service
 from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 
-from stoker.rollout import announcer, webhooks
-from stoker.rollout.controller import TAKEOVER_S, Controller, Event, change
-from stoker.rollout.gates import Verdict, compared_with_limits
-from stoker.rollout.hook_settings import Webhook
-from stoker.rollout.hooks import read_user_results
-from stoker.rollout.state import Phase, RolloutSettings, roll_back
-from stoker.rollout.state_files import StateFiles
-from stoker.rollout.user_gates import UserGate, with_code
+from stoker.rollout.control import announcer, webhooks
+from stoker.rollout.control.controller import TAKEOVER_S, Controller, Event, change
+from stoker.rollout.control.hooks import read_user_results
+from stoker.rollout.gates.gates import Verdict, compared_with_limits
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import Phase, RolloutSettings, roll_back
+from stoker.rollout.state.user_gates import UserGate, with_code
+from stoker.rollout.state.webhook import Webhook
 
 FAST = replace(
     SETTINGS,

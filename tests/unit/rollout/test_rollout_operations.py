@@ -12,12 +12,12 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from stoker.core.errors import DataError, UserError
 from stoker.registry.repository import Repository
-from stoker.rollout.ab_settings import ABTestSettings
-from stoker.rollout.counts import write_counts
+from stoker.rollout.counts.counts import write_counts
 from stoker.rollout.memory import check_fits, version_bytes
 from stoker.rollout.operations import ModelRollouts, operator
 from stoker.rollout.signatures import check_compatible
-from stoker.rollout.state import FOLDER, Phase, RolloutSettings, advance, pause
+from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, advance, pause
 
 FLOAT, STRING = 1, 7
 Inputs = Mapping[str, tuple[int, tuple[int, ...]]]

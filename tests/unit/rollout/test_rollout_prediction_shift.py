@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.rollout.prediction_shift import FIRST_LOOK, MAX_SHIFT, least_shift
+from stoker.rollout.statistics.prediction_shift import FIRST_LOOK, MAX_SHIFT, least_shift
 
 EDGES = np.linspace(0, 1, 65)[1:-1]
 

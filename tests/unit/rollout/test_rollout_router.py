@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.rollout.ab_settings import ABTestSettings
-from stoker.rollout.ab_state import begin_test, end_test
-from stoker.rollout.append_log import LogReader, objects_of
-from stoker.rollout.assignments import key_text, logs_of
-from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import MEASURED, read_counts, read_failures
-from stoker.rollout.histogram import count_above
-from stoker.rollout.router import MAX_RUN_S, RolloutRouter
-from stoker.rollout.state import (
+from stoker.rollout.ab.append_log import LogReader, objects_of
+from stoker.rollout.ab.assignments import key_text, logs_of
+from stoker.rollout.ab.state import begin_test, end_test
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
+from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
+from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import (
     FOLDER,
     Phase,
     RolloutSettings,
@@ -33,7 +33,7 @@ from stoker.rollout.state import (
     roll_back,
     start,
 )
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.errors import ServeError
 from stoker.serve.routing import (
     CopyResult,
@@ -205,7 +205,7 @@ def test_versions_are_compared_from_the_measurement_of_the_baseline_to_the_end(m
 
 
 def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.rollout.router.MOST_ROUTES", 3)
+    monkeypatch.setattr("stoker.rollout.routing.router.MOST_ROUTES", 3)
     router = put(model, begun(key="x-user"))
 
     first = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
@@ -425,7 +425,7 @@ def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
     read_s += [router.refresh(served(model))["m"] for _ in range(3)]
     assert caplog.records == []
 
-    monkeypatch.setattr("stoker.rollout.router.UNREADABLE_S", 0.0)
+    monkeypatch.setattr("stoker.rollout.routing.router.UNREADABLE_S", 0.0)
     read_s += [router.refresh(served(model))["m"] for _ in range(3)]
 
     assert len(set(read_s)) == 1
@@ -443,7 +443,7 @@ def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
 def test_a_run_of_a_version_under_rollout_may_not_last_as_long_as_others(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.rollout.router.MAX_RUN_S", 0.1)
+    monkeypatch.setattr("stoker.rollout.routing.router.MAX_RUN_S", 0.1)
     router = put(model, begun())
     overdue: list[int] = []
     stuck = threading.Event()

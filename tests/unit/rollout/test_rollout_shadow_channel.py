@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from stoker.rollout.shadow_channel import (
+from stoker.rollout.shadow.channel import (
     CopiedRequest,
     ShadowTarget,
     receive_answer,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.rollout.shadow_compare import Comparison, compare, comparison_of, failed
+from stoker.rollout.shadow.compare import Comparison, compare, comparison_of, failed
 
 Array = NDArray[Any]
 SCORES = {"scores": (None, 2)}

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from stoker.core.fingerprint import fingerprint
-from stoker.rollout import evidence
-from stoker.rollout.counts import read_counts, requests_of, stage_counts, write_counts
-from stoker.rollout.evidence import ALLOWED_RATIO, FACTORS, BadAnswers, log_evidence
-from stoker.rollout.gates import BUILT_IN, Verdict, VersionCounts, judge
-from stoker.rollout.shadow_compare import Comparison
-from stoker.rollout.shadow_counts import ShadowTally, summary
-from stoker.rollout.state import RolloutSettings, RolloutState, advance, start
+from stoker.rollout.counts.counts import read_counts, requests_of, stage_counts, write_counts
+from stoker.rollout.gates.gates import BUILT_IN, Verdict, VersionCounts, judge
+from stoker.rollout.shadow.compare import Comparison
+from stoker.rollout.shadow.counts import ShadowTally, summary
+from stoker.rollout.state.state import RolloutSettings, RolloutState, advance, start
+from stoker.rollout.statistics import evidence
+from stoker.rollout.statistics.evidence import ALLOWED_RATIO, FACTORS, BadAnswers, log_evidence
 
 SLOW_S = 0.01
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError
-from stoker.rollout.stages import Stage, parse_stages
+from stoker.rollout.state.stages import Stage, parse_stages
 
 
 def test_each_form_of_a_stage() -> None:

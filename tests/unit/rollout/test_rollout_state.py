@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.rollout.state import (
+from stoker.rollout.state.state import (
     Phase,
     RolloutSettings,
     RolloutState,

@@ -24,10 +24,10 @@ from tests.unit.rollout.state_kills import (
 )
 
 from stoker.core.errors import DataError, UserError
-from stoker.rollout.controller import Controller
-from stoker.rollout.counts import read_counts, write_counts
-from stoker.rollout.state import Phase, RolloutState, advance
-from stoker.rollout.state_files import StateFiles
+from stoker.rollout.control.controller import Controller
+from stoker.rollout.counts.counts import read_counts, write_counts
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import Phase, RolloutState, advance
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -223,7 +223,7 @@ import json, os, sys
 from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import RolloutSettings, advance
+from stoker.rollout.state.state import RolloutSettings, advance
 import stoker.rollout.signatures
 
 root = Path(sys.argv[1])
@@ -303,7 +303,7 @@ def test_a_promotion_is_not_repeated_on_what_another_operator_left(
     root: Path,
 ) -> None:
     from stoker.rollout.operations import ModelRollouts
-    from stoker.rollout.state import RolloutSettings, resume
+    from stoker.rollout.state.state import RolloutSettings, resume
 
     folder = root / "taxi" / ".rollout"
     rollouts = ModelRollouts(root, "taxi")
@@ -325,7 +325,7 @@ def test_going_back_to_a_version_that_was_deleted_is_refused_before_anything_cha
     root: Path,
 ) -> None:
     from stoker.rollout.operations import ModelRollouts
-    from stoker.rollout.state import RolloutSettings, promote_fully
+    from stoker.rollout.state.state import RolloutSettings, promote_fully
 
     rollouts = ModelRollouts(root, "taxi")
     rollouts.start(2, RolloutSettings(), why="")

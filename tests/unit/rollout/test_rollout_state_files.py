@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import DataError
-from stoker.rollout.state_files import Conflict, StateFiles
+from stoker.rollout.state.files import Conflict, StateFiles
 
 WRITER = """
 import sys
 from pathlib import Path
-from stoker.rollout.state_files import Conflict, StateFiles
+from stoker.rollout.state.files import Conflict, StateFiles
 files, name = StateFiles(Path(sys.argv[1])), sys.argv[2]
 print("up", flush=True)
 count = 0

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.rollout.controller import Event, change
-from stoker.rollout.counts import MEASURED, read_counts, read_failures
-from stoker.rollout.router import RolloutRouter
-from stoker.rollout.state import (
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.control.supervisor import RolloutSupervisor
+from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
+from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import (
     FOLDER,
     Phase,
     RolloutSettings,
@@ -21,8 +23,6 @@ from stoker.rollout.state import (
     start,
     state_of,
 )
-from stoker.rollout.state_files import StateFiles
-from stoker.rollout.supervisor import RolloutSupervisor
 from stoker.serve.routing import Served, VersionInUse, no_headers
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)
@@ -148,7 +148,7 @@ def test_rollouts_are_judged_also_while_no_worker_lives(
 
 
 def test_the_parent_needs_no_tensorflow() -> None:
-    code = "import sys, stoker.rollout.supervisor, stoker.serve.process.workers; "
+    code = "import sys, stoker.rollout.control.supervisor, stoker.serve.process.workers; "
     code += "sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker.core.errors import UserError
-from stoker.rollout.router import RolloutRouter
+from stoker.rollout.routing.router import RolloutRouter
 from stoker.serve.dataplane.copies import CopiedCall, Copies
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.errors import Code, ServeError

@@ -16,7 +16,7 @@ from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
     from stoker.rollout.operations import ModelRollouts, Rollout
-    from stoker.rollout.state import RolloutState
+    from stoker.rollout.state.state import RolloutState
 
 app = typer.Typer(
     help="Move traffic to a new version of a model step by step, and back if it is worse.",
@@ -157,10 +157,10 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin to move a model's traffic to a version; the servers of the repository follow."""
-    from stoker.rollout.hook_settings import parse_webhook
-    from stoker.rollout.stages import seconds_of
-    from stoker.rollout.state import RolloutSettings
-    from stoker.rollout.user_gates import read_gates
+    from stoker.rollout.state.stages import seconds_of
+    from stoker.rollout.state.state import RolloutSettings
+    from stoker.rollout.state.user_gates import read_gates
+    from stoker.rollout.state.webhook import parse_webhook
 
     settings = RolloutSettings(
         stages=canary,
@@ -206,7 +206,7 @@ def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 @app.command()
 def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Keep the traffic as it is; gates still roll back."""
-    from stoker.rollout import state
+    from stoker.rollout.state import state
 
     changed = _open(models, model).apply(
         lambda now: state.pause(now, reason=why or "an operator"), what="pause", why=why
@@ -217,7 +217,7 @@ def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Go on after a pause, or end a stage that waits for a person."""
-    from stoker.rollout import state
+    from stoker.rollout.state import state
 
     changed = _open(models, model).apply(
         lambda now: state.resume(now, now_s=time.time()), what="resume", why=why
@@ -238,7 +238,8 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Go to the next stage now, whatever its time and requests; or end an A/B test."""
-    from stoker.rollout import ab_state, state
+    from stoker.rollout.ab import state as ab_state
+    from stoker.rollout.state import state
 
     def move(now: RolloutState) -> RolloutState:
         if version is not None:

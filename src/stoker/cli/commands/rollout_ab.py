@@ -13,9 +13,9 @@ import typer
 from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from stoker.rollout.ab_result import ABResult, ArmResult
-    from stoker.rollout.ab_settings import ABTestSettings
-    from stoker.rollout.state import RolloutState
+    from stoker.rollout.ab.result import ABResult, ArmResult
+    from stoker.rollout.state.ab_settings import ABTestSettings
+    from stoker.rollout.state.state import RolloutState
 
 Model = Annotated[str, typer.Argument(help="The model's name in the repository.")]
 Models = Annotated[
@@ -74,9 +74,9 @@ def ab(
     It ends with `stoker rollout promote --version N` or `stoker rollout rollback`.
     """
     from stoker.core.errors import ConfigError
-    from stoker.rollout.ab_settings import ABTestSettings, Metric, parse_arms
     from stoker.rollout.operations import ModelRollouts
-    from stoker.rollout.state import RolloutSettings
+    from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
+    from stoker.rollout.state.state import RolloutSettings
 
     if metric not in [*Metric]:
         raise ConfigError("--metric must be first or sum", got=metric)
@@ -103,8 +103,8 @@ def outcome(
     models: Models = MODELS,
 ) -> None:
     """Report what a user did, who took part in the model's A/B test."""
+    from stoker.rollout.ab.outcomes import Outcome
     from stoker.rollout.operations import ModelRollouts
-    from stoker.rollout.outcomes import Outcome
 
     ModelRollouts(models, model).add_outcome(Outcome(key=key, value=value))
 

@@ -159,7 +159,7 @@ def serve(
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
-    from stoker.rollout.supervisor import Controllers, RolloutSupervisor, make_controller
+    from stoker.rollout.control.supervisor import Controllers, RolloutSupervisor, make_controller
 
     make = functools.partial(make_controller, gate_folder=gate_folder)
     if config.is_supervised:
@@ -180,8 +180,8 @@ def serve(
     # Only once the flags are known to be right: the import takes seconds.
     import_tensorflow()
     from stoker.rollout.rest import RolloutRoutes
-    from stoker.rollout.router import RolloutRouter
-    from stoker.rollout.shadow_stage import ShadowOptions
+    from stoker.rollout.routing.router import RolloutRouter
+    from stoker.rollout.shadow.stage import ShadowOptions
     from stoker.serve.process.main import run_server
 
     # Where another process watches over this one, that one judges.

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.rollout.export.split import ExportedSplit
-from stoker.rollout.stages import parse_stages
+from stoker.rollout.state.stages import parse_stages
 
 _SHORTEST_INTERVAL_S = 10
 

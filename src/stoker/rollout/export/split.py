@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.core.config import dns_name
 from stoker.core.errors import Plain, UserError
-from stoker.rollout.state import ACTIVE, Phase, RolloutState
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 
 _SCALES = (100, 1_000, 10_000, 100_000, 1_000_000)
 """Sums of whole weights, the most readable first; the Gateway API allows a weight of 1,000,000 at most."""

@@ -16,7 +16,7 @@ from stoker.client.messages import MODEL_STATUS, RELOAD_CONFIG, message
 from stoker.client.model_client import RefusedError
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.rollout.export.split import ExportedSplit
-from stoker.rollout.state import ACTIVE, Phase
+from stoker.rollout.state.state import ACTIVE, Phase
 
 if TYPE_CHECKING:
     from tensorflow_serving.config import model_server_config_pb2

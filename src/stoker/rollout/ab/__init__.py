@@ -1,0 +1,1 @@
+"""A/B tests: assignments, outcomes and their result."""

@@ -1,0 +1,195 @@
+"""The result of an A/B test, from its logs: per arm keys, mean, and an interval of the difference."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+from numpy.typing import NDArray
+
+from stoker.rollout.ab.append_log import LogReader, objects_of
+from stoker.rollout.state.ab_settings import ABTestSettings, Metric
+from stoker.rollout.statistics.confidence_sequence import (
+    ArmTotals,
+    Difference,
+    difference,
+    log_share_evidence,
+)
+
+SHARES_ALPHA = 0.01
+"""Probability that a test whose arms get the keys that the weights say ever warns of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmResult:
+    """One arm of a test."""
+
+    version: int
+    """The version of the model."""
+
+    share: float
+    """Share of the keys that the weights say."""
+
+    totals: ArmTotals
+    """The outcomes of its keys."""
+
+    reported: int
+    """Keys with an outcome, also of 0."""
+
+    difference: Difference | None
+    """To the baseline; None: too early, or it is the baseline."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ABResult:
+    """The result of a test as it stands now."""
+
+    arms: list[ArmResult]
+    """In the order of the test."""
+
+    warnings: list[str]
+    """Why the result may be wrong, a sentence each."""
+
+
+def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]) -> ABResult:
+    """Read the logs of a test, and compare each arm with the baseline.
+
+    Args:
+        folder: of the test's logs.
+        test: its settings.
+        shares: share of the keys that the split gives to each arm.
+    """
+    assigned = _lines(folder, "assignments", "arm", pa.int64()).first()
+    outcomes = _lines(folder, "outcomes", "value", pa.float64())
+    if test.metric is Metric.FIRST:
+        outcomes = outcomes.first()
+    keys, arms = assigned.keys, assigned.fields
+    values, has_outcome, without_key = _values(keys, outcomes)
+    totals, reported = {}, {}
+    for version in test.shares:
+        mine = values[arms == version]
+        totals[version] = ArmTotals(
+            keys=len(mine),
+            total=float(mine.sum()),
+            squares=float((mine**2).sum()),
+            nonzero=int(np.count_nonzero(mine)),
+        )
+        reported[version] = int(has_outcome[arms == version].sum())
+    found = [
+        ArmResult(
+            version=version,
+            share=share,
+            totals=totals[version],
+            reported=reported[version],
+            difference=None
+            if version == test.baseline
+            else difference(
+                totals[test.baseline],
+                totals[version],
+                comparisons=len(test.arms) - 1,
+                bounded=test.bounded,
+                alpha=test.alpha,
+            ),
+        )
+        for version, share in test.arms
+    ]
+    warnings = _share_warning(found, shares)
+    if len(keys) >= test.max_keys:
+        warnings.append(f"The log is full: keys after the first {test.max_keys:,} do not count.")
+    if without_key:
+        warnings.append(
+            f"{without_key:,} outcomes are of keys whose assignment is not in the logs."
+        )
+    if left_out := assigned.left_out + outcomes.left_out:
+        warnings.append(f"{left_out:,} lines of the logs are cut or damaged, and left out.")
+    return ABResult(arms=found, warnings=warnings)
+
+
+def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[str]:
+    keys = [arm.totals.keys for arm in arms]
+    evidence = log_share_evidence(keys, [shares[arm.version] for arm in arms])
+    if evidence < math.log(1.0 / SHARES_ALPHA):
+        return []
+    seen = ", ".join(
+        f"version {arm.version} {count / sum(keys):.2%} instead of {arm.share:.2%}"
+        for arm, count in zip(arms, keys, strict=True)
+    )
+    warning = (
+        f"The arms do not have the keys that the weights say ({seen}), so the difference may come from who is "
+        "missing: find out why, an arm that cannot be loaded for example, and begin another test."
+    )
+    return [warning]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lines:
+    """The lines of a log, in the order of their keys, and of their times within one."""
+
+    keys: NDArray[np.uint64]
+    fields: NDArray[Any]
+    left_out: int
+
+    def first(self) -> _Lines:
+        """The first line of each key."""
+        first = np.ones(len(self.keys), dtype=bool)
+        first[1:] = self.keys[1:] != self.keys[:-1]
+        return replace(self, keys=self.keys[first], fields=self.fields[first])
+
+
+def _lines(folder: Path, kind: str, field: str, dtype: pa.DataType) -> _Lines:
+    """Read the logs of a kind: of each line the key and one more field."""
+    reader = LogReader(folder, f"{kind}-*")
+    schema = pa.schema([("at", pa.float64()), ("key", pa.string()), (field, dtype)])
+    tables, lines = [schema.empty_table()], 0
+    for block in reader.blocks():
+        lines += block.count(b"\n")
+        tables.append(_table(block, schema))
+    table = pa.concat_tables(tables).combine_chunks()
+    at_s, others = table["at"].to_numpy(), table[field].to_numpy()
+    digits = "".join(table["key"].to_pylist())
+    keys = np.frombuffer(bytes.fromhex(digits), dtype=">u8").astype(np.uint64)
+    order = np.lexsort((at_s, keys))
+    left_out = max(0, lines - table.num_rows) + reader.cut
+    return _Lines(keys=keys[order], fields=others[order], left_out=left_out)
+
+
+def _table(block: bytes, schema: pa.Schema) -> pa.Table:
+    """The lines that have all fields, as columns."""
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        table = pj.read_json(io.BytesIO(block), parse_options=options)
+    except pa.ArrowInvalid:  # a damaged line: each by itself
+        rows = [row for row in objects_of(block) if _is_row(row, schema)]
+        table = pa.Table.from_pylist(rows, schema=schema)
+    table = table.drop_null()
+    return table.filter(pc.match_substring_regex(table["key"], "^[0-9a-f]{16}$"))
+
+
+def _is_row(row: Mapping[str, Any], schema: pa.Schema) -> bool:
+    try:
+        pa.Table.from_pylist([row], schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return False
+    return True
+
+
+def _values(
+    keys: NDArray[np.uint64], outcomes: _Lines
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
+    """Value of each key, whether it has an outcome; and how many outcomes are of other keys."""
+    found, has_outcome = np.zeros(len(keys)), np.zeros(len(keys), dtype=bool)
+    if not len(keys):
+        return found, has_outcome, len(outcomes.keys)
+    at = np.minimum(np.searchsorted(keys, outcomes.keys), len(keys) - 1)
+    known = keys[at] == outcomes.keys
+    np.add.at(found, at[known], outcomes.fields[known])
+    has_outcome[at[known]] = True
+    return found, has_outcome, int((~known).sum())

@@ -1,0 +1,1 @@
+"""Moves a rollout on: the controller, its lease, and whom it tells."""

@@ -1,0 +1,121 @@
+"""Tells people and programs what a rollout did: messages in Slack's form, and webhooks after a rollback.
+
+The files of the state list what happened, and `told.json` holds the number of the last one that was reported: each
+change is reported at least once, also an operator's, by the controller that is at work then. Nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError
+from stoker.core.files import write_json
+from stoker.rollout.control.webhooks import TIMEOUT_S, moment_of, payload
+from stoker.rollout.http_call import NoAnswerError, send
+from stoker.rollout.state.files import StateFiles, Stored
+from stoker.rollout.state.state import RolloutState, state_of
+from stoker.rollout.state.webhook import Moment
+
+_log = logging.getLogger(__name__)
+
+LEASE = "controller"
+"""The event of a controller that takes its place: it is not reported."""
+
+PAUSES_S = (1.0, 5.0)
+"""Pauses between the attempts of one message, seconds; after the last attempt it is dropped."""
+
+_FILE = "told.json"
+
+
+class Announcer:
+    """Tells what happened to one model's rollouts, in a thread of its own."""
+
+    def __init__(self, model: str, folder: Path) -> None:
+        """Args: model: for the messages; folder: of the rollout's state."""
+        self._model, self._folder = model, folder
+        self._thread: threading.Thread | None = None
+
+    def has_news(self, stored: Stored, state: RolloutState) -> bool:
+        """Whether a change is not reported yet.
+
+        Args:
+            stored: the newest state.
+            state: the same.
+        """
+        return bool(_listeners(state)) and self._told() < stored.number
+
+    def tell(self) -> None:
+        """Tell what is new; returns at once."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._tell_all, name="stoker-rollout-news", daemon=True
+            )
+            self._thread.start()
+
+    def _tell_all(self) -> None:
+        told = self._told()
+        with contextlib.suppress(DataError, OSError):  # the controller reports it
+            for stored in StateFiles(self._folder).history():
+                if stored.number > told:
+                    self._tell(stored)
+                    write_json(self._folder / _FILE, {"number": stored.number})
+
+    def _tell(self, stored: Stored) -> None:
+        event, state = stored.content["event"], state_of(stored.content["state"])
+        if event["what"] == LEASE:
+            return
+        for url in state.settings.notify:
+            self._send(url, {"text": _text(self._model, stored.number, event, state)})
+        if moment_of(state) is Moment.ROLLBACK:
+            content = payload(
+                self._model,
+                Moment.ROLLBACK,
+                state,
+                identity=str(stored.number),
+                why=str(event["why"]),
+            )
+            for url in _after_rollback(state):
+                self._send(url, content)
+
+    def _send(self, url: str, content: dict[str, Any]) -> None:
+        why = ""
+        for pause_s in (0.0, *PAUSES_S):
+            time.sleep(pause_s)
+            try:
+                answer = send(url, body=json.dumps(content).encode(), timeout_s=TIMEOUT_S)
+            except NoAnswerError as error:
+                why = str(error)
+                continue
+            if answer.is_success:
+                return
+            why = f"status {answer.status}"
+        _log.error("rollout of %s: a message was dropped: %s", self._model, why)
+
+    def _told(self) -> int:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads((self._folder / _FILE).read_bytes())["number"])
+        return 0
+
+
+def _after_rollback(state: RolloutState) -> list[str]:
+    return [each.url for each in state.settings.webhooks if Moment.ROLLBACK in each.at]
+
+
+def _listeners(state: RolloutState) -> list[str]:
+    return [*state.settings.notify, *_after_rollback(state)]
+
+
+def _text(model: str, number: int, event: dict[str, Any], state: RolloutState) -> str:
+    why = f": {event['why']}" if event["why"] else ""
+    text = (
+        f"Rollout of {model}, version {state.candidate}: {event['what']} by {event['who']}{why}. "
+        f"Now {state.phase}, {state.share * 100:g} % of the traffic. [{model}/{state.rollout}/{number}]"
+    )
+    # Source: Slack, formatting text for app surfaces: these three are control characters.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

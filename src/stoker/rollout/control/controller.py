@@ -1,0 +1,213 @@
+"""Takes a rollout from stage to stage: one controller at a time, in any of the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.core.files import write_json
+from stoker.rollout.control.hooks import Hooks
+from stoker.rollout.counts.counts import (
+    MEASURED,
+    Counts,
+    read_counts,
+    read_failures,
+    requests_of,
+    stage_counts,
+)
+from stoker.rollout.gates.gates import (
+    BUILT_IN,
+    SLOW_P50,
+    SLOW_P99,
+    Action,
+    Decision,
+    Verdict,
+    VersionCounts,
+    decide,
+    judge,
+    without_answer,
+)
+from stoker.rollout.state.files import Conflict, StateFiles, Stored
+from stoker.rollout.state.state import (
+    ACTIVE,
+    Phase,
+    RolloutState,
+    advance,
+    pause,
+    roll_back,
+    state_of,
+)
+from stoker.rollout.statistics.histogram import quantile
+
+_log = logging.getLogger(__name__)
+
+TAKEOVER_S = 10.0
+"""Without a sign of life of the controller for this long, by its own clock, a server takes its place."""
+
+MEASURED_REQUESTS = 1_000
+"""Requests of the baseline from which its latency is known well enough."""
+
+SLOWER = 1.1
+"""An answer is slow when it takes longer than this times the baseline's quantile."""
+
+_QUANTILES = {SLOW_P99: 0.99, SLOW_P50: 0.5}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """A change of the state, as the history keeps it."""
+
+    what: str
+    who: str
+    why: str
+    at_s: float
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON can hold it."""
+        return {"what": self.what, "who": self.who, "why": self.why, "at_s": self.at_s}
+
+
+def change(files: StateFiles, after: Stored | None, state: RolloutState, event: Event) -> Stored:
+    """Make a state the newest, with the event that led to it.
+
+    Raises:
+        Conflict: another writer changed the state first.
+    """
+    return files.append({"state": state.to_json(), "event": event.to_json()}, after=after)
+
+
+class Controller:
+    """Judges a model's rollout once a second, if no other server does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        hooks: Hooks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Make a controller, which does nothing until its `step`.
+
+        Args:
+            folder: of the rollout's state.
+            hooks: the user's gates, webhooks and messages; None: those of a server without Python gates.
+            clock: seconds, never backwards.
+            now: seconds since the epoch.
+        """
+        self._folder, self._clock, self._now = folder, clock, now
+        self._hooks = hooks or Hooks(folder.parent.name, folder)
+        self._files = StateFiles(folder)
+        self._name = f"{os.uname().nodename}/{os.getpid()}"
+        self._lease: int | None = None
+        self._beats = 0
+        self._seen: tuple[object, float] = (None, clock())
+
+    def step(self) -> Decision | None:
+        """Judge, and change the state if that follows.
+
+        Returns:
+            The decision; None where there is no rollout under way, or another server judges it.
+
+        Raises:
+            DataError: a file of the state is damaged.
+            UserError: the disk is full.
+        """
+        stored = self._files.latest()
+        state = None if stored is None else state_of(stored.content["state"])
+        if stored is None or state is None or state.is_test:
+            return None
+        active, news = state.phase in ACTIVE, self._hooks.has_news(stored, state)
+        if not active and not news:
+            return None
+        with contextlib.suppress(Conflict):  # somebody was first: the next step reads what they did
+            if self._lease == state.lease != 0:
+                self._beat()
+                if news:
+                    self._hooks.tell()
+                return self._judge(stored, state) if active else None
+            self._watch(stored, state)
+        return None
+
+    def _watch(self, stored: Stored, state: RolloutState) -> None:
+        """Take the place of a controller that has given no sign of life."""
+        seen = (state.lease, self._read_beat())
+        if seen != self._seen[0]:
+            self._seen = seen, self._clock()
+        if state.lease == 0 or self._clock() - self._seen[1] >= TAKEOVER_S:
+            lease = state.lease + 1
+            event = Event(what="controller", who=self._name, why=f"lease {lease}", at_s=self._now())
+            # A controller that was stopped and goes on finds a newer state, so its own change is refused.
+            change(self._files, stored, replace(state, lease=lease), event)
+            self._lease = lease
+            self._beat()
+
+    def _judge(self, stored: Stored, state: RolloutState) -> Decision:
+        counts = read_counts(self._folder, rollout=state.rollout)
+        failed = read_failures(self._folder, rollout=state.rollout).get(state.candidate)
+        if failed is not None:
+            decision = Decision(action=Action.ROLL_BACK, reason=failed)
+            return self._follow(stored, state, decision)
+        if state.phase is Phase.MEASURING:
+            return self._measure(stored, state, counts)
+        gates = len(BUILT_IN) + len(state.settings.user_gates)
+        results = judge(stage_counts(counts, state), state, gates=gates)
+        results += self._hooks.gates(state)
+        requests = requests_of(counts, stage=state.stage, version=state.candidate)
+        return self._follow(
+            stored, state, decide(state, results, requests=requests, now_s=self._now())
+        )
+
+    def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
+        """Do what was decided, once the webhooks let it go on."""
+        if decision.action is Action.ADVANCE:
+            following = advance(state, now_s=self._now())
+            asked = self._hooks.before(state, following, why=decision.reason)
+            silent = [each for each in asked if each.verdict is not Verdict.PASS]
+            if silent:
+                return self._follow(stored, state, without_answer(state, silent))
+            self._change(stored, following, decision)
+        elif decision.action is Action.PAUSE:
+            self._change(stored, pause(state, reason=decision.reason), decision)
+        elif decision.action is Action.ROLL_BACK:
+            following = roll_back(state, reason=decision.reason, now_s=self._now())
+            self._change(stored, following, decision)
+        return decision
+
+    def _measure(self, stored: Stored, state: RolloutState, counts: Counts) -> Decision:
+        """Begin the first stage when the baseline's latency is known."""
+        seen = counts.get(MEASURED, {}).get(state.baseline, VersionCounts())
+        judged = set(_QUANTILES) - set(state.settings.dry_run)
+        if judged and seen.requests < MEASURED_REQUESTS:
+            reason = f"{seen.requests} of {MEASURED_REQUESTS} requests of the baseline"
+            return Decision(action=Action.WAIT, reason=reason)
+        slow_s = {
+            gate: SLOWER * quantile(seen.latency, share)
+            for gate, share in _QUANTILES.items()
+            if seen.requests
+        }
+        decision = Decision(action=Action.ADVANCE, reason="the baseline's latency is known")
+        return self._follow(stored, replace(state, slow_s=slow_s), decision)
+
+    def _change(self, stored: Stored, state: RolloutState, decision: Decision) -> None:
+        event = Event(what=decision.action, who=self._name, why=decision.reason, at_s=self._now())
+        change(self._files, stored, state, event)
+        _log.warning(
+            "rollout of version %d: %s: %s", state.candidate, decision.action, decision.reason
+        )
+
+    def _beat(self) -> None:
+        self._beats += 1
+        write_json(self._folder / "beat.json", {"lease": self._lease, "count": self._beats})
+
+    def _read_beat(self) -> Mapping[str, int] | None:
+        with contextlib.suppress(OSError, ValueError):
+            beat: Mapping[str, int] = json.loads((self._folder / "beat.json").read_bytes())
+            return beat
+        return None

@@ -1,0 +1,194 @@
+"""What a controller asks outside of the counts: the user's gates and webhooks, and whom it tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import UserError
+from stoker.core.files import write_json
+from stoker.rollout.control.announcer import Announcer
+from stoker.rollout.control.webhooks import call_webhook, moment_of, payload
+from stoker.rollout.gates.callback import call_in_process
+from stoker.rollout.gates.gates import GateResult, Verdict, compared_with_limits
+from stoker.rollout.gates.polling import Poll
+from stoker.rollout.gates.prometheus import query_numbers
+from stoker.rollout.http_call import NoAnswerError
+from stoker.rollout.state.files import Stored
+from stoker.rollout.state.state import RolloutState
+from stoker.rollout.state.user_gates import UserGate, code_of
+
+_FILE = "user-gates.json"
+
+WEBHOOK_EVERY_S = 10.0
+"""Time between two calls of a webhook that does not let the rollout go on, seconds."""
+
+
+class Hooks:
+    """The gates, webhooks and messages of one model's rollouts; no method waits for a service."""
+
+    def __init__(
+        self,
+        model: str,
+        folder: Path,
+        *,
+        gate_folder: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            model: the model.
+            folder: of the rollout's state.
+            gate_folder: of the modules of Python gates; None: there is none on this server.
+            clock: seconds, never backwards.
+        """
+        self._model, self._folder, self._gate_folder = model, folder, gate_folder
+        self._clock = clock
+        self._polls: dict[str, Poll] = {}
+        self._gates: Sequence[GateResult] = ()
+        self._webhooks: tuple[float, Sequence[GateResult]] = (0.0, ())
+        self._written: object = None
+        self._announcer = Announcer(model, folder)
+
+    def gates(self, state: RolloutState) -> list[GateResult]:
+        """The last answers of the user's gates in this stage."""
+        results = []
+        for gate in state.settings.user_gates:
+            poll = self._poll(gate.name, gate.every_s)
+            about = (state.rollout, state.began_s, gate)
+            results.append(poll.look(about, lambda gate=gate: self._ask(gate, state)))  # type: ignore[misc]
+        self._gates = results
+        self._write(state)
+        return results
+
+    def before(self, state: RolloutState, following: RolloutState, *, why: str) -> list[GateResult]:
+        """The answers of the webhooks that are asked before a change.
+
+        Args:
+            state: as it stands.
+            following: what it changes to.
+            why: the reason.
+        """
+        moment = moment_of(following)
+        results = []
+        for number, hook in enumerate(state.settings.webhooks, 1):
+            if moment is None or moment not in hook.at:
+                continue
+            name = f"webhook {number}"
+            # The same for each controller: the number of the lease is not a part of it.
+            identity = f"{following.stage}-{state.began_s:.3f}"
+            content = payload(self._model, moment, following, identity=identity, why=why)
+            poll = self._poll(name, WEBHOOK_EVERY_S)
+            results.append(
+                poll.look(
+                    content["id"],
+                    lambda name=name, url=hook.url, content=content: call_webhook(  # type: ignore[misc]
+                        name, url, content
+                    ),
+                )
+            )
+        self._webhooks = state.began_s, results
+        self._write(state)
+        return results
+
+    def has_news(self, stored: Stored, state: RolloutState) -> bool:
+        """Whether a change is not reported yet."""
+        return self._announcer.has_news(stored, state)
+
+    def tell(self) -> None:
+        """Tell what is new; returns at once."""
+        self._announcer.tell()
+
+    def _poll(self, name: str, every_s: float) -> Poll:
+        if name not in self._polls:
+            self._polls[name] = Poll(name, every_s=every_s, clock=self._clock)
+        return self._polls[name]
+
+    def _ask(self, gate: UserGate, state: RolloutState) -> GateResult:
+        try:
+            if gate.prometheus:
+                found: Sequence[bool | float | None] = query_numbers(
+                    gate.prometheus,
+                    gate.question(**facts(self._model, state)),
+                    timeout_s=gate.timeout_s,
+                )
+            else:
+                found = [self._call(gate, state)]
+        except NoAnswerError as error:
+            return GateResult(gate=gate.name, verdict=Verdict.INCONCLUSIVE, detail=str(error))
+        return compared_with_limits(gate.name, found, least=gate.min, most=gate.max)
+
+    def _call(self, gate: UserGate, state: RolloutState) -> bool | float | None:
+        folder = self._gate_folder
+        if folder is None:
+            raise NoAnswerError("the server needs --gate-folder to call a Python gate")
+        try:
+            same = code_of(folder, gate.python) == gate.code
+        except UserError as error:
+            raise NoAnswerError(error.line()) from None
+        if not same:
+            raise NoAnswerError(f"{gate.python} is not what it was when the rollout began")
+        about = {
+            **facts(self._model, state),
+            "rollout": state.rollout,
+            "phase": str(state.phase),
+            "stage": str(state.current),
+            "share": state.share,
+            "folder": str(self._folder.parent.resolve()),
+        }
+        return call_in_process(folder, gate.python, about, timeout_s=gate.timeout_s)
+
+    def _write(self, state: RolloutState) -> None:
+        asked_s, webhooks = self._webhooks
+        asked = webhooks if asked_s == state.began_s else ()
+        content = {
+            "rollout": state.rollout,
+            "began_s": state.began_s,
+            "gates": [
+                {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
+                for each in (*self._gates, *asked)
+            ],
+        }
+        if content["gates"] and content != self._written:
+            with contextlib.suppress(OSError):  # shown by `status` only
+                write_json(self._folder / _FILE, content)
+                self._written = content
+
+
+def facts(model: str, state: RolloutState) -> dict[str, Any]:
+    """What a query and a function may ask about."""
+    return {"model": model, "candidate": state.candidate, "baseline": state.baseline}
+
+
+def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
+    """What the user's gates, and the webhooks that a change waits for, last said to the controller.
+
+    Args:
+        folder: of the rollout's state.
+        state: of the rollout.
+    """
+    found: dict[str, GateResult] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((folder / _FILE).read_bytes())
+        # The answers of an earlier stage say nothing of this one; those of the last one stay.
+        same_stage = content["began_s"] == state.began_s or not state.is_active
+        if content["rollout"] == state.rollout and same_stage:
+            found = {
+                each["gate"]: GateResult(
+                    gate=each["gate"], verdict=Verdict(each["verdict"]), detail=each["detail"]
+                )
+                for each in content["gates"]
+            }
+    gates = [
+        found.pop(
+            gate.name,
+            GateResult(gate=gate.name, verdict=Verdict.INCONCLUSIVE, detail="no answer yet"),
+        )
+        for gate in state.settings.user_gates
+    ]
+    return [*gates, *(found.values() if state.is_active else ())]

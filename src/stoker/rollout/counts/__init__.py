@@ -1,0 +1,1 @@
+"""What versions did in each stage, written by servers and added up."""

@@ -1,0 +1,178 @@
+"""What servers counted of a rollout: a file for each process, next to the state.
+
+folder/counts/<rollout>/<server>.json       stage -> version -> counts; written every second
+
+The files of servers that have ended stay: what they counted still counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError, Plain, UserError
+from stoker.core.files import write_json
+from stoker.core.fingerprint import fingerprint
+from stoker.rollout.gates.gates import StageCounts, VersionCounts
+from stoker.rollout.state.stages import Stage, parse_stages
+from stoker.rollout.state.state import RolloutState
+
+_log = logging.getLogger(__name__)
+
+MEASURED = -1
+"""Stands for a stage while the baseline is measured."""
+
+Counts = Mapping[int, Mapping[int, VersionCounts]]
+"""Stage -> version -> counts."""
+
+
+def write_counts(
+    folder: Path, counts: Counts, failed: Mapping[int, str], *, rollout: int, server: str
+) -> None:
+    """Write what one process has counted since it began.
+
+    Args:
+        folder: of the rollout's state.
+        counts: of each stage.
+        failed: version -> why the process cannot run it.
+        rollout: number of the rollout.
+        server: name of the process.
+
+    Raises:
+        OSError: the file cannot be written, for example because the disk is full; the one before is whole.
+    """
+    path = counts_folder(folder, rollout) / f"{server}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stages = {
+        str(stage): {str(version): _to_json(each) for version, each in versions.items()}
+        for stage, versions in counts.items()
+    }
+    content = {"stages": stages, "failed": {str(key): why for key, why in failed.items()}}
+    try:
+        write_json(path, {**content, "sha256": fingerprint(content)})
+    except UserError as error:
+        raise OSError(errno.ENOSPC, str(error)) from error
+
+
+def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
+    """Return the counts of all processes, added up."""
+    found: dict[int, dict[int, VersionCounts]] = {}
+    for counts, _ in _contents(folder, rollout):
+        for stage, versions in counts.items():
+            mine = found.setdefault(stage, {})
+            for version, each in versions.items():
+                mine.setdefault(version, VersionCounts()).add(each)
+    return found
+
+
+def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
+    """Return version -> why a process cannot run it."""
+    return {
+        version: why for _, failed in _contents(folder, rollout) for version, why in failed.items()
+    }
+
+
+def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
+    """Yield what each file holds; a damaged one is left out, and its server writes it again."""
+    for path in sorted(counts_folder(folder, rollout).glob("[!.]*.json")):
+        with contextlib.suppress(OSError):
+            raw = path.read_bytes()
+            try:
+                yield parse_counts(_checked(raw, path))
+            except DataError as error:
+                _say_once(str(error))
+
+
+@functools.lru_cache
+def _say_once(error: str) -> None:
+    """The counts are read each second; their damage is reported once."""
+    _log.error("%s", error)
+
+
+def _checked(raw: bytes, path: Path) -> Mapping[str, Any]:
+    """The content of a file, if it is what was written."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        content: dict[str, Any] = json.loads(raw)
+        if content.pop("sha256") == fingerprint(content):
+            return content
+    raise DataError(
+        f"{path} is damaged, so its counts are left out",
+        got=Plain("other bytes than were written"),
+        fix="Nothing needs to be done while its server runs: it writes the file again.",
+    )
+
+
+def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
+    """The counts of the stages that had traffic, oldest first."""
+    stages = parse_stages(state.settings.stages)
+    return [
+        StageCounts(
+            share=0.0 if stage == MEASURED else _share(stages[stage]),
+            is_shadow=stage != MEASURED and stages[stage].shadow > 0.0,
+            baseline=versions.get(state.baseline, VersionCounts()),
+            candidate=versions.get(state.candidate, VersionCounts()),
+        )
+        for stage, versions in sorted(counts.items())
+        if MEASURED <= stage < len(stages)
+    ]
+
+
+def _share(stage: Stage) -> float:
+    # Of the requests of a shadow stage that count, each is answered once by either version.
+    return 0.5 if stage.shadow else stage.share
+
+
+def requests_of(counts: Counts, *, stage: int, version: int) -> int:
+    """Answers of a version in a stage."""
+    return counts.get(stage, {}).get(version, VersionCounts()).requests
+
+
+def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
+    """The counts and failures of the content of a file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it has another form.
+    """
+    counts = {
+        int(stage): {int(version): _of_json(each) for version, each in versions.items()}
+        for stage, versions in content["stages"].items()
+    }
+    return counts, {int(version): str(why) for version, why in content["failed"].items()}
+
+
+def counts_folder(folder: Path, rollout: int) -> Path:
+    """The folder of the files of a rollout."""
+    return folder / "counts" / str(rollout)
+
+
+def _to_json(counts: VersionCounts) -> dict[str, Any]:
+    return {
+        "requests": counts.requests,
+        "bad": counts.bad,
+        "latency": _pairs(counts.latency.items()),
+        "predictions": _pairs(counts.predictions.items()),
+        "shadow": dict(counts.shadow),
+    }
+
+
+def _pairs(items: Iterable[tuple[int, int]]) -> list[list[int]]:
+    return [[bucket, count] for bucket, count in sorted(items)]
+
+
+def _of_json(content: Mapping[str, Any]) -> VersionCounts:
+    return VersionCounts(
+        requests=int(content["requests"]),
+        bad=int(content["bad"]),
+        latency=Counter({int(bucket): int(count) for bucket, count in content["latency"]}),
+        predictions=Counter({int(bucket): int(count) for bucket, count in content["predictions"]}),
+        shadow=Counter(
+            {str(name): int(count) for name, count in content.get("shadow", {}).items()}
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Fetches the counts of servers that cannot write to the repository, and keeps them next to the state."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stoker.core.errors import UserError
+from stoker.registry.repository import is_model_name
+from stoker.rollout.counts.counts import parse_counts, write_counts
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 1.0
+"""Longest wait for one server, seconds."""
+
+_MAX_BYTES = 16 << 20
+"""Largest answer; the counts of a process are some 10 KiB."""
+
+_AT_ONCE = 16
+"""Servers that are asked at the same time."""
+
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""Servers of one repository are near: no proxy stands between."""
+
+
+class Scraper:
+    """Asks servers for their counts; one that does not answer is named in the log once."""
+
+    def __init__(self) -> None:
+        """Start without knowing any server."""
+        self._silent: set[str] = set()
+
+    def fetch(self, folder: Path, servers: Sequence[str], *, model: str, rollout: int) -> None:
+        """Write the counts of all processes of some servers next to the state.
+
+        Args:
+            folder: of the rollout's state.
+            servers: their REST addresses.
+            model: the model.
+            rollout: number of the rollout; counts of another one are left out.
+        """
+        with ThreadPoolExecutor(min(_AT_ONCE, len(servers))) as pool:
+            list(pool.map(lambda url: self._fetch(url, folder, model, rollout), servers))
+
+    def _fetch(self, url: str, folder: Path, model: str, rollout: int) -> None:
+        path = f"{url.rstrip('/')}/v1/rollouts/{urllib.parse.quote(model, safe='')}/counts"
+        try:
+            with _open(path, timeout=_TIMEOUT_S) as response:
+                content = json.loads(response.read(_MAX_BYTES))
+            if content["rollout"] != rollout:
+                return  # it has not read the newest state yet
+            for server, found in content["processes"].items():
+                if is_model_name(server):
+                    counts, failed = parse_counts(found)
+                    write_counts(folder, counts, failed, rollout=rollout, server=server)
+            self._silent.discard(url)
+        except (
+            *(OSError, UserError, http.client.HTTPException),
+            *(ValueError, KeyError, TypeError, AttributeError),
+        ) as error:
+            if url not in self._silent:
+                self._silent.add(url)
+                _log.error(
+                    "the counts of %s are not known: %s: %s", url, type(error).__name__, error
+                )

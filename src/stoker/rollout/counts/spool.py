@@ -1,0 +1,53 @@
+"""Counts of a server whose repository is read-only or full: kept in the folder of its workers, and given out over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import UserError
+from stoker.rollout.counts.counts import Counts, counts_folder, write_counts
+
+
+class Spool:
+    """The counts of one model in one server; all its workers and their parent write there."""
+
+    def __init__(self, workers: Path | None, rollouts: Path) -> None:
+        """Open it.
+
+        Args:
+            workers: folder that the workers have in common; None: counts are not kept.
+            rollouts: folder of the model's rollout.
+        """
+        self._rollouts = rollouts
+        name = hashlib.sha256(str(rollouts).encode()).hexdigest()
+        self._folder = None if workers is None else workers / "rollout-counts" / name
+
+    def write(
+        self, counts: Counts, failed: Mapping[int, str], *, rollout: int, server: str
+    ) -> None:
+        """Write counts next to the state; where that is not possible, keep them here.
+
+        Raises:
+            UserError, OSError: they cannot be written next to the state.
+        """
+        try:
+            write_counts(self._rollouts, counts, failed, rollout=rollout, server=server)
+        except (UserError, OSError):
+            if self._folder is not None:
+                with contextlib.suppress(UserError, OSError):
+                    write_counts(self._folder, counts, failed, rollout=rollout, server=server)
+            raise
+
+    def read(self, rollout: int) -> dict[str, Any]:
+        """Process -> the content of its file, of what is kept here."""
+        found = {}
+        if self._folder is not None:
+            for path in counts_folder(self._folder, rollout).glob("*.json"):
+                with contextlib.suppress(OSError, ValueError):
+                    found[path.stem] = json.loads(path.read_bytes())
+        return found

@@ -1,0 +1,1 @@
+"""What may roll a version back: counts, queries and functions."""

@@ -1,0 +1,68 @@
+"""A gate that calls a Python function of the user's, in a process of its own that ends in time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
+from stoker.core.errors import UserError
+from stoker.rollout.http_call import NoAnswerError
+
+_MOST_BYTES = 1 << 16
+_STDERR = 2
+
+
+def call_in_process(
+    folder: Path, reference: str, rollout: Mapping[str, Any], *, timeout_s: float
+) -> bool | float | None:
+    """What the function returns; whatever it does, this process is not hurt.
+
+    Args:
+        folder: of its module.
+        reference: `module:function`.
+        rollout: its argument.
+        timeout_s: longest time for it, seconds; then it is killed with all that it started.
+
+    Raises:
+        NoAnswerError: it raised, hung, or ended its process.
+    """
+    reading, writing = os.pipe()
+    try:
+        argv = [sys.executable, "-m", "stoker.rollout.gates.gate_process", str(folder), reference]
+        try:
+            # What it prints goes to the log: standard output is the server's.
+            child = Child(
+                f"gate {reference}",
+                [*argv, str(writing)],
+                ProcessOptions(stdin=subprocess.PIPE, output=_STDERR, pass_fds=[writing]),
+            )
+        except (OSError, UserError) as error:
+            raise NoAnswerError(f"its process cannot be started: {error}") from None
+        finally:
+            os.close(writing)
+        with contextlib.suppress(BrokenPipeError):
+            child.tell(json.dumps(rollout))
+        in_time = child.end(timeout_s)
+        if not in_time:
+            raise NoAnswerError(f"no answer within {timeout_s:g} s")
+        return _answer(reading, child)
+    finally:
+        os.close(reading)
+
+
+def _answer(reading: int, child: Child) -> bool | float | None:
+    os.set_blocking(reading, False)  # a process that left the group may hold the other end
+    with contextlib.suppress(BlockingIOError, ValueError, KeyError, TypeError):
+        answer = json.loads(os.read(reading, _MOST_BYTES))
+        if "error" in answer:
+            raise NoAnswerError(str(answer["error"]))
+        value: bool | float | None = answer["value"]
+        return value
+    raise NoAnswerError(f"its process {how_it_ended(child.code or 0)} without an answer")

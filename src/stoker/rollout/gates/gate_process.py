@@ -1,0 +1,60 @@
+"""The process of a Python gate: calls the user's function once, and writes what it returned.
+
+`python -m stoker.rollout.gates.gate_process FOLDER MODULE:FUNCTION DESCRIPTOR`; the rollout, as JSON, is one line on
+standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from stoker.core.errors import UserError
+from stoker.core.user_code import call, load_function
+
+MOST_CHARS = 500
+"""Longest text of an error: all of it must fit into the pipe."""
+
+
+def main(folder: str, reference: str, descriptor: str) -> None:
+    """Call the function.
+
+    Args:
+        folder: of its module.
+        reference: `module:function`.
+        descriptor: number of the descriptor that the answer is written to.
+    """
+    rollout = json.loads(sys.stdin.readline())
+    try:
+        function = load_function(Path(folder), reference, where="the gate")
+        value = call(function, rollout, what=reference)
+        answer: dict[str, object] = {"value": _plain(value)}
+    except UserError as error:
+        answer = {"error": f"{error.rule}: {error.got}"[:MOST_CHARS]}
+    except TypeError as error:
+        answer = {"error": str(error)[:MOST_CHARS]}
+    os.write(int(descriptor), json.dumps(answer).encode())
+
+
+def _plain(value: object) -> bool | float | None:
+    """The value as JSON can hold it.
+
+    Raises:
+        TypeError: it is neither a claim nor a number.
+    """
+    if value is None:
+        return None
+    if type(value).__name__ in ("bool", "bool_"):  # NumPy's as well
+        return bool(value)
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"it returned {type(value).__name__}, not true, false, a number or None"
+        ) from None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,263 @@
+"""The gates of a rollout: pass, fail or inconclusive, from what the servers counted."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
+from stoker.rollout.statistics.evidence import BadAnswers, FullTraffic, log_evidence, log_threshold
+from stoker.rollout.statistics.histogram import aligned, count_above
+from stoker.rollout.statistics.prediction_shift import least_shift
+
+BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
+BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
+"""Gates that every rollout has."""
+
+
+@dataclass(kw_only=True, slots=True)
+class VersionCounts:
+    """What one version did in one stage; counts of several servers add up."""
+
+    requests: int = 0
+    bad: int = 0
+    """Answers with a status other than 2xx, after the deadline, or with a value that is not finite."""
+
+    latency: Counter[int] = field(default_factory=Counter)
+    """Bucket of the latency in seconds -> answers, and requests that run and are already slow."""
+
+    predictions: Counter[int] = field(default_factory=Counter)
+    """Bucket of the predicted number or class -> predictions."""
+
+    shadow: Counter[str] = field(default_factory=Counter)
+    """Of a candidate in shadow: what became of copied requests; see `shadow_counts`."""
+
+    def add(self, other: VersionCounts) -> None:
+        """Add what another server counted."""
+        self.requests += other.requests
+        self.bad += other.bad
+        self.latency.update(other.latency)
+        self.predictions.update(other.predictions)
+        self.shadow.update(other.shadow)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCounts:
+    """What both versions did in one stage."""
+
+    share: float
+    """The candidate's share of the traffic, in [0, 1]."""
+
+    baseline: VersionCounts
+    candidate: VersionCounts
+
+    is_shadow: bool = False
+    """Whether both answered the same requests; their latency is not comparable then."""
+
+
+class Verdict(StrEnum):
+    """What a gate says of the candidate."""
+
+    PASS = "pass"  # noqa: S105 - a verdict
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateResult:
+    """What one gate says now."""
+
+    gate: str
+    verdict: Verdict
+    detail: str
+    """The figures behind it, one clause."""
+
+    silent_s: float = 0.0
+    """How long it has given no answer, seconds."""
+
+
+def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> list[GateResult]:
+    """The results of the built-in gates.
+
+    Args:
+        stages: counts of each stage so far, oldest first.
+        state: of the rollout.
+        gates: all gates of the rollout, the user's with it: they share `alpha`.
+    """
+    found = [_compared(BAD, stages, state, gates, lambda counts: counts.bad)]
+    for gate in (SLOW_P99, SLOW_P50):
+        above = functools.partial(_slow, limit_s=state.slow_s.get(gate, math.inf))
+        found.append(_compared(gate, stages, state, gates, above))
+    return [*found, _shifted(stages, state, gates)]
+
+
+def _slow(counts: VersionCounts, *, limit_s: float) -> int:
+    return count_above(counts.latency, limit_s)
+
+
+def _compared(
+    gate: str,
+    stages: Sequence[StageCounts],
+    state: RolloutState,
+    gates: int,
+    bad: Callable[[VersionCounts], int],
+) -> GateResult:
+    seen = [
+        BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
+        for each in stages
+        if 0.0 < each.share < 1.0 and (gate == BAD or not each.is_shadow)
+    ]
+    before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
+    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
+    full = [each.candidate for each in stages if each.share == 1.0 and gate == BAD]
+    at_full = FullTraffic(
+        candidate=sum(map(bad, full)),
+        requests=sum(each.requests for each in full),
+        baseline=sum(map(bad, before)),
+        baseline_requests=sum(each.requests for each in before),
+    )
+    found = log_evidence(
+        seen, at_full if full else None, allowed_ratio=state.settings.allowed_ratio
+    )
+    limit = log_threshold(alpha=state.settings.alpha, gates=gates)
+    candidate = at_full.candidate + sum(each.candidate for each in seen)
+    return GateResult(
+        gate=gate,
+        verdict=Verdict.FAIL if found >= limit else Verdict.PASS,
+        detail=f"candidate {candidate}, baseline {sum(each.baseline for each in seen)}; "
+        f"log evidence {found:.1f} of {limit:.1f}",
+    )
+
+
+def _shifted(stages: Sequence[StageCounts], state: RolloutState, gates: int) -> GateResult:
+    baseline, candidate = Counter[int](), Counter[int]()
+    for each in stages:
+        baseline.update(each.baseline.predictions)
+        candidate.update(each.candidate.predictions)
+    shift = least_shift(*aligned(baseline, candidate), alpha=state.settings.alpha / gates)
+    limit = state.settings.max_shift
+    return GateResult(
+        gate=SHIFT,
+        verdict=Verdict.FAIL if shift > limit else Verdict.PASS,
+        detail=f"predictions moved by at least {shift:.2f}, accepted are {limit:.2f}",
+    )
+
+
+def compared_with_limits(
+    gate: str, found: Sequence[bool | float | None], *, least: float | None, most: float | None
+) -> GateResult:
+    """The result of a user's gate; a number that is not finite, and nothing at all, are inconclusive.
+
+    Args:
+        gate: its name.
+        found: claims or numbers, of which each must pass.
+        least: smallest number that passes; None: no limit.
+        most: largest number that passes; None: no limit.
+    """
+    shown = ", ".join("nothing" if each is None else f"{each:g}" for each in found[:5]) or "nothing"
+    claims = [each for each in found if isinstance(each, bool)]
+    numbers = [each for each in found if each is not None and not isinstance(each, bool)]
+    low = -math.inf if least is None else least
+    high = math.inf if most is None else most
+    known = all(map(math.isfinite, numbers)) and (low, high) != (-math.inf, math.inf)
+    if not all(claims) or any(math.isfinite(each) and not low <= each <= high for each in numbers):
+        verdict = Verdict.FAIL
+    elif not found or None in found or (numbers and not known):
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = Verdict.PASS
+    accepted = f", accepted are {low:g} to {high:g}" if numbers else ""
+    return GateResult(gate=gate, verdict=verdict, detail=f"it gave {shown}{accepted}")
+
+
+class Action(StrEnum):
+    """What a rollout does next."""
+
+    WAIT = "wait"
+    ADVANCE = "advance"
+    PAUSE = "pause"
+    ROLL_BACK = "roll back"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What a rollout does next, and why."""
+
+    action: Action
+    reason: str
+
+
+def decide(
+    state: RolloutState, results: Sequence[GateResult], *, requests: int, now_s: float
+) -> Decision:
+    """What a rollout does next.
+
+    Args:
+        state: where it stands.
+        results: of all gates.
+        requests: answers of the candidate in this stage.
+        now_s: seconds since the epoch.
+    """
+    if state.phase not in ACTIVE:
+        return Decision(action=Action.WAIT, reason=f"{state.phase}")
+    judged = [each for each in results if each.gate not in state.settings.dry_run]
+    failed = [each for each in judged if each.verdict is Verdict.FAIL]
+    if failed:
+        return Decision(action=Action.ROLL_BACK, reason=_clauses(failed))
+    if state.phase is Phase.PAUSED:
+        return Decision(action=Action.WAIT, reason=f"paused: {state.reason}")
+    silent = [each for each in judged if each.verdict is Verdict.INCONCLUSIVE]
+    if silent:
+        return without_answer(state, silent, strict=state.settings.strict)
+    return _next(state, requests, now_s)
+
+
+def without_answer(
+    state: RolloutState, silent: Sequence[GateResult], *, strict: bool = False
+) -> Decision:
+    """What a rollout does where somebody has given no answer: it waits, and pauses after a time.
+
+    Args:
+        state: where it stands.
+        silent: who has given none, and for how long.
+        strict: whether it rolls back instead of pausing.
+    """
+    limit_s = state.settings.inconclusive_limit_s
+    if max(each.silent_s for each in silent) < limit_s:
+        return Decision(action=Action.WAIT, reason=_clauses(silent))
+    if strict:
+        return Decision(
+            action=Action.ROLL_BACK, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}"
+        )
+    if state.phase is not Phase.RUNNING:
+        # The candidate takes no traffic yet, or all of it, and nothing speaks against it.
+        return Decision(action=Action.WAIT, reason=_clauses(silent))
+    return Decision(action=Action.PAUSE, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}")
+
+
+def _next(state: RolloutState, requests: int, now_s: float) -> Decision:
+    stage, settings, took_s = state.current, state.settings, now_s - state.began_s
+    if state.phase is Phase.BAKING:
+        left_s = settings.bake_s - took_s
+    elif stage.waits:
+        return Decision(action=Action.WAIT, reason="waits for `stoker rollout resume`")
+    else:
+        left_s = settings.warm_up_s - took_s
+        left_s += settings.step_time_s if stage.time_s is None else stage.time_s
+    if left_s > 0:
+        return Decision(action=Action.WAIT, reason=f"{left_s:.0f} s left")
+    # A stage by header has the requests that testers send.
+    least = 1 if stage.header else settings.min_requests
+    if state.phase is Phase.RUNNING and requests < least:
+        return Decision(
+            action=Action.WAIT, reason=f"{requests} of {least} requests of the candidate"
+        )
+    return Decision(action=Action.ADVANCE, reason="all gates pass")
+
+
+def _clauses(results: Iterable[GateResult]) -> str:
+    return "; ".join(f"{each.gate}: {each.detail}" for each in results)

@@ -1,0 +1,71 @@
+"""Questions to services that may be slow or silent: asked in a thread, so that a look at the answer never waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from stoker.rollout.gates.gates import GateResult, Verdict
+
+
+class Poll:
+    """One question that is asked again and again; at most one thread is at work on it."""
+
+    def __init__(
+        self, name: str, *, every_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            name: of the gate.
+            every_s: time between two questions, seconds.
+            clock: seconds, never backwards.
+        """
+        self._name, self._every_s, self._clock = name, every_s, clock
+        self._lock = threading.Lock()
+        self._about: Hashable = None
+        self._asking = False
+        self._next_s = 0.0
+        self._heard_s = 0.0
+        self._answer: GateResult | None = None
+
+    def look(self, about: Hashable, ask: Callable[[], GateResult]) -> GateResult:
+        """The last answer; asks again when it is time.
+
+        Args:
+            about: what the question is about: an answer about something else does not count.
+            ask: asks, and ends in time.
+        """
+        now_s = self._clock()
+        with self._lock:
+            if about != self._about:
+                self._about, self._answer = about, None
+                self._heard_s = self._next_s = now_s
+            if not self._asking and now_s >= self._next_s:
+                self._asking, self._next_s = True, now_s + self._every_s
+                name = f"stoker-gate-{self._name}"
+                threading.Thread(
+                    target=self._ask, args=(about, ask), name=name, daemon=True
+                ).start()
+            found = self._answer or GateResult(
+                gate=self._name, verdict=Verdict.INCONCLUSIVE, detail="no answer yet"
+            )
+            if found.verdict is not Verdict.INCONCLUSIVE:
+                return found
+            return replace(found, silent_s=max(now_s - self._heard_s, 0.0))
+
+    def _ask(self, about: Hashable, ask: Callable[[], GateResult]) -> None:
+        answer = GateResult(
+            gate=self._name, verdict=Verdict.INCONCLUSIVE, detail="a bug: see the log"
+        )
+        try:
+            answer = ask()
+        finally:  # a bug ends the thread with its traceback, and the question is asked again
+            with self._lock:
+                self._asking = False
+                if about == self._about:
+                    self._answer = answer
+                    if answer.verdict is not Verdict.INCONCLUSIVE:
+                        self._heard_s = self._clock()

@@ -1,0 +1,1 @@
+"""In a server: which version takes a request, and what became of it."""

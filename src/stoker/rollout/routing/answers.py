@@ -1,0 +1,238 @@
+"""Answers that wait to be counted: many at a time, since numpy takes as long for one as for hundreds."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.statistics.histogram import buckets_of
+from stoker.serve.routing import AnsweredRun, Route
+
+MOST_WAITING = 256
+"""Runs that wait at most; counting so many takes less than 1 ms."""
+
+MOST_BYTES = 64 << 10
+"""Output above which a run does not wait, so that little memory is held."""
+
+MOST_KEYS = 1_000_000
+"""Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
+
+Values = NDArray[Any]
+"""[rows, ...] an output that holds numbers."""
+
+
+@dataclass(slots=True)
+class StageKeys:
+    """The keys that have counted in a stage; each counts once for each gate."""
+
+    bad: set[int] = field(default_factory=set)
+    slow: set[int] = field(default_factory=set)
+    predicted: set[int] = field(default_factory=set)
+
+
+def one_answer(
+    route: Route, *, good: bool, took_s: float, outputs: Mapping[str, Values] | None
+) -> AnsweredRun:
+    """The answer to one request as a run of its own; a bad one as one that nobody waited for.
+
+    Args:
+        route: where the request went.
+        good: whether it was answered in time, with a status of success.
+        took_s: its duration, seconds.
+        outputs: output name -> array; None if there are none.
+    """
+    patience_s = math.inf if good else -math.inf
+    return AnsweredRun((route,), (0.0,), (patience_s,), (), outputs or {}, took_s)
+
+
+class WaitingAnswers:
+    """Answers in the order in which they came; may be used by many threads.
+
+    To let one wait is one call and one tuple: next to a run of a model, whose memory has replaced the processor's
+    caches, each line of Python takes four times as long as in a loop of its own.
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._waiting: deque[AnsweredRun] = deque()
+        self.clear = self._waiting.clear
+        """Forget all that wait."""
+
+    def add(self, run: AnsweredRun) -> bool:
+        """Let answers wait.
+
+        Returns:
+            Whether all that wait must be counted now.
+        """
+        waiting = self._waiting
+        waiting.append(run)
+        if len(waiting) >= MOST_WAITING:
+            return True
+        return any(values.nbytes > MOST_BYTES for values in run.outputs.values())
+
+    def count(
+        self,
+        counts: dict[int, VersionCounts],
+        keys: StageKeys,
+        *,
+        slow_s: float = math.inf,
+        times_count: bool = True,
+    ) -> bool:
+        """Count all that wait; by one thread at a time.
+
+        Args:
+            counts: version -> counts of the stage.
+            keys: the keys that have counted in the stage.
+            slow_s: time above which an answer is slow in the sense of at least one gate, seconds.
+            times_count: whether durations count, which they do not while a stage warms up.
+
+        Returns:
+            Whether there were any.
+        """
+        by_version: dict[int, _Gathered] = {}
+        for run in self._taken():
+            version = run.routes[0].version
+            gathered = by_version.get(version)
+            if gathered is None:
+                gathered = by_version[version] = _Gathered()
+            gathered.add(run)
+        for version, gathered in by_version.items():
+            took_s = _count(gathered, counts.setdefault(version, VersionCounts()), keys, slow_s)
+            if times_count:
+                counts[version].latency.update(buckets_of(took_s).tolist())
+        return bool(by_version)
+
+    def _taken(self) -> Iterator[AnsweredRun]:
+        try:
+            while True:  # others may add meanwhile
+                yield self._waiting.popleft()
+        except IndexError:
+            return
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The requests of many runs of one version, one after the other."""
+
+    routes: list[Route] = field(default_factory=list)
+    came_s: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+    patience_s: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    values: list[Values] = field(default_factory=list)
+    all_count: bool = True
+    """Whether each request counts, for each gate: none has a key."""
+
+    _route: Route | None = None
+    """The last one that was looked at; most are the same object."""
+
+    _output: str = ""
+    """Name of the first output that holds numbers, in the last run."""
+
+    def add(self, run: AnsweredRun) -> None:
+        """Gather the requests of a run."""
+        for route in run.routes:
+            if route is not self._route:
+                self._route = route
+                self.all_count &= route.counts and route.key is None
+        number, values = len(run.routes), run.outputs.get(self._output)
+        if values is None or not _holds_numbers(values):
+            self._output = first_of_numbers(run.outputs)
+            values = run.outputs.get(self._output)
+        if values is not None and not values.ndim:
+            values = values.reshape(1)
+        sizes = run.sizes or (0 if values is None else len(values),)
+        if values is None or len(values) != sum(sizes):
+            sizes = (0,) * number
+        else:
+            self.values.append(values)
+        self.routes += run.routes
+        self.came_s += run.came_s
+        self.ended_s += (run.ended_s,) * number
+        self.patience_s += run.patience_s
+        self.rows += sizes
+
+    def predictions(self) -> NDArray[np.float64]:
+        """[rows] the predictions of all requests, one after the other."""
+        found = self.values
+        if len({(values.dtype, values.shape[1:]) for values in found}) == 1:
+            return predictions_of(np.concatenate(found))
+        return np.concatenate([np.empty(0), *map(predictions_of, found)])
+
+
+def _count(
+    waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: float
+) -> NDArray[np.float64]:
+    """Add answers of one version to its counts; return the durations that count, seconds."""
+    took_s = np.array(waiting.ended_s) - np.array(waiting.came_s)
+    good = took_s <= np.array(waiting.patience_s)
+    values = waiting.predictions()
+    owners = np.repeat(np.arange(len(good)), waiting.rows)
+    finite = np.isfinite(values)
+    good[owners[~finite]] = False
+    # A bad answer that was slow stays slow: it may have counted while it ran.
+    slow = took_s > slow_s
+    bad, timed, predicted = ~good, good | slow, good
+    if not waiting.all_count:
+        timed, predicted = timed.copy(), good.copy()
+        for at, route in enumerate(waiting.routes):
+            if not route.counts:
+                bad[at] = timed[at] = predicted[at] = False
+                continue
+            if slow[at]:  # a client that is slow each time is one slow client
+                timed[at] = _is_first(route.key, keys.slow)
+            if bad[at]:
+                bad[at] = _is_first(route.key, keys.bad)
+            else:
+                predicted[at] = bool(waiting.rows[at]) and _is_first(route.key, keys.predicted)
+    counts.requests += (
+        len(good) if waiting.all_count else sum(route.counts for route in waiting.routes)
+    )
+    counts.bad += int(bad.sum())
+    counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
+    return took_s[timed]
+
+
+def _is_first(key: int | None, seen: set[int]) -> bool:
+    if key is None:
+        return True
+    if key in seen or len(seen) >= MOST_KEYS:
+        return False
+    seen.add(key)
+    return True
+
+
+def first_of_numbers(outputs: Mapping[str, Values]) -> str:
+    """The name of the first output by name that holds numbers; empty if no output does."""
+    for name in sorted(outputs):
+        if _holds_numbers(outputs[name]):
+            return name
+    return ""
+
+
+def _holds_numbers(values: Values) -> bool:
+    return values.dtype.kind in "fiub" and values.size > 0
+
+
+def predictions_of(values: Values) -> NDArray[np.float64]:
+    """[rows] the predicted number or class of each row.
+
+    Args:
+        values: [rows, ...] numbers.
+
+    Returns:
+        The number where there is one a row, else the index of the largest; NaN where one is not finite.
+    """
+    table = values.reshape(len(values), -1).astype(np.float64)
+    if table.shape[1] == 1:
+        return table[:, 0]
+    classes = table.argmax(1).astype(np.float64)
+    classes[~np.isfinite(table).all(1)] = math.nan
+    return classes

@@ -1,0 +1,43 @@
+"""Requests that still run and are slow already: a version that hangs answers nothing that could be counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.statistics.histogram import buckets_of
+from stoker.serve.routing import RunningRequest
+
+
+def count_slow_running(
+    counts: dict[int, VersionCounts],
+    running: Iterable[RunningRequest],
+    *,
+    slow_s: float,
+    counted: AbstractSet[int],
+) -> int:
+    """Add what is slow already to the latencies of a stage.
+
+    Args:
+        counts: version -> what it did in the stage; added to.
+        running: the requests of the model.
+        slow_s: latency above which a request is slow, seconds.
+        counted: keys that have counted as slow; each counts once.
+
+    Returns:
+        How many requests were added.
+    """
+    keys, added = set(counted), 0
+    for each in running:
+        key = each.route.key
+        if not each.route.counts or each.took_s <= slow_s or (key is not None and key in keys):
+            continue
+        if key is not None:
+            keys.add(key)
+        version = counts.setdefault(each.route.version, VersionCounts())
+        version.latency.update(buckets_of(np.array([each.took_s])).tolist())
+        added += 1
+    return added

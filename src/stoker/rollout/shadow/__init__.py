@@ -1,0 +1,1 @@
+"""Copies of requests run in a version whose answers nobody gets."""

@@ -1,0 +1,171 @@
+"""What is counted of a shadow stage, and how it is shown.
+
+Only copied requests count there: each is answered once by either version, so the gates see equal traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.shadow.compare import Comparison
+from stoker.rollout.state.state import RolloutState
+from stoker.rollout.statistics.histogram import aligned, buckets_of, quantile
+
+COPIED, DROPPED, COMPARED = "copied", "dropped", "compared"
+DIFFERENT, ROWS, CLASS_CHANGES = "different", "rows", "class_changes"
+
+MOST_KEYS = 1_000_000
+"""Keys that are remembered, so that each counts once; further ones are not counted."""
+
+
+class ShadowTally:
+    """Counts of one shadow stage, as this process adds to them; one thread at a time."""
+
+    def __init__(self, counts: dict[int, VersionCounts], state: RolloutState) -> None:
+        """Args: counts: version -> counts of the stage, added to; state: of the rollout."""
+        self._state = state
+        self._baseline = counts.setdefault(state.baseline, VersionCounts())
+        self._candidate = counts.setdefault(state.candidate, VersionCounts())
+        self._seen: dict[str, set[int]] = {
+            "baseline": set(),
+            "candidate": set(),
+            "predicted": set(),
+        }
+
+    def copied(self) -> None:
+        """Count a request that was to be copied."""
+        self._candidate.shadow[COPIED] += 1
+
+    def dropped(self) -> None:
+        """Count a copy that was dropped."""
+        self._candidate.shadow[DROPPED] += 1
+
+    def compared(self, key: int | None, found: Comparison, *, baseline_s: float) -> None:
+        """Count two answers to one request.
+
+        Args:
+            key: that the request counts for; None: itself.
+            found: the comparison.
+            baseline_s: time of the baseline's call, seconds.
+        """
+        self._candidate.shadow[COMPARED] += 1
+        for counts in (self._baseline, self._candidate):
+            counts.requests += 1
+        if found.baseline_bad:
+            self._baseline.bad += self._is_first(key, "baseline")
+        if found.bad:
+            self._candidate.bad += self._is_first(key, "candidate")
+        if found.baseline_bad or found.bad:
+            return
+        shadow = self._candidate.shadow
+        shadow[DIFFERENT] += found.is_different
+        shadow[ROWS] += found.rows
+        shadow[CLASS_CHANGES] += found.class_changes
+        for counts, took_s in ((self._baseline, baseline_s), (self._candidate, found.took_s)):
+            counts.latency.update(buckets_of(np.array([took_s])).tolist())
+        if self._is_first(key, "predicted"):
+            self._baseline.predictions.update(found.baseline)
+            self._candidate.predictions.update(found.candidate)
+
+    def _is_first(self, key: int | None, what: str) -> bool:
+        if key is None:
+            return True
+        seen = self._seen[what]
+        if key in seen or len(seen) >= MOST_KEYS:
+            return False
+        seen.add(key)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShadowSummary:
+    """A shadow stage in figures."""
+
+    copied: int
+    """Requests that were to be copied."""
+
+    compared: int
+    """Copies that both versions answered, well or badly."""
+
+    dropped: int
+    """Copies that were not made, so that no request waits."""
+
+    bad: int
+    """Copies that the candidate answered badly."""
+
+    baseline_bad: int
+    """Of the same requests, those that the baseline answered badly."""
+
+    different: int
+    """Copies with an answer beyond the tolerance."""
+
+    rows: int
+    """Rows whose classes were compared."""
+
+    class_changes: int
+    """Rows with another class."""
+
+    distance: float
+    """Kolmogorov distance between the predictions of both versions."""
+
+    latency_s: dict[str, tuple[float, float]]
+    """Version -> median and 99th percentile of the time in the model, seconds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {**asdict(self), "latency_s": {key: [*both] for key, both in self.latency_s.items()}}
+
+    def __str__(self) -> str:
+        """The figures in one line."""
+        latency = "; ".join(
+            f"version {version} p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms"
+            for version, (p50, p99) in self.latency_s.items()
+        )
+        classes = f", {self.class_changes} of {self.rows} classes changed" if self.rows else ""
+        return (
+            f"{self.copied} copied, {self.compared} compared, {self.dropped} dropped, {self.bad} bad "
+            f"(baseline {self.baseline_bad}), {self.different} different{classes}, "
+            f"distance {self.distance:.3f}; {latency or 'no latency yet'}"
+        )
+
+
+def summary(counts: Mapping[int, VersionCounts], state: RolloutState) -> ShadowSummary | None:
+    """The figures of a shadow stage; None where nothing was copied.
+
+    Args:
+        counts: version -> counts of the stage.
+        state: of the rollout.
+    """
+    baseline = counts.get(state.baseline, VersionCounts())
+    candidate = counts.get(state.candidate, VersionCounts())
+    shadow = candidate.shadow
+    if not shadow:
+        return None
+    return ShadowSummary(
+        copied=shadow[COPIED],
+        compared=shadow[COMPARED],
+        dropped=shadow[DROPPED],
+        bad=candidate.bad,
+        baseline_bad=baseline.bad,
+        different=shadow[DIFFERENT],
+        rows=shadow[ROWS],
+        class_changes=shadow[CLASS_CHANGES],
+        distance=_distance(baseline, candidate),
+        latency_s={
+            str(version): (quantile(each.latency, 0.5), quantile(each.latency, 0.99))
+            for version, each in ((state.baseline, baseline), (state.candidate, candidate))
+            if each.latency
+        },
+    )
+
+
+def _distance(baseline: VersionCounts, candidate: VersionCounts) -> float:
+    one, other = aligned(baseline.predictions, candidate.predictions)
+    if not one.sum() or not other.sum():
+        return 0.0
+    return float(np.abs(one.cumsum() / one.sum() - other.cumsum() / other.sum()).max())

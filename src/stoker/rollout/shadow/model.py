@@ -1,0 +1,85 @@
+"""A version in shadow: loaded as a server loads it, called for copies, and compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.core.framework import tensor_shape_pb2
+
+from stoker.core.errors import DataError, UserError
+from stoker.registry.callpath import first_line
+from stoker.rollout.shadow.channel import CopiedRequest, ShadowTarget
+from stoker.rollout.shadow.compare import Comparison, Shapes, compare, failed
+from stoker.rollout.signatures import signatures_of
+from stoker.serve.batching.config import BatchingConfig
+from stoker.serve.servables.servable import LoadOptions, Servable
+
+_THREADS = 1
+"""Threads of each kind that a call has: it takes one core of those that requests leave free."""
+
+
+class ShadowModel:
+    """The version, in a process of its own."""
+
+    def __init__(self, target: ShadowTarget) -> None:
+        """Load it; `failure` says whether that worked."""
+        folder = Path(target.candidate)
+        options = LoadOptions(
+            batching=BatchingConfig(enabled=False),
+            allow_ops=frozenset(target.allow_ops),
+            saved_model_tags=target.saved_model_tags,
+            session=tf.compat.v1.ConfigProto(
+                intra_op_parallelism_threads=_THREADS, inter_op_parallelism_threads=_THREADS
+            ),
+        )
+        self._servable = Servable(int(folder.name), folder, options, model_name=target.model)
+        self._tolerance = target.tolerance
+        self._declared = _declared(Path(target.baseline))
+        self.failure = "" if self._servable.load() else self._servable.reason or "unknown reason"
+        """Why it cannot be called; empty if it can."""
+
+    def compare(self, request: CopiedRequest) -> Comparison:
+        """Answer a copy, and compare the answer with the baseline's."""
+        model, began_s = self._servable.hold(), time.monotonic()
+        if model is None:
+            return failed(request.outputs, "it is not loaded")
+        try:
+            outputs = model.call(request.signature, request.inputs)
+        except UserError as error:
+            return failed(request.outputs, error.line())
+        except tf.errors.OpError as error:
+            return failed(request.outputs, first_line(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, a client would have got an error
+            return failed(request.outputs, f"{type(error).__name__}: {error}")
+        finally:
+            took_s = time.monotonic() - began_s
+            self._servable.release()
+        found = compare(
+            request.outputs,
+            outputs,
+            tolerance=self._tolerance,
+            declared=self._declared.get(request.signature, {}),
+        )
+        return replace(found, took_s=took_s)
+
+
+def _declared(folder: Path) -> Mapping[str, Shapes]:
+    """Signature -> the shapes of its outputs; nothing for a version without a SavedModel."""
+    try:
+        found = signatures_of(folder)
+    except (DataError, OSError):
+        return {}
+    return {
+        name: {key: _shape(info.tensor_shape) for key, info in signature.outputs.items()}
+        for name, signature in found.items()
+    }
+
+
+def _shape(shape: tensor_shape_pb2.TensorShapeProto) -> tuple[int | None, ...] | None:
+    if shape.unknown_rank:
+        return None
+    return tuple(None if dim.size < 0 else dim.size for dim in shape.dim)

@@ -1,0 +1,51 @@
+"""The process that runs a version in shadow: `python -m stoker.rollout.shadow.process FD SETTINGS`.
+
+A version that hangs, dies or fills its memory does so here, not in the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+from stoker.rollout.shadow.channel import ShadowTarget, receive_request, send_answer, target_of
+
+LOAD_NICE, CALL_NICE = 5, 10
+"""How far it stands back behind requests, in the scheduler's steps. A load is once, and ends sooner so."""
+
+
+def main(descriptor: int, target: ShadowTarget) -> None:
+    """Load a version, and answer copies until the server ends.
+
+    Args:
+        descriptor: of the socket to the server.
+        target: what is run.
+    """
+    _stand_back(LOAD_NICE)
+    logging.basicConfig(format="%(levelname)s %(name)s: shadow: %(message)s", level=logging.WARNING)
+    with socket.socket(fileno=descriptor) as channel:
+        # TensorFlow's import takes seconds, and is not needed where the channel cannot be opened.
+        from stoker.rollout.shadow.model import ShadowModel
+
+        model = ShadowModel(target)
+        _stand_back(CALL_NICE)
+        send_answer(channel, {"failed": model.failure})
+        while not model.failure and (request := receive_request(channel)) is not None:
+            send_answer(channel, model.compare(request).to_json())
+
+
+def _stand_back(nice: int) -> None:
+    """Give all threads this priority; threads to come inherit it."""
+    with contextlib.suppress(OSError):
+        for thread in Path("/proc/self/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+        # Where the kernel shares the cores among sessions, the priority of the session counts.
+        Path("/proc/self/autogroup").write_text(str(nice))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), target_of(sys.argv[2]))

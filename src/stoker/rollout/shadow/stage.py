@@ -1,0 +1,96 @@
+"""A shadow stage in one server: the process that runs the candidate, and what is counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.shadow.channel import ShadowTarget
+from stoker.rollout.shadow.compare import Comparison
+from stoker.rollout.shadow.counts import ShadowTally
+from stoker.rollout.shadow.shadow import Shadow, ShadowLimits, result_of
+from stoker.rollout.state.state import RolloutState
+from stoker.serve.routing import RequestCopy, Route
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShadowOptions:
+    """How versions run in shadow; the same for all of a server."""
+
+    allow_ops: tuple[str, ...] = ()
+    """Operations that a model may have in addition to those that only compute."""
+
+    saved_model_tags: tuple[str, ...] = ("serve",)
+    """The tags of the graph of a SavedModel that is served."""
+
+    limits: ShadowLimits = field(default_factory=ShadowLimits)
+    """How long a call may take, and how often the process may end."""
+
+
+class ShadowStage:
+    """One shadow stage; may be used by many threads."""
+
+    def __init__(
+        self,
+        model: str,
+        base: Path,
+        state: RolloutState,
+        counts: dict[int, VersionCounts],
+        lock: threading.Lock,
+        options: ShadowOptions,
+    ) -> None:
+        """Start the process of the candidate.
+
+        Args:
+            model: its name.
+            base: the folder of its versions.
+            state: of the rollout, in the shadow stage; the caller holds `lock`.
+            counts: version -> counts of the stage, added to.
+            lock: of the counts.
+            options: how versions run in shadow.
+        """
+        self._state, self._lock = state, lock
+        self._tally = ShadowTally(counts, state)
+        self._shadow = Shadow(
+            ShadowTarget(
+                model=model,
+                baseline=str(base / str(state.baseline)),
+                candidate=str(base / str(state.candidate)),
+                tolerance=state.settings.shadow_tolerance,
+                allow_ops=options.allow_ops,
+                saved_model_tags=options.saved_model_tags,
+            ),
+            self._end,
+            options.limits,
+        )
+
+    def is_of(self, state: RolloutState) -> bool:
+        """Whether it is the stage of this state."""
+        return (self._state.rollout, self._state.stage) == (state.rollout, state.stage)
+
+    @property
+    def failed(self) -> Mapping[int, str]:
+        """The candidate with the reason why it was given up; empty while it was not."""
+        reason = self._shadow.failure
+        return {self._state.candidate: reason} if reason else {}
+
+    def offer(self, route: Route, request: RequestCopy) -> None:
+        """Have a request answered by the candidate, or drop it; returns at once."""
+        with self._lock:
+            self._tally.copied()
+        self._shadow.offer(route, request)
+
+    def close(self) -> None:
+        """End the process; returns at once."""
+        self._shadow.close()
+
+    def _end(self, route: Route, request: RequestCopy, found: Comparison | None) -> None:
+        with self._lock:
+            if found is None:
+                self._tally.dropped()
+            else:
+                self._tally.compared(route.key, found, baseline_s=request.took_s)
+        request.on_result(result_of(self._state.candidate, found))

@@ -1,0 +1,160 @@
+"""What an A/B test compares, and how the outcomes of a key become one value."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.rollout.statistics.confidence_sequence import ALPHA
+
+MAX_KEYS = 1_000_000
+"""Keys of a test that are recorded: about 100 MiB in each server."""
+
+_KEY_BYTES = 8
+"""Length of a key's hash: among 1,000,000 keys two are alike with probability 3 in 100,000,000."""
+
+
+class Metric(StrEnum):
+    """Which of a key's outcomes counts."""
+
+    FIRST = "first"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ABTestSettings:
+    """An A/B test of two or more versions."""
+
+    arms: tuple[tuple[int, float], ...]
+    """Version and share of the keys, in (0, 1), of each arm."""
+
+    baseline: int
+    """The arm that the others are compared with; requests without the key go there."""
+
+    salt: str
+    """Secret of the hashes of keys, hexadecimal."""
+
+    metric: Metric = Metric.FIRST
+    """What the outcomes of a key become."""
+
+    max_value: float | None = None
+    """Largest accepted outcome, the smallest is 0; None: any number, so the result needs more of them."""
+
+    alpha: float = ALPHA
+    """Probability that any interval ever misses its true difference."""
+
+    max_keys: int = MAX_KEYS
+    """Keys that are recorded; further ones get a version, but do not count."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha < 1.0 or self.max_keys < 1:
+            raise ConfigError(
+                "alpha must be between 0 and 1, and max_keys at least 1",
+                got=Plain(f"{self.alpha:g}, {self.max_keys}"),
+                fix="Leave them out to use the defaults.",
+            )
+        if self.baseline not in self.shares:
+            raise ConfigError(
+                "The baseline of an A/B test must be one of its arms",
+                got=Plain(f"version {self.baseline}"),
+                fix=f"Name one of {', '.join(map(str, self.shares))} with --baseline.",
+            )
+        if self.max_value is not None and not (
+            self.metric is Metric.FIRST and 0.0 < self.max_value < math.inf
+        ):
+            raise ConfigError(
+                "max_value must be a number above 0, and needs the metric `first`: a sum has no bound",
+                got=Plain(f"{self.max_value:g}, {self.metric}"),
+                fix="Leave --max-value out.",
+            )
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Version -> share of the keys."""
+        return dict(self.arms)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether outcomes have a bound."""
+        return self.max_value is not None
+
+    def check_value(self, value: float) -> None:
+        """Refuse an outcome that the test does not accept.
+
+        Raises:
+            ConfigError: it is not finite, or out of the bounds.
+        """
+        if not math.isfinite(value):
+            raise ConfigError(
+                "An outcome must be a finite number", got=value, fix="Leave it out, or send 0."
+            )
+        if self.max_value is not None and not 0.0 <= value <= self.max_value:
+            raise ConfigError(
+                f"An outcome of this test must be from 0 to {self.max_value:g}",
+                got=value,
+                fix="Start a test without --max-value for amounts.",
+            )
+
+    def key_hash(self) -> Callable[[bytes], int]:
+        """A function that gives the hash of a key: BLAKE2b of 64 bits, keyed with the salt."""
+        keyed = hashlib.blake2b(digest_size=_KEY_BYTES, key=bytes.fromhex(self.salt))
+
+        def hash_of(key: bytes) -> int:
+            digest = keyed.copy()
+            digest.update(key)
+            return int.from_bytes(digest.digest(), "big")
+
+        return hash_of
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {**asdict(self), "arms": [[*arm] for arm in self.arms], "metric": str(self.metric)}
+
+
+def settings_of(content: Mapping[str, Any]) -> ABTestSettings:
+    """The settings that `to_json` wrote; keys that are not its own are left out.
+
+    Raises:
+        KeyError, TypeError, ValueError: a newer Stoker wrote it.
+    """
+    known = {
+        each.name: content[each.name] for each in fields(ABTestSettings) if each.name in content
+    }
+    known["arms"] = tuple((int(version), float(share)) for version, share in known["arms"])
+    known["metric"] = Metric(known["metric"])
+    return ABTestSettings(**known)
+
+
+def parse_arms(text: str) -> tuple[tuple[int, float], ...]:
+    """Version and share of each arm of `5=50,6=30,7=20`.
+
+    Raises:
+        ConfigError: an arm cannot be read or is there twice, there is one only, or the percentages do not sum to 100.
+    """
+    fix = "Write two or more VERSION=PERCENT that sum to 100, such as 5=50,6=30,7=20."
+    arms: dict[int, float] = {}
+    for item in text.replace(" ", "").split(","):
+        version, _, percent = item.partition("=")
+        try:
+            number, share = int(version), float(percent.removesuffix("%"))
+        except ValueError:
+            raise ConfigError(f"{item!r} is not an arm of an A/B test", got=text, fix=fix) from None
+        if number < 0 or number in arms:
+            raise ConfigError("Each arm of an A/B test must be another version", got=text, fix=fix)
+        arms[number] = share
+    if len(arms) < 2 or not all(0.0 < share < 100.0 for share in arms.values()):
+        raise ConfigError(
+            "An A/B test must have at least two arms, each above 0 %", got=text, fix=fix
+        )
+    if not math.isclose(sum(arms.values()), 100.0, abs_tol=1e-6):
+        raise ConfigError(
+            "The weights of an A/B test must sum to 100",
+            got=Plain(f"{text}, which is {sum(arms.values()):g}"),
+            fix=fix,
+        )
+    return tuple((version, share / 100.0) for version, share in arms.items())

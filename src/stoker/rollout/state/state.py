@@ -1,0 +1,465 @@
+"""The state of a model's rollout, and what may change it.
+
+    start -> MEASURING -> RUNNING, stage 0 ... the last stage -> BAKING -> COMPLETED
+                             |  ^                                  |
+                          pause resume                             |
+                             v  |                                  v
+                           PAUSED --------- roll back ---------> ROLLED_BACK
+
+    A/B test (`ab_state`):  TESTING -> COMPLETED or ROLLED_BACK
+
+Every function here is pure: state in, state out. Once a model has a state, the state decides which version takes traffic,
+not "the newest".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from stoker.core.config import build
+from stoker.core.errors import ConfigError, DataError, Plain, UserError
+from stoker.rollout.http_call import check_url
+from stoker.rollout.split import TrafficSplit
+from stoker.rollout.state.ab_settings import ABTestSettings, settings_of
+from stoker.rollout.state.stages import Stage, parse_stages
+from stoker.rollout.state.user_gates import UserGate
+from stoker.rollout.state.webhook import Webhook
+from stoker.rollout.statistics.evidence import ALLOWED_RATIO, ALPHA
+from stoker.rollout.statistics.prediction_shift import MAX_SHIFT
+
+FOLDER = ".rollout"
+"""Name of the folder of a model's rollout, next to its versions."""
+
+
+class Phase(StrEnum):
+    """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""
+
+    MEASURING = "measuring the baseline"
+    RUNNING = "running"
+    PAUSED = "paused"
+    BAKING = "baking"
+    COMPLETED = "completed"
+    ROLLED_BACK = "rolled back"
+    TESTING = "A/B test"
+
+
+ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING, Phase.TESTING)
+"""Phases in which a second rollout cannot start; in all but an A/B test, gates are judged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSettings:
+    """How a rollout goes from stage to stage."""
+
+    stages: str = "1,10,50,100"
+    """See `parse_stages`."""
+
+    key: str = ""
+    """Header, metadata key or `cookie:NAME` by which a user stays with a version; empty: each request by itself."""
+
+    step_time_s: float = 300.0
+    """Shortest time of a stage that does not name its own, seconds."""
+
+    min_requests: int = 500
+    """Requests that the candidate must have answered in a stage before the next one."""
+
+    warm_up_s: float = 30.0
+    """Start of a stage in which latency is not judged, seconds."""
+
+    bake_s: float = 0.0
+    """Time after 100 % in which the gates still roll back, seconds."""
+
+    allowed_ratio: float = ALLOWED_RATIO
+    """Bad or slow answers of the candidate for each of the baseline that still count as not worse."""
+
+    alpha: float = ALPHA
+    """Probability that a candidate that is not worse is rolled back."""
+
+    max_shift: float = MAX_SHIFT
+    """Largest accepted Kolmogorov distance between the predictions of both versions."""
+
+    shadow_tolerance: float = 1e-3
+    """Answers of a shadow stage are equal when each number differs by at most this times the larger of 1 and itself."""
+
+    inconclusive_limit_s: float = 300.0
+    """A gate without an answer for this long pauses the rollout, seconds."""
+
+    strict: bool = False
+    """Whether a gate without an answer rolls back instead of pausing."""
+
+    dry_run: tuple[str, ...] = ()
+    """Gates that are measured and shown without effect."""
+
+    keep_previous_s: float = 1_800.0
+    """How long the previous version stays loaded after 100 %, seconds."""
+
+    servers: tuple[str, ...] = ()
+    """REST addresses of servers that cannot write to the repository; the controller fetches their counts."""
+
+    user_gates: tuple[UserGate, ...] = ()
+    """Gates of the user: Prometheus queries and Python functions."""
+
+    webhooks: tuple[Webhook, ...] = ()
+    """Web services that are asked before the rollout goes on."""
+
+    notify: tuple[str, ...] = ()
+    """URLs that get each change as a message in Slack's form."""
+
+    def __post_init__(self) -> None:
+        parse_stages(self.stages)
+        for server in self.servers:
+            if not server.startswith(("http://", "https://")):
+                raise ConfigError(
+                    "A server of a rollout must be a REST address",
+                    got=server,
+                    fix="Write http://HOST:8501.",
+                )
+        for url in self.notify:
+            check_url(url, where="A notification")
+        names = [gate.name for gate in self.user_gates]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError("The names of gates must differ", got=twice[0])
+        for name, least in (
+            ("min_requests", 0),
+            ("step_time_s", 0),
+            ("warm_up_s", 0),
+            ("bake_s", 0),
+            ("inconclusive_limit_s", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"{name} must be at least {least}",
+                    got=getattr(self, name),
+                    fix=f"Set it to {least} or more.",
+                )
+        if not 0.0 <= self.shadow_tolerance < math.inf:
+            raise ConfigError(
+                "shadow_tolerance must be a number of at least 0",
+                got=self.shadow_tolerance,
+                fix="Set it to 0 for answers that are equal to the last bit.",
+            )
+        if (
+            not 1.0 <= self.allowed_ratio < math.inf
+            or not 0.0 < self.alpha < 1.0
+            or not 0.0 < self.max_shift <= 1.0
+        ):
+            raise ConfigError(
+                "allowed_ratio must be at least 1, alpha and max_shift between 0 and 1",
+                got=Plain(f"{self.allowed_ratio:g}, {self.alpha:g}, {self.max_shift:g}"),
+                fix="Leave them out to use the defaults.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutState:
+    """Where a model's rollout stands."""
+
+    rollout: int
+    """Number of the rollout of this model, from 1; salts the assignment of keys."""
+
+    baseline: int
+    """The version that served before."""
+
+    candidate: int
+    """The version that is rolled out."""
+
+    settings: RolloutSettings
+
+    began_s: float
+    """When the stage, or the phase after the last one, began: seconds since the epoch."""
+
+    phase: Phase = Phase.MEASURING
+
+    stage: int = 0
+    """Index of the stage."""
+
+    who: str = ""
+    """The operator who started it."""
+
+    reason: str = ""
+    """Why it is paused or was rolled back."""
+
+    rejected: tuple[int, ...] = ()
+    """Versions that were rolled back and take no traffic until an operator starts them again."""
+
+    slow_s: Mapping[str, float] = field(default_factory=dict)
+    """Gate -> latency above which an answer counts as slow, seconds: 1.1 times the baseline's quantile."""
+
+    lease: int = 0
+    """Number of the controller that may change it."""
+
+    test: ABTestSettings | None = None
+    """The A/B test, also after its end; None: it is a rollout in stages."""
+
+    @property
+    def current(self) -> Stage:
+        """The stage that it is in."""
+        return parse_stages(self.settings.stages)[self.stage]
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether nothing follows but the bake time."""
+        return self.stage == len(parse_stages(self.settings.stages)) - 1
+
+    @property
+    def is_active(self) -> bool:
+        """Whether gates are judged, and a second rollout cannot start."""
+        return self.phase in ACTIVE
+
+    @property
+    def share(self) -> float:
+        """The candidate's share of the traffic, in [0, 1]."""
+        if self.phase in (Phase.RUNNING, Phase.PAUSED):
+            return self.current.share
+        return 1.0 if self.phase in (Phase.BAKING, Phase.COMPLETED) else 0.0
+
+    @property
+    def stable(self) -> int:
+        """The version that takes all traffic once the rollout is over, as it stands now."""
+        return self.candidate if self.phase in (Phase.BAKING, Phase.COMPLETED) else self.baseline
+
+    @property
+    def is_test(self) -> bool:
+        """Whether an A/B test is under way."""
+        return self.phase is Phase.TESTING
+
+    @property
+    def arms(self) -> dict[int, float]:
+        """The share of each version that may take traffic."""
+        if self.phase is Phase.TESTING and self.test is not None:
+            return self.test.shares
+        return {self.baseline: 1.0 - self.share, self.candidate: self.share}
+
+    def salt(self, model: str) -> str:
+        """What the versions of keys depend on besides the weights."""
+        return f"{model}/{self.rollout}"
+
+    def split(self, model: str) -> TrafficSplit:
+        """The split of the traffic between its versions."""
+        return TrafficSplit(self.arms, salt=self.salt(model))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            **asdict(self),
+            "settings": json.loads(json.dumps(asdict(self.settings))),
+            "rejected": [*self.rejected],
+            "slow_s": dict(self.slow_s),
+            "test": None if self.test is None else self.test.to_json(),
+        }
+
+
+def state_of(content: Mapping[str, Any]) -> RolloutState:
+    """The state that `to_json` wrote; keys that are not its own are left out.
+
+    Raises:
+        DataError: a newer Stoker wrote it, or a hand did.
+    """
+    try:
+        known = {
+            each.name: content[each.name] for each in fields(RolloutState) if each.name in content
+        }
+        known["settings"] = build(RolloutSettings, known["settings"])
+        known["phase"] = Phase(known["phase"])
+        known["rejected"] = tuple(known["rejected"])
+        known["test"] = settings_of(known["test"]) if known.get("test") else None
+        return RolloutState(**known)
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise DataError(
+            "The state of the rollout cannot be read",
+            got=Plain(f"{type(error).__name__}: {error}"),
+            fix="Use the version of Stoker that wrote it, or a newer one.",
+        ) from error
+
+
+def start(
+    state: RolloutState | None,
+    candidate: int,
+    *,
+    serving: int,
+    settings: RolloutSettings,
+    now_s: float,
+    who: str = "",
+) -> RolloutState:
+    """Begin a rollout.
+
+    Args:
+        state: of the model until now; None: it has none yet.
+        candidate: the version to roll out.
+        serving: the version that takes the traffic of a model without a state.
+        settings: of the rollout.
+        now_s: seconds since the epoch.
+        who: the operator.
+
+    Raises:
+        UserError: another rollout is under way, or the candidate serves already.
+    """
+    if state is not None and state.phase in ACTIVE:
+        raise UserError(
+            "Only one rollout of a model can be under way",
+            got=Plain(
+                f"version {state.candidate}, started by {state.who or 'an operator'}, {state.phase}"
+            ),
+            fix="Wait for its end, or end it with `stoker rollout rollback` or `promote --full`.",
+        )
+    baseline = serving if state is None else state.stable
+    if candidate == baseline:
+        raise UserError(
+            "The candidate of a rollout must not be the version that serves",
+            got=Plain(f"version {candidate}"),
+            fix="Push a new version first.",
+        )
+    rejected = () if state is None else state.rejected
+    return RolloutState(
+        rollout=1 if state is None else state.rollout + 1,
+        baseline=baseline,
+        candidate=candidate,
+        settings=settings,
+        began_s=now_s,
+        who=who,
+        rejected=tuple(version for version in rejected if version != candidate),
+        # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
+        lease=0 if state is None else state.lease,
+    )
+
+
+def first_version(
+    version: int, *, settings: RolloutSettings, now_s: float, who: str = ""
+) -> RolloutState:
+    """Let the state of a model begin with its only version, which takes all traffic.
+
+    Args:
+        version: the only version.
+        settings: of the rollout, which has nothing to do.
+        now_s: seconds since the epoch.
+        who: the operator.
+    """
+    return RolloutState(
+        rollout=1,
+        baseline=version,
+        candidate=version,
+        settings=settings,
+        began_s=now_s,
+        phase=Phase.COMPLETED,
+        stage=len(parse_stages(settings.stages)) - 1,
+        who=who,
+    )
+
+
+def advance(state: RolloutState, *, now_s: float) -> RolloutState:
+    """Go to the first stage, the next one, from the last one to the bake time, from that to the end.
+
+    Raises:
+        UserError: the rollout is over.
+    """
+    _check_active(state)
+    if state.phase is Phase.MEASURING:
+        return replace(state, phase=Phase.RUNNING, began_s=now_s)
+    if state.phase is Phase.BAKING:
+        return replace(state, phase=Phase.COMPLETED, began_s=now_s, reason="")
+    if not state.is_last_stage:
+        return replace(state, phase=Phase.RUNNING, stage=state.stage + 1, began_s=now_s, reason="")
+    phase = Phase.BAKING if state.settings.bake_s else Phase.COMPLETED
+    return replace(state, phase=phase, began_s=now_s, reason="")
+
+
+def promote_fully(state: RolloutState, *, now_s: float) -> RolloutState:
+    """Go to 100 % at once; the bake time follows.
+
+    Raises:
+        UserError: the rollout is over.
+    """
+    _check_active(state)
+    last = len(parse_stages(state.settings.stages)) - 1
+    return advance(replace(state, stage=last, phase=Phase.RUNNING), now_s=now_s)
+
+
+def pause(state: RolloutState, *, reason: str) -> RolloutState:
+    """Keep the traffic as it is until `resume`; failing gates still roll back.
+
+    Raises:
+        UserError: it is not running.
+    """
+    if state.phase is not Phase.RUNNING:
+        raise UserError(
+            "Only a running rollout can be paused",
+            got=Plain(f"version {state.candidate}, {state.phase}"),
+            fix="See `stoker rollout status`.",
+        )
+    return replace(state, phase=Phase.PAUSED, reason=reason)
+
+
+def resume(state: RolloutState, *, now_s: float) -> RolloutState:
+    """Go on: a paused stage begins again, with its counts; a stage that waits for a person ends.
+
+    Raises:
+        UserError: it does not wait.
+    """
+    if state.phase is Phase.PAUSED:
+        return replace(state, phase=Phase.RUNNING, began_s=now_s, reason="")
+    if state.phase is Phase.RUNNING and state.current.waits:
+        return advance(state, now_s=now_s)
+    raise UserError(
+        "Only a rollout that waits can be resumed",
+        got=Plain(f"version {state.candidate}, {state.phase}, {state.current}"),
+        fix="`stoker rollout promote` goes to the next stage.",
+    )
+
+
+def roll_back(
+    state: RolloutState, *, reason: str, now_s: float, to: int | None = None
+) -> RolloutState:
+    """Take all traffic off the candidate, also after 100 %.
+
+    Args:
+        state: of the model until now.
+        reason: shown, and kept in the history.
+        now_s: seconds since the epoch.
+        to: the version that takes the traffic; None: the baseline.
+
+    Raises:
+        UserError: the candidate takes no traffic, or is the version to go back to.
+    """
+    target = state.baseline if to is None else to
+    if state.phase is Phase.ROLLED_BACK and target == state.baseline:
+        raise UserError(
+            "A rollout can be rolled back once",
+            got=Plain(f"version {state.candidate} takes no traffic: {state.reason}"),
+            fix=f"Name another version: `stoker rollout rollback --to VERSION` (now {state.baseline}).",
+        )
+    if target == state.stable and state.phase not in ACTIVE:
+        raise UserError(
+            "The version to go back to takes all traffic already",
+            got=Plain(f"version {target}"),
+            fix="See `stoker rollout history`.",
+        )
+    tested = state.arms if state.is_test else ()
+    gone = {state.candidate, state.stable, *tested} - {target}
+    return replace(
+        state,
+        baseline=target,
+        phase=Phase.ROLLED_BACK,
+        reason=reason,
+        began_s=now_s,
+        rejected=tuple(sorted({*state.rejected, *gone} - {target})),
+    )
+
+
+def _check_active(state: RolloutState) -> None:
+    if state.phase is Phase.TESTING:
+        raise UserError(
+            "An A/B test has no stages",
+            got=Plain(f"versions {', '.join(map(str, state.arms))}"),
+            fix="End it with `stoker rollout promote --version N`, or with `stoker rollout rollback`.",
+        )
+    if state.phase not in ACTIVE:
+        raise UserError(
+            "There is no rollout under way",
+            got=Plain(f"version {state.candidate}, {state.phase}"),
+            fix="Begin one with `stoker rollout start MODEL VERSION`.",
+        )

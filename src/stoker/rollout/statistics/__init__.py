@@ -1,0 +1,1 @@
+"""What counts prove: evidence against a version, shifts of its predictions, differences of an A/B test."""
