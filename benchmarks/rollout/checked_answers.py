@@ -29,7 +29,8 @@ from stoker.core.errors import UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.split import TrafficSplit
-from stoker.rollout.state.state import RolloutSettings, RolloutState, advance, promote_fully
+from stoker.rollout.state.changes import advance, promote_fully
+from stoker.rollout.state.state import RolloutSettings, RolloutState
 
 MODEL = "m"
 AT_ONCE = 8

@@ -35,8 +35,9 @@ from load import Request, Window, by_h2load, by_wrk  # noqa: E402
 from stoker.rollout.control.controller import Event, change  # noqa: E402
 from stoker.rollout.routing.router import RolloutRouter  # noqa: E402
 from stoker.rollout.split import TrafficSplit  # noqa: E402
+from stoker.rollout.state.changes import advance, start  # noqa: E402
 from stoker.rollout.state.files import StateFiles  # noqa: E402
-from stoker.rollout.state.state import FOLDER, RolloutSettings, advance, start  # noqa: E402
+from stoker.rollout.state.state import FOLDER, RolloutSettings  # noqa: E402
 from stoker.serve.routing import Served  # noqa: E402
 
 PLAIN, SPLIT = "plain", "split"

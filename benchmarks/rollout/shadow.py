@@ -34,8 +34,9 @@ from stoker.loadtest.config import LoadConfig, resolved  # noqa: E402
 from stoker.loadtest.generator import run_load  # noqa: E402
 from stoker.loadtest.result import LoadResult  # noqa: E402
 from stoker.rollout.control.controller import Event, change  # noqa: E402
+from stoker.rollout.state.changes import advance, start  # noqa: E402
 from stoker.rollout.state.files import StateFiles  # noqa: E402
-from stoker.rollout.state.state import FOLDER, RolloutSettings, advance, start  # noqa: E402
+from stoker.rollout.state.state import FOLDER, RolloutSettings  # noqa: E402
 
 SETTINGS = {
     "alone": RolloutSettings(stages="1:1000h,100", key="x-nobody"),

@@ -15,8 +15,8 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import Repository, verify
 from stoker.rollout.ab.assignments import logs_of
+from stoker.rollout.ab.changes import begin_test
 from stoker.rollout.ab.outcomes import Outcome, add_from_command
-from stoker.rollout.ab.state import begin_test
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.control.hooks import facts, read_user_results
 from stoker.rollout.counts.counts import Counts, read_counts, read_failures, stage_counts
@@ -26,16 +26,9 @@ from stoker.rollout.memory import check_fits
 from stoker.rollout.shadow.counts import ShadowSummary, summary
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.changes import first_version, roll_back, start
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import (
-    FOLDER,
-    RolloutSettings,
-    RolloutState,
-    first_version,
-    roll_back,
-    start,
-    state_of,
-)
+from stoker.rollout.state.state import FOLDER, RolloutSettings, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
 
 if TYPE_CHECKING:
@@ -122,9 +115,7 @@ class ModelRollouts:
             alone = baseline is None and self._repository.versions(self._model) == [candidate]
             if state is None and alone:
                 # Without a state, a server would answer from the next version as soon as it is pushed.
-                return first_version(
-                    candidate, settings=settings, now_s=time.time(), who=operator()
-                )
+                return first_version(candidate, settings=settings, now_s=time.time(), who=self.who)
             from stoker.rollout.signatures import check_compatible
 
             serving = self._newest_other(candidate) if baseline is None else baseline

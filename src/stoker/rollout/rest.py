@@ -21,7 +21,7 @@ from stoker.core.config import build
 from stoker.core.errors import Plain, UserError
 from stoker.rollout.metrics import RolloutMetrics
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import state as changes
+from stoker.rollout.state import changes
 from stoker.rollout.state.state import FOLDER, RolloutSettings
 from stoker.rollout.verdict import evidence, summary
 from stoker.serve.errors import Code, ServeError

@@ -15,8 +15,9 @@ from stoker.core.errors import EXIT_DONE, UserError
 from stoker.registry.repository import Pushed, Repository
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.operations import operator
+from stoker.rollout.state.changes import first_version
 from stoker.rollout.state.files import Conflict, StateFiles
-from stoker.rollout.state.state import FOLDER, RolloutSettings, first_version
+from stoker.rollout.state.state import FOLDER, RolloutSettings
 
 
 def seed(source: Path, target: Path) -> list[Pushed]:

@@ -27,14 +27,8 @@ from stoker.rollout.counts.counts import read_counts
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.routing.router import RolloutRouter
-from stoker.rollout.state.state import (
-    FOLDER,
-    Phase,
-    RolloutSettings,
-    RolloutState,
-    advance,
-    promote_fully,
-)
+from stoker.rollout.state.changes import advance, promote_fully
+from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState
 from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.workers import WorkerEndedError, run_workers

@@ -32,8 +32,9 @@ from stoker.registry.repository import Repository
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.counts.counts import read_counts
 from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.changes import advance, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, RolloutSettings, advance, start
+from stoker.rollout.state.state import FOLDER, RolloutSettings
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.at_once import PROVEN_RUNS

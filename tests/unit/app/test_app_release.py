@@ -14,7 +14,8 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.routing.router import RolloutRouter
-from stoker.rollout.state.state import Phase, promote_fully
+from stoker.rollout.state.changes import promote_fully
+from stoker.rollout.state.state import Phase
 from stoker.serve.routing import Served, no_headers
 
 CANARY = "push: {rollout: canary, settings: {stages: '5,100', min_requests: 10}}"

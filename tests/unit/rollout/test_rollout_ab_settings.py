@@ -11,19 +11,10 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.rollout.ab.state import begin_test, end_test
+from stoker.rollout.ab.changes import begin_test, end_test
 from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
-from stoker.rollout.state.state import (
-    Phase,
-    RolloutSettings,
-    RolloutState,
-    advance,
-    pause,
-    promote_fully,
-    roll_back,
-    start,
-    state_of,
-)
+from stoker.rollout.state.changes import advance, pause, promote_fully, roll_back, start
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
 
 ARMS = ((5, 0.5), (6, 0.3), (7, 0.2))
 TEST = ABTestSettings(arms=ARMS, baseline=5, salt="00ff" * 8)

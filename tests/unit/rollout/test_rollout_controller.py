@@ -10,8 +10,9 @@ from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 from stoker.rollout.control.controller import MEASURED_REQUESTS, TAKEOVER_S, Event, change
 from stoker.rollout.counts.counts import MEASURED, read_counts
 from stoker.rollout.gates.gates import Action
+from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, start
+from stoker.rollout.state.state import Phase
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from stoker.rollout.gates.gates import (
     decide,
     judge,
 )
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, advance, pause, start
+from stoker.rollout.state.changes import advance, pause, start
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
 from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=60, warm_up_s=10, min_requests=100)

@@ -17,7 +17,8 @@ from stoker.rollout.memory import check_fits, version_bytes
 from stoker.rollout.operations import ModelRollouts, operator
 from stoker.rollout.signatures import check_compatible
 from stoker.rollout.state.ab_settings import ABTestSettings
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, advance, pause
+from stoker.rollout.state.changes import advance, pause
+from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
 
 FLOAT, STRING = 1, 7
 Inputs = Mapping[str, tuple[int, tuple[int, ...]]]

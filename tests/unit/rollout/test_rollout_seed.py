@@ -12,8 +12,9 @@ from stoker.core.errors import DataError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.seed import main, seed
+from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings, start
+from stoker.rollout.state.state import Phase, RolloutSettings
 
 
 def image(folder: Path, *, version: int, content: bytes) -> Path:

@@ -15,7 +15,8 @@ from stoker.rollout.counts.counts import read_counts, requests_of, stage_counts,
 from stoker.rollout.gates.gates import BUILT_IN, Verdict, VersionCounts, judge
 from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.shadow.counts import ShadowTally, summary
-from stoker.rollout.state.state import RolloutSettings, RolloutState, advance, start
+from stoker.rollout.state.changes import advance, start
+from stoker.rollout.state.state import RolloutSettings, RolloutState
 from stoker.rollout.statistics import evidence
 from stoker.rollout.statistics.evidence import ALLOWED_RATIO, FACTORS, BadAnswers, log_evidence
 

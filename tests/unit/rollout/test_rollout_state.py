@@ -9,18 +9,8 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.rollout.state.state import (
-    Phase,
-    RolloutSettings,
-    RolloutState,
-    advance,
-    pause,
-    promote_fully,
-    resume,
-    roll_back,
-    start,
-    state_of,
-)
+from stoker.rollout.state.changes import advance, pause, promote_fully, resume, roll_back, start
+from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
 
 
 def started(settings: RolloutSettings | None = None) -> RolloutState:

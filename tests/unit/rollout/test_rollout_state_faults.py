@@ -26,8 +26,9 @@ from tests.unit.rollout.state_kills import (
 from stoker.core.errors import DataError, UserError
 from stoker.rollout.control.controller import Controller
 from stoker.rollout.counts.counts import read_counts, write_counts
+from stoker.rollout.state.changes import advance
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutState, advance
+from stoker.rollout.state.state import Phase, RolloutState
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -223,7 +224,8 @@ import json, os, sys
 from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state.state import RolloutSettings, advance
+from stoker.rollout.state.changes import advance
+from stoker.rollout.state.state import RolloutSettings
 import stoker.rollout.signatures
 
 root = Path(sys.argv[1])
@@ -303,7 +305,8 @@ def test_a_promotion_is_not_repeated_on_what_another_operator_left(
     root: Path,
 ) -> None:
     from stoker.rollout.operations import ModelRollouts
-    from stoker.rollout.state.state import RolloutSettings, resume
+    from stoker.rollout.state.changes import resume
+    from stoker.rollout.state.state import RolloutSettings
 
     folder = root / "taxi" / ".rollout"
     rollouts = ModelRollouts(root, "taxi")
@@ -325,7 +328,8 @@ def test_going_back_to_a_version_that_was_deleted_is_refused_before_anything_cha
     root: Path,
 ) -> None:
     from stoker.rollout.operations import ModelRollouts
-    from stoker.rollout.state.state import RolloutSettings, promote_fully
+    from stoker.rollout.state.changes import promote_fully
+    from stoker.rollout.state.state import RolloutSettings
 
     rollouts = ModelRollouts(root, "taxi")
     rollouts.start(2, RolloutSettings(), why="")

@@ -13,16 +13,9 @@ from stoker.rollout.control.controller import Event, change
 from stoker.rollout.control.supervisor import RolloutSupervisor
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
 from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.state.changes import advance, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import (
-    FOLDER,
-    Phase,
-    RolloutSettings,
-    RolloutState,
-    advance,
-    start,
-    state_of,
-)
+from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState, state_of
 from stoker.serve.routing import Served, VersionInUse, no_headers
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)

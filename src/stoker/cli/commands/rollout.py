@@ -206,10 +206,10 @@ def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 @app.command()
 def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Keep the traffic as it is; gates still roll back."""
-    from stoker.rollout.state import state
+    from stoker.rollout.state import changes
 
     changed = _open(models, model).apply(
-        lambda now: state.pause(now, reason=why or "an operator"), what="pause", why=why
+        lambda now: changes.pause(now, reason=why or "an operator"), what="pause", why=why
     )
     _show(changed, as_json=as_json)
 
@@ -217,10 +217,10 @@ def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Go on after a pause, or end a stage that waits for a person."""
-    from stoker.rollout.state import state
+    from stoker.rollout.state import changes
 
     changed = _open(models, model).apply(
-        lambda now: state.resume(now, now_s=time.time()), what="resume", why=why
+        lambda now: changes.resume(now, now_s=time.time()), what="resume", why=why
     )
     _show(changed, as_json=as_json)
 
@@ -238,13 +238,13 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Go to the next stage now, whatever its time and requests; or end an A/B test."""
-    from stoker.rollout.ab import state as ab_state
-    from stoker.rollout.state import state
+    from stoker.rollout.ab import changes as ab_changes
+    from stoker.rollout.state import changes
 
     def move(now: RolloutState) -> RolloutState:
         if version is not None:
-            return ab_state.end_test(now, version, now_s=time.time())
-        return (state.promote_fully if full else state.advance)(now, now_s=time.time())
+            return ab_changes.end_test(now, version, now_s=time.time())
+        return (changes.promote_fully if full else changes.advance)(now, now_s=time.time())
 
     changed = _open(models, model).apply(move, what="promote", why=why)
     _show(changed, as_json=as_json)

@@ -33,16 +33,9 @@ from stoker.rollout.gates.gates import (
     judge,
     without_answer,
 )
+from stoker.rollout.state.changes import advance, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import (
-    ACTIVE,
-    Phase,
-    RolloutState,
-    advance,
-    pause,
-    roll_back,
-    state_of,
-)
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.statistics.histogram import quantile
 
 _log = logging.getLogger(__name__)

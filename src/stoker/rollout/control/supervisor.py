@@ -20,8 +20,9 @@ from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.counts.scrape import Scraper
 from stoker.rollout.counts.spool import Spool
 from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.state.changes import roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import ACTIVE, FOLDER, Phase, RolloutState, roll_back, state_of
+from stoker.rollout.state.state import ACTIVE, FOLDER, Phase, RolloutState, state_of
 from stoker.serve.routing import VersionInUse
 
 _log = logging.getLogger(__name__)

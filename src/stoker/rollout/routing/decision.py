@@ -1,0 +1,149 @@
+"""Which version a state gives to a request."""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.rollout.counts.counts import MEASURED
+from stoker.rollout.split import TrafficSplit
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
+from stoker.serve.routing import (
+    Headers,
+    Route,
+)
+
+MOST_ROUTES = 10_000
+"""Keys whose routes are kept: to make a route takes three times as long as to look it up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """What one state says, ready to be asked."""
+
+    state: RolloutState
+    decide: Callable[[Headers], Route]
+    """Gives the route of a request."""
+
+    copied: float = 0.0
+    """Share of the requests that are copied to the candidate."""
+
+    @property
+    def stage(self) -> int:
+        """The stage whose counts its answers are part of."""
+        return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
+
+    @property
+    def slow_s(self) -> float:
+        """Latency above which an answer is slow for any gate, seconds."""
+        active = self.state.phase in ACTIVE
+        return min(self.state.slow_s.values(), default=math.inf) if active else math.inf
+
+    def is_warming_up(self, now_s: float) -> bool:
+        """Whether a stage has just begun, so that its latency is not judged."""
+        state = self.state
+        return state.phase is Phase.RUNNING and now_s < state.began_s + state.settings.warm_up_s
+
+
+def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:
+    """The versions whose latencies are compared; the baseline is measured as it will be compared."""
+    if state.phase not in ACTIVE:
+        return ()
+    return (state.stable,) if state.phase is Phase.BAKING else tuple(split.weights)
+
+
+def copied_share(state: RolloutState) -> float:
+    """The share of the requests that the candidate answers in shadow, in [0, 1]."""
+    return state.current.shadow if state.phase in (Phase.RUNNING, Phase.PAUSED) else 0.0
+
+
+def _shadow_decision(
+    state: RolloutState, key_hash: Callable[[bytes], int]
+) -> Callable[[Headers], Route]:
+    """Routes to the baseline, whose answers count only where the candidate answers the same request."""
+    share, key_of = copied_share(state), _key_reader(state.settings.key)
+
+    def in_shadow(headers: Headers) -> Route:
+        key = key_of(headers)
+        return Route(
+            version=state.baseline,
+            otherwise=state.baseline,
+            key=key_hash(key) if key else None,
+            counts=False,
+            # With a key, requests without one are not part of the rollout.
+            copied=bool(key or not state.settings.key) and random.random() < share,  # noqa: S311 - a sample
+        )
+
+    return in_shadow
+
+
+def _key_reader(name: str) -> Callable[[Headers], bytes | None]:
+    """Reads the key of a request: a header's value, or a cookie's if the name is `cookie:NAME`."""
+    if not name:
+        return lambda _: None
+    kind, _, cookie = name.partition(":")
+    if kind == "cookie":
+        return lambda headers: _cookie(cookie.encode(), headers)
+    lower = name.lower()
+    return lambda headers: headers(lower)
+
+
+def decision(
+    state: RolloutState, split: TrafficSplit, key_hash: Callable[[bytes], int]
+) -> Callable[[Headers], Route]:
+    """The function that routes by a state; all that does not depend on the request is done here, once."""
+    is_active = state.phase in ACTIVE
+    compared = _compared(state, split)
+    test = state.rollout if state.is_test else 0
+
+    def route_to(version: int, *, counts: bool = True, key: int | None = None) -> Route:
+        return Route(
+            version=version,
+            otherwise=state.baseline,
+            key=key,
+            counts=counts,
+            compared=compared,
+            test=0 if key is None else test,
+        )
+
+    if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
+        stable = route_to(state.stable, counts=is_active)
+        return lambda _: stable
+    if copied_share(state):
+        return _shadow_decision(state, key_hash)
+    fixed = {version: route_to(version) for version in split.weights}
+    if state.current.header:
+        header = state.current.header.lower()
+        with_header, without = fixed[state.candidate], fixed[state.baseline]
+        return lambda headers: without if headers(header) is None else with_header
+    if not state.settings.key:
+        return split.at_random(fixed)
+    key_of, without_key = _key_reader(state.settings.key), route_to(state.baseline, counts=False)
+    version_of = split.by_crc({version: version for version in split.weights})
+    known: dict[bytes, Route] = {}
+
+    def by_key(headers: Headers) -> Route:
+        key = key_of(headers)
+        if not key:  # an empty one would be one user for all who send it
+            return without_key
+        route = known.get(key)
+        if route is None:
+            route = route_to(version_of(zlib.crc32(key)), key=key_hash(key))
+            if len(known) >= MOST_ROUTES:
+                known.clear()
+            known[key] = route
+        return route
+
+    return by_key
+
+
+def _cookie(name: bytes, headers: Headers) -> bytes | None:
+    """The value of a cookie, None without it."""
+    for part in (headers("cookie") or b"").split(b";"):
+        given, _, value = part.partition(b"=")
+        if given.strip() == name:
+            return value.strip()
+    return None

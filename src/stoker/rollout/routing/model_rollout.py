@@ -1,0 +1,256 @@
+"""Inside a server: the rollout of one model, from its state to the counts of its answers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import DataError, UserError
+from stoker.rollout.ab.logs import ABTestLogs
+from stoker.rollout.control.vetoes import Vetoes
+from stoker.rollout.counts.spool import Spool
+from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.routing.answers import StageKeys, WaitingAnswers
+from stoker.rollout.routing.decision import Routing, copied_share, decision
+from stoker.rollout.routing.running import count_slow_running
+from stoker.rollout.shadow.stage import ShadowOptions, ShadowStage
+from stoker.rollout.state.changes import roll_back
+from stoker.rollout.state.files import StateFiles, Stored
+from stoker.rollout.state.state import ACTIVE, Phase, state_of
+from stoker.serve.routing import (
+    AnsweredRun,
+    CopyResult,
+    Headers,
+    RequestCopy,
+    Route,
+    RunningRequest,
+)
+
+_log = logging.getLogger(__name__)
+
+UNREADABLE_S = 30.0
+"""A state that cannot be read for this long is an error in the log, seconds."""
+
+
+class ModelRollout:
+    """The rollout of one model."""
+
+    def __init__(
+        self, model: str, folder: Path, workers: Path | None, *, server: str, shadow: ShadowOptions
+    ) -> None:
+        self._model, self._folder, self._vetoes = model, folder, Vetoes(workers)
+        self._spool = Spool(workers, folder)
+        self.test = ABTestLogs(folder, server=server)
+        self._shadow_options = shadow
+        self._shadow: ShadowStage | None = None
+        self._files = StateFiles(folder)
+        self._lock = threading.Lock()
+        self._counts: dict[int, dict[int, VersionCounts]] = {}
+        self._keys, self.waiting = StageKeys(), WaitingAnswers()
+        self._failed: dict[int, str] = {}
+        self._blamed: dict[int, str] = {}
+        self._slow = 0
+        self._taken_vetoes: Mapping[tuple[str, int], str] = {}
+        self._changed = False
+        self._said_unreadable = self._said_unwritten = False
+        self.read_s = time.monotonic()
+        """When the state was last read, seconds of the monotonic clock."""
+
+        self._routing: Routing | None = None
+        self.route: Callable[[Headers], Route | None] = _no_route
+        """Gives the route of a request."""
+
+        self.number = 0
+        """Of the state; 0 before there is one."""
+
+    def read(self) -> None:
+        """Take up the newest state; while it cannot be read, the last one stays in force."""
+        try:
+            self._take_up(self._files.latest())
+        except (DataError, OSError) as error:
+            if not self.number:
+                self._take_up(self._files.latest_whole())
+            self._report(error)
+            return
+        self.read_s, self._said_unreadable = time.monotonic(), False
+
+    def _report(self, error: Exception) -> None:
+        """Log that the state cannot be read: once, when that has lasted."""
+        unread_s = time.monotonic() - self.read_s
+        if unread_s >= UNREADABLE_S and not self._said_unreadable:
+            self._said_unreadable = True
+            _log.error(
+                "rollout of %s: its state cannot be read for %.0f s, the traffic stays as it is: %s",
+                self._model,
+                unread_s,
+                error,
+            )
+
+    def _take_up(self, stored: Stored | None) -> None:
+        vetoes = self._vetoes.reasons()
+        if stored is None or (stored.number, vetoes) == (self.number, self._taken_vetoes):
+            return
+        state, before = state_of(stored.content["state"]), self._routing
+        veto = vetoes.get((str(self._folder.parent), state.rollout))
+        if veto is not None and state.phase in ACTIVE:
+            state = roll_back(state, reason=veto, now_s=time.time())
+        key_hash = self.test.take_up(state) or _short_hash
+        split = state.split(self._model)
+        routing = Routing(
+            state=state, decide=decision(state, split, key_hash), copied=copied_share(state)
+        )
+        with self._lock:
+            self._count_waiting()  # in the stage in which they were answered
+            self._end_shadow(routing)
+            if before is None or state.rollout != before.state.rollout:
+                self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
+            if before is None or routing.stage != before.stage:
+                self._keys = StageKeys()
+            self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
+            self.route = routing.decide
+
+    def _end_shadow(self, routing: Routing) -> None:
+        """End a shadow stage that is over; the lock is held."""
+        shadow = self._shadow
+        if shadow is not None and not (routing.copied and shadow.is_of(routing.state)):
+            shadow.close()
+            self._shadow = None
+
+    def copy(self, route: Route, request: RequestCopy) -> None:
+        """Have the candidate answer a request in shadow; the first one starts its process."""
+        with self._lock:
+            routing, shadow = self._routing, self._shadow
+            if shadow is None and routing is not None and routing.copied:
+                # Only now: a process that answers no requests needs no other that runs the candidate.
+                shadow = self._shadow = ShadowStage(
+                    self._model,
+                    self._folder.parent,
+                    routing.state,
+                    self._counts.setdefault(routing.stage, {}),
+                    self._lock,
+                    self._shadow_options,
+                )
+            self._changed = True
+        if shadow is None:
+            request.on_result(CopyResult(version=route.version, is_compared=False))
+        else:
+            shadow.offer(route, request)
+
+    def judges(self, version: int) -> bool:
+        """Whether a version is under rollout."""
+        routing = self._routing
+        return (
+            routing is not None
+            and routing.state.phase in ACTIVE
+            and version == routing.state.candidate
+        )
+
+    def blame(self, version: int, why: str) -> None:
+        """Let the controller roll a version back."""
+        with self._lock:
+            self._blamed[version] = why
+
+    def write(
+        self,
+        server: str,
+        failed: Mapping[int, str],
+        running: Callable[[], Iterable[RunningRequest]],
+    ) -> None:
+        """Write what was counted, and what runs and is slow already, if any of it is new.
+
+        Args:
+            server: name of this process.
+            failed: version -> why it cannot be loaded.
+            running: gives the requests of all models that run.
+        """
+        self.test.refresh()
+        with self._lock:
+            self._count_waiting()
+            routing, failed = self._routing, self._all_failed(failed)
+            known = not self._changed and not self._slow and failed == self._failed
+            if routing is None or (known and routing.state.phase not in ACTIVE):
+                return
+            counts = deepcopy(self._counts)
+            warming_up = routing.is_warming_up(time.time())
+            # After the copy: a request that ends in between is counted a second later, and never twice.
+            slow = count_slow_running(
+                counts.setdefault(routing.stage, {}),
+                (each for each in running() if each.model == self._model),
+                slow_s=math.inf if warming_up else routing.slow_s,
+                counted=self._keys.slow,
+            )
+            if known and not slow:
+                return
+            self._changed, self._failed, self._slow = False, failed, slow
+        try:
+            self._spool.write(counts, failed, rollout=routing.state.rollout, server=server)
+            self._said_unwritten = False
+        except (UserError, OSError) as error:  # read-only, or full: written at the next chance
+            self._changed = True
+            if not self._said_unwritten:
+                _log.error("rollout of %s: its counts cannot be written: %s", self._model, error)
+            self._said_unwritten = True
+
+    def unwritten(self) -> Mapping[str, Any] | None:
+        """The counts of this server that could not be written next to the state."""
+        if self._routing is None:
+            return None
+        rollout = self._routing.state.rollout
+        return {"rollout": rollout, "processes": self._spool.read(rollout)}
+
+    def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
+        """Version -> why it cannot stay under rollout."""
+        unloaded = {version: f"it cannot be loaded: {why}" for version, why in failed.items()}
+        if self._shadow is None:
+            return {**unloaded, **self._blamed}
+        self._changed = True  # copies are compared after their requests have ended
+        return {**unloaded, **self._blamed, **self._shadow.failed}
+
+    def wanted(self, now_s: float) -> set[int] | None:
+        """The versions that must be loaded; None: the state is not known yet."""
+        if self._routing is None:
+            return None
+        state = self._routing.state
+        if state.phase in (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED) and state.current.shadow:
+            return {state.baseline}  # the candidate runs in a process of its own
+        if state.phase in ACTIVE or now_s < state.began_s + state.settings.keep_previous_s:
+            return {state.stable, state.candidate, *state.arms} - set(state.rejected)
+        return {state.stable}
+
+    def count(self, run: AnsweredRun) -> None:
+        """Count answers, at the latest when `write` is called; those of an A/B test at once."""
+        if any(route.test for route in run.routes):
+            for route in run.routes:
+                self.test.record(route)
+        elif self.waiting.add(run):
+            with self._lock:
+                self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        """Count what waits in the stage that is in force; the lock is held."""
+        routing = self._routing
+        if routing is None or routing.state.phase not in ACTIVE:
+            self.waiting.clear()
+            return
+        counts = self._counts.setdefault(routing.stage, {})
+        self._changed |= self.waiting.count(
+            counts,
+            self._keys,
+            slow_s=routing.slow_s,
+            times_count=not routing.is_warming_up(time.time()),
+        )
+
+
+def _no_route(_: Headers) -> None:
+    """Before there is a state."""
+
+
+def _short_hash(key: bytes) -> int:
+    return zlib.crc32(key) | len(key) << 32

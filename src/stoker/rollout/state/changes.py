@@ -1,0 +1,197 @@
+"""What may change the state of a rollout. Every function is pure: state in, state out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.core.errors import Plain, UserError
+from stoker.rollout.state.stages import parse_stages
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutSettings, RolloutState
+
+
+def start(
+    state: RolloutState | None,
+    candidate: int,
+    *,
+    serving: int,
+    settings: RolloutSettings,
+    now_s: float,
+    who: str = "",
+) -> RolloutState:
+    """Begin a rollout.
+
+    Args:
+        state: of the model until now; None: it has none yet.
+        candidate: the version to roll out.
+        serving: the version that takes the traffic of a model without a state.
+        settings: of the rollout.
+        now_s: seconds since the epoch.
+        who: the operator.
+
+    Raises:
+        UserError: another rollout is under way, or the candidate serves already.
+    """
+    if state is not None and state.phase in ACTIVE:
+        raise UserError(
+            "Only one rollout of a model can be under way",
+            got=Plain(
+                f"version {state.candidate}, started by {state.who or 'an operator'}, {state.phase}"
+            ),
+            fix="Wait for its end, or end it with `stoker rollout rollback` or `promote --full`.",
+        )
+    baseline = serving if state is None else state.stable
+    if candidate == baseline:
+        raise UserError(
+            "The candidate of a rollout must not be the version that serves",
+            got=Plain(f"version {candidate}"),
+            fix="Push a new version first.",
+        )
+    rejected = () if state is None else state.rejected
+    return RolloutState(
+        rollout=1 if state is None else state.rollout + 1,
+        baseline=baseline,
+        candidate=candidate,
+        settings=settings,
+        began_s=now_s,
+        who=who,
+        rejected=tuple(version for version in rejected if version != candidate),
+        # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
+        lease=0 if state is None else state.lease,
+    )
+
+
+def first_version(
+    version: int, *, settings: RolloutSettings, now_s: float, who: str = ""
+) -> RolloutState:
+    """Let the state of a model begin with its only version, which takes all traffic.
+
+    Args:
+        version: the only version.
+        settings: of the rollout, which has nothing to do.
+        now_s: seconds since the epoch.
+        who: the operator.
+    """
+    return RolloutState(
+        rollout=1,
+        baseline=version,
+        candidate=version,
+        settings=settings,
+        began_s=now_s,
+        phase=Phase.COMPLETED,
+        stage=len(parse_stages(settings.stages)) - 1,
+        who=who,
+    )
+
+
+def advance(state: RolloutState, *, now_s: float) -> RolloutState:
+    """Go to the first stage, the next one, from the last one to the bake time, from that to the end.
+
+    Raises:
+        UserError: the rollout is over.
+    """
+    _check_active(state)
+    if state.phase is Phase.MEASURING:
+        return replace(state, phase=Phase.RUNNING, began_s=now_s)
+    if state.phase is Phase.BAKING:
+        return replace(state, phase=Phase.COMPLETED, began_s=now_s, reason="")
+    if not state.is_last_stage:
+        return replace(state, phase=Phase.RUNNING, stage=state.stage + 1, began_s=now_s, reason="")
+    phase = Phase.BAKING if state.settings.bake_s else Phase.COMPLETED
+    return replace(state, phase=phase, began_s=now_s, reason="")
+
+
+def promote_fully(state: RolloutState, *, now_s: float) -> RolloutState:
+    """Go to 100 % at once; the bake time follows.
+
+    Raises:
+        UserError: the rollout is over.
+    """
+    _check_active(state)
+    last = len(parse_stages(state.settings.stages)) - 1
+    return advance(replace(state, stage=last, phase=Phase.RUNNING), now_s=now_s)
+
+
+def pause(state: RolloutState, *, reason: str) -> RolloutState:
+    """Keep the traffic as it is until `resume`; failing gates still roll back.
+
+    Raises:
+        UserError: it is not running.
+    """
+    if state.phase is not Phase.RUNNING:
+        raise UserError(
+            "Only a running rollout can be paused",
+            got=Plain(f"version {state.candidate}, {state.phase}"),
+            fix="See `stoker rollout status`.",
+        )
+    return replace(state, phase=Phase.PAUSED, reason=reason)
+
+
+def resume(state: RolloutState, *, now_s: float) -> RolloutState:
+    """Go on: a paused stage begins again, with its counts; a stage that waits for a person ends.
+
+    Raises:
+        UserError: it does not wait.
+    """
+    if state.phase is Phase.PAUSED:
+        return replace(state, phase=Phase.RUNNING, began_s=now_s, reason="")
+    if state.phase is Phase.RUNNING and state.current.waits:
+        return advance(state, now_s=now_s)
+    raise UserError(
+        "Only a rollout that waits can be resumed",
+        got=Plain(f"version {state.candidate}, {state.phase}, {state.current}"),
+        fix="`stoker rollout promote` goes to the next stage.",
+    )
+
+
+def roll_back(
+    state: RolloutState, *, reason: str, now_s: float, to: int | None = None
+) -> RolloutState:
+    """Take all traffic off the candidate, also after 100 %.
+
+    Args:
+        state: of the model until now.
+        reason: shown, and kept in the history.
+        now_s: seconds since the epoch.
+        to: the version that takes the traffic; None: the baseline.
+
+    Raises:
+        UserError: the candidate takes no traffic, or is the version to go back to.
+    """
+    target = state.baseline if to is None else to
+    if state.phase is Phase.ROLLED_BACK and target == state.baseline:
+        raise UserError(
+            "A rollout can be rolled back once",
+            got=Plain(f"version {state.candidate} takes no traffic: {state.reason}"),
+            fix=f"Name another version: `stoker rollout rollback --to VERSION` (now {state.baseline}).",
+        )
+    if target == state.stable and state.phase not in ACTIVE:
+        raise UserError(
+            "The version to go back to takes all traffic already",
+            got=Plain(f"version {target}"),
+            fix="See `stoker rollout history`.",
+        )
+    tested = state.arms if state.is_test else ()
+    gone = {state.candidate, state.stable, *tested} - {target}
+    return replace(
+        state,
+        baseline=target,
+        phase=Phase.ROLLED_BACK,
+        reason=reason,
+        began_s=now_s,
+        rejected=tuple(sorted({*state.rejected, *gone} - {target})),
+    )
+
+
+def _check_active(state: RolloutState) -> None:
+    if state.phase is Phase.TESTING:
+        raise UserError(
+            "An A/B test has no stages",
+            got=Plain(f"versions {', '.join(map(str, state.arms))}"),
+            fix="End it with `stoker rollout promote --version N`, or with `stoker rollout rollback`.",
+        )
+    if state.phase not in ACTIVE:
+        raise UserError(
+            "There is no rollout under way",
+            got=Plain(f"version {state.candidate}, {state.phase}"),
+            fix="Begin one with `stoker rollout start MODEL VERSION`.",
+        )
