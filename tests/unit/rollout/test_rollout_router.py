@@ -197,7 +197,7 @@ def test_versions_are_compared_from_the_measurement_of_the_baseline_to_the_end(m
 
 
 def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.rollout.routing.router.MOST_ROUTES", 3)
+    monkeypatch.setattr("stoker.rollout.routing.decision.MOST_ROUTES", 3)
     router = put(model, begun(key="x-user"))
 
     first = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
@@ -417,7 +417,7 @@ def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
     read_s += [router.refresh(served(model))["m"] for _ in range(3)]
     assert caplog.records == []
 
-    monkeypatch.setattr("stoker.rollout.routing.router.UNREADABLE_S", 0.0)
+    monkeypatch.setattr("stoker.rollout.routing.model_rollout.UNREADABLE_S", 0.0)
     read_s += [router.refresh(served(model))["m"] for _ in range(3)]
 
     assert len(set(read_s)) == 1
