@@ -233,7 +233,7 @@ bench-serve: $(STAMP) ## the server against its peers; needs wrk and h2load (abo
 bench-rollout: $(STAMP) ## routing, planted faults, checked answers; needs wrk and h2load (about 30 minutes)
 	@$(BIN)/python benchmarks/rollout/overhead.py
 	@$(BIN)/python benchmarks/rollout/planted.py
-	@$(BIN)/python benchmarks/rollout/routing/answers.py
+	@$(BIN)/python benchmarks/rollout/answers.py
 	@$(BIN)/python benchmarks/report.py
 
 rollout-picture: $(STAMP) ## docs/rollout.svg, drawn from a real rollout (2 minutes)
