@@ -13,8 +13,8 @@ from stoker.core.errors import DataError
 from stoker.rollout.control.announcer import LEASE
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
-from stoker.serve.observability.metrics import sample
 from stoker.serve.routing import Served
+from stoker.telemetry.exposition import sample
 
 _PHASE = "stoker_rollout_phase"
 _SHARE = "stoker_rollout_traffic_share"

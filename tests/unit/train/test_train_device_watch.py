@@ -16,7 +16,7 @@ from tests.unit.train import profiling_callback
 from stoker.measure.device_time import DeviceTime
 from stoker.measure.device_trace import STAND_IN, time_in
 from stoker.measure.findings import StepFacts
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.wall_time import WallTime
 from stoker.train.watch import device_watch
 from stoker.train.watch.device_watch import PEAKS, DeviceWatch, forbids_trace

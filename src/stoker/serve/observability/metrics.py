@@ -20,6 +20,7 @@ from pathlib import Path
 
 from stoker.serve.runtime.machine import gpu_memory, resident_bytes
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
+from stoker.telemetry.exposition import Labels, header, sample
 
 LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
 """Upper bounds of the latency buckets, microseconds; TensorFlow Serving's own."""
@@ -38,8 +39,6 @@ _OF_MODELS = ("model_name", "model", "version")
 
 FILE_SUFFIX = ".metrics"
 """Suffix of a worker's file."""
-
-Labels = tuple[tuple[str, str], ...]
 
 COUNTING = threading.Lock()
 """Lock of all numbers; code that counts several things of a request takes it once."""
@@ -325,7 +324,7 @@ class ServeMetrics:
         for metric in self.all():
             of = living if isinstance(metric, Gauge) else sources
             added = _added(metric.found_in(rows) for rows in of)
-            lines += _header(metric.name, metric.kind, metric.help_text)
+            lines += header(metric.name, metric.kind, metric.help_text)
             lines += metric.lines_of(added)
         return "\n".join([*lines, *self._machine_lines(living)]) + "\n"
 
@@ -354,18 +353,12 @@ class ServeMetrics:
             for labels, row in self._pid.found_in(rows).items()
         }
         name = "process_resident_memory_bytes"
-        lines = _header(name, "gauge", "Memory of each worker, bytes.")
+        lines = header(name, "gauge", "Memory of each worker, bytes.")
         lines += [sample(name, labels, resident_bytes(pid)) for labels, pid in sorted(pids.items())]
         for name, help_text, values in gpu_memory():
-            lines += _header(name, "gauge", help_text)
+            lines += header(name, "gauge", help_text)
             lines += [sample(name, (("gpu", gpu),), value) for gpu, value in values.items()]
         return lines
-
-
-def sample(name: str, labels: Labels, value: float) -> str:
-    """Return one line of the exposition."""
-    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value:.16g}"
 
 
 def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[float]]:
@@ -378,10 +371,6 @@ def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[floa
     return total
 
 
-def _header(name: str, kind: str, help_text: str) -> list[str]:
-    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-
-
 def _is_alive(pid: int) -> bool:
     with contextlib.suppress(PermissionError):
         try:
@@ -389,7 +378,3 @@ def _is_alive(pid: int) -> bool:
         except ProcessLookupError:
             return False
     return True
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import FullDisk
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 
 _LOG = logging.getLogger(__name__)
 

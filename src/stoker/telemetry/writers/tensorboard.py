@@ -24,7 +24,7 @@ import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.writers.append_only import AppendedFile, DiskFailures
 from stoker.telemetry.writers.summaries import (
     Embedding,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from stoker.data.user_dataset.features import AnyTransform
 from stoker.data.user_dataset.feed import OwnFeed
 from stoker.data.user_dataset.load_dataset import AnyDataset
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.monitor import resolve_monitor_mode

@@ -17,7 +17,7 @@ from stoker.core.user_code import call
 from stoker.data.feed.pipeline import Feed
 from stoker.data.user_dataset.feed import AnyFeed
 from stoker.internals.keras_internals import compute_loss
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.state import TrainingState
 from stoker.train.checkpoints.store import VerifiedCheckpoint

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from stoker.core.errors import ConfigError, Plain, Preempted, UserError
 from stoker.core.user_code import call
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.train.callbacks.callbacks import Callbacks
 from stoker.train.checkpoints.seeds import host_seeds, keras_seeds, restore_host_seeds
 from stoker.train.checkpoints.state import TrainingState

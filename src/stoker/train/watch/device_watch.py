@@ -25,7 +25,7 @@ from stoker.measure.device_time import DeviceTime
 from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
 from stoker.measure.findings import StepFacts, device_finding
 from stoker.measure.mfu import ModelRate, PeakFile, model_rate
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.wall_time import WallTime
 from stoker.train.model.keras_model import layer_types
 

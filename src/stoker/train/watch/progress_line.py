@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stoker.measure.findings import shown_mfu
-from stoker.telemetry import catalogue
+from stoker.telemetry.catalogue import training as catalogue
 
 _SPEED: Final = {metric.name for metric in catalogue.TRAINING}
 

@@ -1,0 +1,48 @@
+"""What one metric is: its name, kind, unit, labels and meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Kinds of metrics, by Prometheus's names."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Writer(StrEnum):
+    """What writes a metric."""
+
+    TRAINING = "training"
+    SERVER = "server"
+    ROLLOUT = "rollout"
+    EXPORTER = "exporter"
+    """`stoker monitor exporter`, and each training and server for the GPUs that it uses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One metric in Prometheus."""
+
+    name: str
+    """Full name: `stoker_...` in base units, or a name of TensorFlow Serving or dcgm-exporter as it is."""
+
+    kind: Kind
+
+    unit: str
+    """`seconds`, `bytes`, `ratio` (0 to 1), `celsius`, `watts`, ...; "" for a count."""
+
+    help: str
+    """One sentence, with its end."""
+
+    writer: Writer
+
+    labels: tuple[str, ...] = ()
+    """Names of its labels, in the order of their values."""
+
+    tensorboard: str = ""
+    """Its name in TensorBoard and `metrics.jsonl`; empty if it is not there."""

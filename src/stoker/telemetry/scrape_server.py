@@ -1,0 +1,111 @@
+"""Answers scrapes of one process over HTTP, in threads of its own."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.telemetry.exposition import CONTENT_TYPE
+
+_log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+"""A client that is silent for this long is left, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """One path of a server."""
+
+    content: Callable[[], str]
+    """Makes the body; called by several threads at once."""
+
+    content_type: str = CONTENT_TYPE
+
+
+class ScrapeServer:
+    """A server of a few pages; a failing page is an error 500 and a warning, nothing else. A context manager."""
+
+    def __init__(self, pages: Mapping[str, Page], *, port: int, host: str = "127.0.0.1") -> None:
+        """Listen, and answer from now on.
+
+        Args:
+            pages: path -> what is there.
+            port: 0: a free one.
+            host: address to listen on.
+
+        Raises:
+            ConfigError: the port is taken, or the address is not one of this machine.
+        """
+
+        class Handler(_Handler):
+            of_server = pages
+
+        try:
+            self._server = http.server.ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                "The port of the metrics must be free",
+                got=Plain(f"{host}:{port} ({error.strerror})"),
+                fix="Set another port, or 0 for a free one.",
+            ) from error
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="stoker-metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT that it listens on."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    of_server: Mapping[str, Page] = {}
+    timeout = TIMEOUT_S
+
+    def do_GET(self) -> None:
+        page = self.of_server.get(self.path.partition("?")[0])
+        if page is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            body = page.content().encode()
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is measured goes on
+            _log.warning("%s cannot be answered: %s: %s", self.path, type(error).__name__, error)
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        """Scrapes are not logged."""
