@@ -1,6 +1,6 @@
 """What routing costs: server CPU per request with an active 90/10 split against none, and the decision itself.
 
-python benchmarks/rollout/overhead.py [--seconds S] [--rounds R] [--only decision]
+python benchmarks/rollout/overhead.py [--rounds R] [--only decision]
 
 Both models are the same SavedModel in one server process, so that a window of one is next to a window of the
 other. The server's loops do not poll here, as polling would count as CPU time of the requests; and each run counts as
@@ -30,7 +30,7 @@ for _room in ("serve", "train"):
 import rollout_parts  # noqa: E402 - next to this file
 import servers  # noqa: E402
 from figures import Figure, figure, spread  # noqa: E402
-from load import Request, Window, by_h2load, by_wrk  # noqa: E402
+from turns import Grpc, Rest, closing, window_us  # noqa: E402
 
 from stoker.rollout.control.controller import Event, change  # noqa: E402
 from stoker.rollout.routing.router import RolloutRouter  # noqa: E402
@@ -47,8 +47,11 @@ CONNECTIONS = {1: 3.0, 64: 10.0}
 DECISION_US, NO_ROLLOUT_US = 0.5, 0.2
 REQUESTS = 10_000
 CALLS, ROUNDS = 1_000_000, 5
-WARM_S = 8
-"""First load of each version, seconds: both have to prove that they are quick by 1,000 of their runs."""
+WARM_TURNS = 3_000
+"""First requests of each version: both have to prove that they are quick by 1,000 of their runs."""
+
+WINDOW = 640
+"""Requests of a window."""
 
 
 def begin_rollout(base: Path, *, settings: RolloutSettings, name: str = "bench") -> None:
@@ -129,53 +132,20 @@ def shares() -> list[Figure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A server with both models, and how it is loaded."""
+    """A server with both models."""
 
     server: servers.Server
     grpc_port: int
-    scratch: Path
-    seconds: int
 
-    def rest(
-        self, model: str, connections: int, *, seconds: int = 0, version: int | None = None
-    ) -> Window:
-        """One window over REST."""
+    def load(
+        self, protocol: str, model: str, connections: int, *, version: int | None = None
+    ) -> Rest | Grpc:
+        """Clients of a model."""
+        if protocol == "gRPC":
+            return Grpc(self.grpc_port, message(model), connections=connections)
         named = "" if version is None else f"/versions/{version}"
-        body = json.dumps({"instances": [[0.5] * 16]}).encode()
-        request = Request(
-            path=f"/v1/models/{model}{named}:predict",
-            body=body,
-            headers={"Content-Type": "application/json"},
-        )
-        return by_wrk(
-            self.server,
-            request,
-            connections=connections,
-            seconds=seconds or self.seconds,
-            warm=True,
-            scratch=self.scratch,
-        )
-
-    def grpc(self, model: str, connections: int, *, seconds: int = 0) -> Window:
-        """One window over gRPC."""
-        request = message(model)
-        return by_h2load(
-            self.server,
-            port=self.grpc_port,
-            method=METHOD,
-            message=request,
-            answer_bytes=self.answer_bytes(request),
-            connections=connections,
-            seconds=seconds or self.seconds,
-            scratch=self.scratch,
-        )
-
-    def answer_bytes(self, request: bytes) -> int:
-        """Size of the answer to a call."""
-        import grpc
-
-        with grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
-            return len(channel.unary_unary(METHOD, None, None)(request, timeout=60))
+        path, body = f"/v1/models/{model}{named}:predict", {"instances": [[0.5] * 16]}
+        return Rest(self.server.port, path, json.dumps(body).encode(), connections=connections)
 
     def versions(self) -> dict[str, float]:
         """Version of the split model -> requests that it has answered."""
@@ -186,9 +156,6 @@ class Bench:
             for line in text.splitlines()
             if line.startswith(start) and 'status="OK"' in line
         }
-
-
-METHOD = "/tensorflow.serving.PredictionService/Predict"
 
 
 def message(model: str) -> bytes:
@@ -206,7 +173,7 @@ def message(model: str) -> bytes:
 
 
 @contextmanager
-def served(scratch: Path, *, seconds: int) -> Iterator[Bench]:
+def served(scratch: Path) -> Iterator[Bench]:
     """A server with the model twice: as version 1 of `plain`, and as versions 1 and 2 of `split`."""
     write = (
         f"import sys; sys.path.append({str(ROOT / 'benchmarks' / 'serve')!r}); "
@@ -225,41 +192,38 @@ def served(scratch: Path, *, seconds: int) -> Iterator[Bench]:
     server = servers.Server("stoker", command, port=port, log=scratch / "serve.log")
     try:
         server.wait_until(lambda: servers.post(port, "/readyz", b"")[0] == 200)
-        yield Bench(server=server, grpc_port=grpc_port, scratch=scratch, seconds=seconds)
+        yield Bench(server=server, grpc_port=grpc_port)
     finally:
         server.stop()
 
 
-def cpu_us(window: Window) -> float:
-    """Server CPU per request, microseconds."""
-    return window.server_share / window.per_s * 1e6
-
-
 def overheads(bench: Bench, *, rounds: int) -> list[Figure]:
     """The figures of each protocol and number of connections."""
+    process = bench.server.pids()[0]
     for version in (1, 2):
-        bench.rest(SPLIT, 1, seconds=WARM_S, version=version)
+        with closing(bench.load("REST", SPLIT, 1, version=version)) as load:
+            window_us(load, process, turns=WARM_TURNS)
     found = []
-    for protocol, load in (("REST", bench.rest), ("gRPC", bench.grpc)):
-        for model in (PLAIN, SPLIT):
-            load(model, 64)
+    for protocol in ("REST", "gRPC"):
         for connections, most in CONNECTIONS.items():
-            before = bench.versions()
-            took: dict[str, list[float]] = {PLAIN: [], SPLIT: []}
-            for number in range(rounds):
-                for model in (PLAIN, SPLIT) if number % 2 else (SPLIT, PLAIN):
-                    took[model].append(cpu_us(load(model, connections)))
-                sys.stderr.write(f"bench-rollout: {protocol} {connections}: {shown(took)}\n")
+            before, turns = bench.versions(), WINDOW // connections
+            with (
+                closing(bench.load(protocol, PLAIN, connections)) as plain,
+                closing(bench.load(protocol, SPLIT, connections)) as split,
+            ):
+                loads = {PLAIN: plain, SPLIT: split}
+                for load in loads.values():
+                    window_us(load, process, turns=turns)
+                took: dict[str, list[float]] = {PLAIN: [], SPLIT: []}
+                for number in range(rounds):
+                    for model in (PLAIN, SPLIT) if number % 2 else (SPLIT, PLAIN):
+                        took[model].append(window_us(loads[model], process, turns=turns))
             after = bench.versions()
             found.append(overhead(protocol, connections, took, most=most))
             more = {version: after[version] - before[version] for version in after}
             found[-1]["how"] += f"; {more['2'] / sum(more.values()):.1%} to the candidate"
+            sys.stderr.write(f"bench-rollout: {found[-1]['name']}: {found[-1]['value']:.1f} %\n")
     return found
-
-
-def shown(took: dict[str, list[float]]) -> str:
-    """The last pair of windows."""
-    return ", ".join(f"{name} {values[-1]:.1f} us" for name, values in took.items())
 
 
 def overhead(
@@ -273,13 +237,15 @@ def overhead(
     ratios = [
         100.0 * (split / plain - 1.0) for plain, split in zip(took[PLAIN], took[SPLIT], strict=True)
     ]
+    low, _, high = statistics.quantiles(ratios, n=4)
     medians = {name: statistics.median(values) for name, values in took.items()}
     return figure(
         f"Overhead of a 90/10 split, {protocol}, {connections} connection{'s' * (connections > 1)}",
         statistics.median(ratios),
         "%",
         at_most=most,
-        how=f"server CPU per request, median of {len(ratios)} pairs of windows ({spread(ratios)} %): "
+        how=f"server CPU per request, median of {len(ratios)} pairs of windows of {WINDOW:,} requests "
+        f"(half of them {low:.1f} to {high:.1f} %): "
         f"{medians[SPLIT]:.1f} us and {medians[PLAIN]:.1f} us without a rollout",
     )
 
@@ -287,15 +253,14 @@ def overhead(
 def main() -> None:
     """Measure, and write the part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=2, help="of a window; wrk counts whole ones")
-    parser.add_argument("--rounds", type=int, default=10, help="pairs of windows")
+    parser.add_argument("--rounds", type=int, default=100, help="pairs of windows")
     parser.add_argument("--only", choices=("decision",), help="leave the server out")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         found = [*decisions(Path(folder) / "decisions"), *shares()]
         if asked.only is None:
-            with served(Path(folder), seconds=asked.seconds) as bench:
+            with served(Path(folder)) as bench:
                 found = [*overheads(bench, rounds=asked.rounds), *found]
     rollout_parts.write_part("overhead", found, results=asked.results)
 
