@@ -74,6 +74,16 @@ def routed(router: RolloutRouter, found: Headers = headers()) -> Route:  # noqa:
     return route
 
 
+def test_until_the_version_to_go_back_to_is_loaded_the_old_baseline_answers(model: Path) -> None:
+    running = replace(begun(), baseline=2, candidate=3)
+
+    back = routed(put(model, roll_back(running, reason="both are bad", now_s=1.0, to=1)))
+    assert (back.version, back.otherwise) == (1, 2)
+
+    plain = routed(put(model, roll_back(running, reason="bad", now_s=1.0)))
+    assert (plain.version, plain.otherwise) == (2, 2)
+
+
 def test_a_model_without_a_rollout_is_left_alone(model: Path) -> None:
     router = RolloutRouter(server="one")
     router.refresh(served(model))

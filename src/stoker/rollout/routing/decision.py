@@ -102,7 +102,7 @@ def decision(
     def route_to(version: int, *, counts: bool = True, key: int | None = None) -> Route:
         return Route(
             version=version,
-            otherwise=state.baseline,
+            otherwise=state.previous or state.baseline,
             key=key,
             counts=counts,
             compared=compared,

@@ -175,6 +175,7 @@ def roll_back(
     return replace(
         state,
         baseline=target,
+        previous=0 if target == state.baseline else state.baseline,
         phase=Phase.ROLLED_BACK,
         reason=reason,
         began_s=now_s,

@@ -183,6 +183,9 @@ class RolloutState:
     reason: str = ""
     """Why it is paused or was rolled back."""
 
+    previous: int = 0
+    """The baseline before a rollback to another version, which answers until that one is loaded; 0: none."""
+
     rejected: tuple[int, ...] = ()
     """Versions that were rolled back and take no traffic until an operator starts them again."""
 
