@@ -28,6 +28,7 @@ class Cluster:
     counts: dict[int, dict[int, VersionCounts]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     server: str = "one"
+    took_s: float = 0.02
 
     def controller(self, *, gate_folder: Path | None = None) -> Controller:
         def clock() -> float:
@@ -53,7 +54,9 @@ class Cluster:
         stage = MEASURED if state.phase is Phase.MEASURING else state.stage
         mine = round(requests * state.share)
         for version, number, wrong in ((1, requests - mine, 0), (2, mine, min(bad, mine))):
-            added = VersionCounts(requests=number, bad=wrong, latency=count(np.full(number, 0.02)))
+            added = VersionCounts(
+                requests=number, bad=wrong, latency=count(np.full(number, self.took_s))
+            )
             self.counts.setdefault(stage, {}).setdefault(version, VersionCounts()).add(added)
         write_counts(
             self.folder, self.counts, self.failed, rollout=state.rollout, server=self.server

@@ -34,6 +34,16 @@ def test_a_good_candidate_gets_all_traffic_stage_by_stage(cluster: Cluster) -> N
     assert events == ["start", "controller", *["advance"] * 4]
 
 
+def test_a_version_is_not_slow_for_less_than_a_millisecond(cluster: Cluster) -> None:
+    cluster.took_s = 0.0003
+    cluster.start()
+    run(cluster, cluster.controller(), 7)
+
+    slow_s = cluster.state().slow_s
+    assert slow_s["slow_p50"] == pytest.approx(0.0013, rel=0.04)
+    assert slow_s["slow_p99"] == pytest.approx(0.0013, rel=0.04)
+
+
 def test_a_candidate_with_bad_answers_is_rolled_back_within_seconds(cluster: Cluster) -> None:
     cluster.start()
     controller = cluster.controller()

@@ -190,7 +190,7 @@ class RolloutState:
     """Versions that were rolled back and take no traffic until an operator starts them again."""
 
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """Gate -> latency above which an answer counts as slow, seconds: 1.1 times the baseline's quantile."""
+    """Gate -> latency above which an answer counts as slow, seconds: above the baseline's quantile, fixed before."""
 
     lease: int = 0
     """Number of the controller that may change it."""
