@@ -3,7 +3,8 @@
 python benchmarks/rollout/overhead.py [--rounds R] [--only decision]
 
 Both models are the same SavedModel in one server process, so that a window of one is next to a window of the
-other. The server's loops do not poll here, as polling would count as CPU time of the requests; and each run counts as
+other. A second version costs something by itself, because it takes turns with the first one in the processor's caches, and
+a batch of both is two runs: so the split is also compared with clients that name the versions, in the same shares. The server's loops do not poll here, as polling would count as CPU time of the requests; and each run counts as
 quick, as on a busy machine a run that was interrupted would send the next requests to threads.
 """
 
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,18 @@ from stoker.rollout.state.files import StateFiles  # noqa: E402
 from stoker.rollout.state.state import FOLDER, RolloutSettings  # noqa: E402
 from stoker.serve.routing import Served  # noqa: E402
 
-PLAIN, SPLIT = "plain", "split"
+ONE, TWO = "one", "two"
+"""Models: with version 1 only, and with versions 1 and 2 under rollout."""
+
+PLAIN, NAMED, SPLIT = "plain", "named", "split"
+ARMS: dict[str, tuple[str, Sequence[int | None]]] = {
+    PLAIN: (ONE, (None,)),
+    NAMED: (TWO, (1, 2)),
+    SPLIT: (TWO, (None,)),
+}
+"""What is compared -> the model, and the versions that its clients name: nine of ten the first."""
+
+SHARE = 0.1
 CONNECTIONS = {1: 3.0, 64: 10.0}
 """Connections -> at most so many percent more CPU."""
 
@@ -138,19 +150,23 @@ class Bench:
     grpc_port: int
 
     def load(
-        self, protocol: str, model: str, connections: int, *, version: int | None = None
+        self, protocol: str, model: str, connections: int, versions: Sequence[int | None]
     ) -> Rest | Grpc:
-        """Clients of a model."""
+        """Clients of a model, with the versions that they name, in shares of 90 and 10 %; None: they name none."""
         if protocol == "gRPC":
-            return Grpc(self.grpc_port, message(model), connections=connections)
-        named = "" if version is None else f"/versions/{version}"
-        path, body = f"/v1/models/{model}{named}:predict", {"instances": [[0.5] * 16]}
-        return Rest(self.server.port, path, json.dumps(body).encode(), connections=connections)
+            messages = [message(model, version) for version in versions]
+            return Grpc(self.grpc_port, messages, share=SHARE, connections=connections)
+        paths = [
+            f"/v1/models/{model}{'' if version is None else f'/versions/{version}'}:predict"
+            for version in versions
+        ]
+        body = json.dumps({"instances": [[0.5] * 16]}).encode()
+        return Rest(self.server.port, paths, body, share=SHARE, connections=connections)
 
     def versions(self) -> dict[str, float]:
         """Version of the split model -> requests that it has answered."""
         text = servers.post(self.server.port, "/monitoring/prometheus/metrics", b"")[1].decode()
-        start = f'stoker_request_count{{model_name="{SPLIT}",version="'
+        start = f'stoker_request_count{{model_name="{TWO}",version="'
         return {
             line.removeprefix(start).partition('"')[0]: float(line.split()[-1])
             for line in text.splitlines()
@@ -158,12 +174,14 @@ class Bench:
         }
 
 
-def message(model: str) -> bytes:
+def message(model: str, version: int | None) -> bytes:
     """A call of one row."""
     from tensorflow_serving.apis.predict_pb2 import PredictRequest
 
     request = PredictRequest()
     request.model_spec.name = model
+    if version is not None:
+        request.model_spec.version.value = version
     tensor = request.inputs["input"]
     tensor.dtype = 1  # DT_FLOAT
     for size in (1, 16):
@@ -182,10 +200,10 @@ def served(scratch: Path) -> Iterator[Bench]:
     subprocess.run([sys.executable, "-c", write], check=True)
     made = next((scratch / "made" / "mlp").glob("[0-9]*"))
     root = scratch / "models"
-    for place in (f"{PLAIN}/1", f"{SPLIT}/1", f"{SPLIT}/2"):
+    for place in (f"{ONE}/1", f"{TWO}/1", f"{TWO}/2"):
         shutil.copytree(made, root / place)
     settings = RolloutSettings(stages="10:1000h,100", max_shift=1.0, alpha=1e-9)
-    begin_rollout(root / SPLIT, settings=settings)
+    begin_rollout(root / TWO, settings=settings)
     port, grpc_port = servers.free_port(), servers.free_port()
     script = str(Path(__file__).with_name("overhead_server.py"))
     command = [sys.executable, script, str(port), str(grpc_port), str(root)]
@@ -201,53 +219,68 @@ def overheads(bench: Bench, *, rounds: int) -> list[Figure]:
     """The figures of each protocol and number of connections."""
     process = bench.server.pids()[0]
     for version in (1, 2):
-        with closing(bench.load("REST", SPLIT, 1, version=version)) as load:
+        with closing(bench.load("REST", TWO, 1, (version,))) as load:
             window_us(load, process, turns=WARM_TURNS)
     found = []
     for protocol in ("REST", "gRPC"):
         for connections, most in CONNECTIONS.items():
-            before, turns = bench.versions(), WINDOW // connections
-            with (
-                closing(bench.load(protocol, PLAIN, connections)) as plain,
-                closing(bench.load(protocol, SPLIT, connections)) as split,
-            ):
-                loads = {PLAIN: plain, SPLIT: split}
-                for load in loads.values():
-                    window_us(load, process, turns=turns)
-                took: dict[str, list[float]] = {PLAIN: [], SPLIT: []}
-                for number in range(rounds):
-                    for model in (PLAIN, SPLIT) if number % 2 else (SPLIT, PLAIN):
-                        took[model].append(window_us(loads[model], process, turns=turns))
+            before = bench.versions()
+            took = windows(bench, protocol, connections, rounds=rounds)
             after = bench.versions()
-            found.append(overhead(protocol, connections, took, most=most))
+            found += overhead(protocol, connections, took, most=most)
             more = {version: after[version] - before[version] for version in after}
             found[-1]["how"] += f"; {more['2'] / sum(more.values()):.1%} to the candidate"
-            sys.stderr.write(f"bench-rollout: {found[-1]['name']}: {found[-1]['value']:.1f} %\n")
     return found
 
 
+def windows(
+    bench: Bench, protocol: str, connections: int, *, rounds: int
+) -> dict[str, list[float]]:
+    """Arm -> CPU time per request in each window, microseconds; the arms take turns."""
+    process, turns = bench.server.pids()[0], WINDOW // connections
+    took: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    with ExitStack() as stack:
+        loads = {}
+        for arm, (model, versions) in ARMS.items():
+            loads[arm] = stack.enter_context(
+                closing(bench.load(protocol, model, connections, versions))
+            )
+            window_us(loads[arm], process, turns=turns)
+        for number in range(rounds):
+            for arm in ARMS if number % 2 else reversed(ARMS):
+                took[arm].append(window_us(loads[arm], process, turns=turns))
+    return took
+
+
 def overhead(
-    protocol: str,
-    connections: int,
-    took: dict[str, Sequence[float]] | dict[str, list[float]],
-    *,
-    most: float,
-) -> Figure:
-    """The figure of some pairs of windows."""
-    ratios = [
-        100.0 * (split / plain - 1.0) for plain, split in zip(took[PLAIN], took[SPLIT], strict=True)
+    protocol: str, connections: int, took: dict[str, list[float]], *, most: float
+) -> list[Figure]:
+    """What routing costs, and what a second version costs by itself."""
+    of = f"{protocol}, {connections} connection{'s' * (connections > 1)}"
+    return [
+        more(f"A second version with 10 % of the requests, {of}", took[NAMED], took[PLAIN]),
+        more(f"Routing 90/10 to two versions, {of}", took[SPLIT], took[NAMED], at_most=most),
+        more(f"A 90/10 split against one version, {of}", took[SPLIT], took[PLAIN], at_most=most),
     ]
+
+
+def more(
+    name: str, took: Sequence[float], than: Sequence[float], *, at_most: float | None = None
+) -> Figure:
+    """How much more CPU time requests take, by pairs of windows."""
+    ratios = [100.0 * (more / less - 1.0) for more, less in zip(took, than, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
-    medians = {name: statistics.median(values) for name, values in took.items()}
-    return figure(
-        f"Overhead of a 90/10 split, {protocol}, {connections} connection{'s' * (connections > 1)}",
+    found = figure(
+        name,
         statistics.median(ratios),
         "%",
-        at_most=most,
+        at_most=at_most,
         how=f"server CPU per request, median of {len(ratios)} pairs of windows of {WINDOW:,} requests "
-        f"(half of them {low:.1f} to {high:.1f} %): "
-        f"{medians[SPLIT]:.1f} us and {medians[PLAIN]:.1f} us without a rollout",
+        f"(half of them {low:.1f} to {high:.1f} %): {statistics.median(took):.1f} us and "
+        f"{statistics.median(than):.1f} us",
     )
+    sys.stderr.write(f"bench-rollout: {name}: {found['value']:.1f} %\n")
+    return found
 
 
 def main() -> None:

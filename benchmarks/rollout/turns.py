@@ -7,9 +7,10 @@ that the one before and the one after it meet the same machine.
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import grpc
@@ -23,15 +24,35 @@ def cpu_s(process: int) -> float:
     return time.clock_gettime((~process << 3) | 2)  # Linux's number of that clock
 
 
+def drawn(requests: Sequence[bytes], share: float) -> bytes:
+    """The last request with a probability, else the first."""
+    return requests[-1] if random.random() < share else requests[0]  # noqa: S311 - a load
+
+
 class Rest:
     """Connections over which each turn sends one POST."""
 
-    def __init__(self, port: int, path: str, body: bytes, *, connections: int) -> None:
-        """Connect, and learn how long an answer is."""
-        self._request = (
-            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
+    def __init__(
+        self, port: int, paths: Sequence[str], body: bytes, *, share: float, connections: int
+    ) -> None:
+        """Connect.
+
+        Args:
+            port: of the server.
+            paths: one or two.
+            body: of each request.
+            share: of the requests to the last path.
+            connections: how many.
+        """
+        self._share, self._requests = (
+            share,
+            [
+                f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n".encode()
+                + body
+                for path in paths
+            ],
+        )
         self.connections = [
             socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(connections)
         ]
@@ -45,7 +66,7 @@ class Rest:
             RuntimeError: one is not 200.
         """
         for each in self.connections:
-            each.sendall(self._request)
+            each.sendall(drawn(self._requests, self._share))
         for each in self.connections:
             answer = each.recv(_MOST_BYTES)
             while not _is_whole(answer):
@@ -62,9 +83,18 @@ class Rest:
 class Grpc:
     """Channels over which each turn makes one call."""
 
-    def __init__(self, port: int, message: bytes, *, connections: int) -> None:
-        """Make the channels; each has a connection of its own."""
-        self._message, self._stack = message, ExitStack()
+    def __init__(
+        self, port: int, messages: Sequence[bytes], *, share: float, connections: int
+    ) -> None:
+        """Make the channels; each has a connection of its own.
+
+        Args:
+            port: of the server.
+            messages: one or two.
+            share: of the calls with the last message.
+            connections: how many.
+        """
+        self._messages, self._share, self._stack = messages, share, ExitStack()
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.connections = [
             self._stack.enter_context(
@@ -75,7 +105,12 @@ class Grpc:
 
     def turn(self) -> None:
         """Make one call on each, and wait for all."""
-        for call in [each.future(self._message, timeout=60) for each in self.connections]:
+        messages = [drawn(self._messages, self._share) for _ in self.connections]
+        calls = [
+            each.future(message, timeout=60)
+            for each, message in zip(self.connections, messages, strict=True)
+        ]
+        for call in calls:
             call.result()
 
     def close(self) -> None:
