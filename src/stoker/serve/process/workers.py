@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from stoker.serve.process.rollout_watch import RolloutWatch
 from stoker.serve.process.signals import ending_on_signals
 from stoker.serve.process.worker import Worker
 from stoker.serve.routing import Supervisor
+from stoker.serve.runtime.sockets import bound_socket
 
 _log = logging.getLogger(__name__)
 
@@ -268,9 +268,11 @@ def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
 def _reserved(host: str, port: int) -> Iterator[int]:
     """Hold a port that the workers share; a socket that does not listen gets no connection."""
     try:
-        with _bound(host, port) as alone:  # another server of this user would share it with us
+        with bound_socket(
+            host, port
+        ) as alone:  # another server of this user would share it with us
             port = alone.getsockname()[1]
-        held = _bound(host, port, shared=True)
+        held = bound_socket(host, port, shared=True)
     except OSError as error:
         raise ConfigError(
             "a port must be free on this machine",
@@ -279,17 +281,3 @@ def _reserved(host: str, port: int) -> Iterator[int]:
         ) from error
     with held:
         yield held.getsockname()[1]
-
-
-def _bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        if shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
