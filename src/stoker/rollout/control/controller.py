@@ -29,11 +29,12 @@ from stoker.rollout.gates.gates import (
     Decision,
     Verdict,
     VersionCounts,
+    at_full_traffic,
     decide,
     judge,
     without_answer,
 )
-from stoker.rollout.state.changes import advance, pause, roll_back
+from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.statistics.histogram import quantile
@@ -150,12 +151,13 @@ class Controller:
         if state.phase is Phase.MEASURING:
             return self._measure(stored, state, counts)
         gates = len(BUILT_IN) + len(state.settings.user_gates)
-        results = judge(stage_counts(counts, state), state, gates=gates)
-        results += self._hooks.gates(state)
+        stages = stage_counts(counts, state)
+        results = judge(stages, state, gates=gates) + self._hooks.gates(state)
         requests = requests_of(counts, stage=state.stage, version=state.candidate)
-        return self._follow(
-            stored, state, decide(state, results, requests=requests, now_s=self._now())
-        )
+        decision = decide(state, results, requests=requests, now_s=self._now())
+        if decision.action is Action.COMPARE or state.share < 1.0:
+            state = replace(state, explained=at_full_traffic(stages))
+        return self._follow(stored, state, decision)
 
     def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
         """Do what was decided, once the webhooks let it go on."""
@@ -165,6 +167,9 @@ class Controller:
             silent = [each for each in asked if each.verdict is not Verdict.PASS]
             if silent:
                 return self._follow(stored, state, without_answer(state, silent))
+            self._change(stored, following, decision)
+        elif decision.action is Action.COMPARE:
+            following = compare_again(state, reason=decision.reason, now_s=self._now())
             self._change(stored, following, decision)
         elif decision.action is Action.PAUSE:
             self._change(stored, pause(state, reason=decision.reason), decision)

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
-from stoker.rollout.statistics.evidence import BadAnswers, FullTraffic, log_evidence, log_threshold
+from stoker.rollout.statistics.evidence import (
+    BadAnswers,
+    FullTraffic,
+    log_evidence,
+    log_suspicion,
+    log_threshold,
+)
 from stoker.rollout.statistics.histogram import aligned, count_above
 from stoker.rollout.statistics.prediction_shift import least_shift
 
@@ -79,6 +85,9 @@ class GateResult:
     silent_s: float = 0.0
     """How long it has given no answer, seconds."""
 
+    needs_baseline: bool = False
+    """Whether it can tell only with the baseline next to the candidate again."""
+
 
 def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> list[GateResult]:
     """The results of the built-in gates.
@@ -111,26 +120,50 @@ def _compared(
         for each in stages
         if 0.0 < each.share < 1.0 and (gate == BAD or not each.is_shadow)
     ]
-    before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
-    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
-    full = [each.candidate for each in stages if each.share == 1.0 and gate == BAD]
-    at_full = FullTraffic(
-        candidate=sum(map(bad, full)),
-        requests=sum(each.requests for each in full),
-        baseline=sum(map(bad, before)),
-        baseline_requests=sum(each.requests for each in before),
-    )
-    found = log_evidence(
-        seen, at_full if full else None, allowed_ratio=state.settings.allowed_ratio
-    )
+    found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
     limit = log_threshold(alpha=state.settings.alpha, gates=gates)
-    candidate = at_full.candidate + sum(each.candidate for each in seen)
+    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
+    if found < limit and gate == BAD and state.share == 1.0:
+        suspicion = _suspicion(stages, state, limit)
+        if suspicion is not None:
+            return suspicion
+    candidate, baseline = sum(each.candidate for each in seen), sum(each.baseline for each in seen)
     return GateResult(
         gate=gate,
         verdict=Verdict.FAIL if found >= limit else Verdict.PASS,
-        detail=f"candidate {candidate}, baseline {sum(each.baseline for each in seen)}; "
-        f"log evidence {found:.1f} of {limit:.1f}",
+        detail=f"candidate {candidate}, baseline {baseline}; log evidence {found:.1f} of {limit:.1f}",
     )
+
+
+def _suspicion(
+    stages: Sequence[StageCounts], state: RolloutState, limit: float
+) -> GateResult | None:
+    """The result where the candidate gives more bad answers at 100 % than the baseline did before; None: it does not."""
+    before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
+    bad, requests = at_full_traffic(stages)
+    full = FullTraffic(
+        candidate=bad - state.explained[0],
+        requests=requests - state.explained[1],
+        baseline=sum(each.bad for each in before),
+        baseline_requests=sum(each.requests for each in before),
+    )
+    found = log_suspicion(full, allowed_ratio=state.settings.allowed_ratio)
+    if found < limit:
+        return None
+    can_compare = state.split_stage is not None
+    return GateResult(
+        gate=BAD,
+        verdict=Verdict.INCONCLUSIVE if can_compare else Verdict.FAIL,
+        detail=f"{full.candidate} of {full.requests} at 100 %, {full.baseline} of {full.baseline_requests} of the "
+        f"baseline before; log evidence {found:.1f} of {limit:.1f}",
+        needs_baseline=can_compare,
+    )
+
+
+def at_full_traffic(stages: Sequence[StageCounts]) -> tuple[int, int]:
+    """Bad answers and requests of the candidate while it took all traffic."""
+    full = [each.candidate for each in stages if each.share == 1.0]
+    return sum(each.bad for each in full), sum(each.requests for each in full)
 
 
 def _shifted(stages: Sequence[StageCounts], state: RolloutState, gates: int) -> GateResult:
@@ -179,6 +212,7 @@ class Action(StrEnum):
 
     WAIT = "wait"
     ADVANCE = "advance"
+    COMPARE = "compare again"
     PAUSE = "pause"
     ROLL_BACK = "roll back"
 
@@ -208,6 +242,8 @@ def decide(
     failed = [each for each in judged if each.verdict is Verdict.FAIL]
     if failed:
         return Decision(action=Action.ROLL_BACK, reason=_clauses(failed))
+    if unsure := [each for each in judged if each.needs_baseline]:
+        return Decision(action=Action.COMPARE, reason=_clauses(unsure))
     if state.phase is Phase.PAUSED:
         return Decision(action=Action.WAIT, reason=f"paused: {state.reason}")
     silent = [each for each in judged if each.verdict is Verdict.INCONCLUSIVE]

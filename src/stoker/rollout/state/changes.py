@@ -100,6 +100,19 @@ def advance(state: RolloutState, *, now_s: float) -> RolloutState:
     return replace(state, phase=phase, began_s=now_s, reason="")
 
 
+def compare_again(state: RolloutState, *, reason: str, now_s: float) -> RolloutState:
+    """Go back from 100 % to the last stage with both versions, which tells a bad version from an outage.
+
+    Args:
+        state: at 100 %, of a rollout with a `split_stage`.
+        reason: shown while it compares.
+        now_s: seconds since the epoch.
+    """
+    assert state.split_stage is not None
+    phase = Phase.PAUSED if state.phase is Phase.PAUSED else Phase.RUNNING
+    return replace(state, phase=phase, stage=state.split_stage, began_s=now_s, reason=reason)
+
+
 def promote_fully(state: RolloutState, *, now_s: float) -> RolloutState:
     """Go to 100 % at once; the bake time follows.
 

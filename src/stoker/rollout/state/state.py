@@ -6,6 +6,8 @@
                              v  |                                  v
                            PAUSED --------- roll back ---------> ROLLED_BACK
 
+    Too many bad answers at 100 %:  the last stage with both versions again
+
     A/B test (`ab.changes`):  TESTING -> COMPLETED or ROLLED_BACK
 
 `changes` holds the arrows. Once a model has a state, the state decides which version takes traffic, not "the newest".
@@ -189,6 +191,9 @@ class RolloutState:
     slow_s: Mapping[str, float] = field(default_factory=dict)
     """Gate -> latency above which an answer counts as slow, seconds: 1.1 times the baseline's quantile."""
 
+    explained: tuple[int, int] = (0, 0)
+    """Bad answers and requests of the candidate at 100 % that `changes.compare_again` has followed already."""
+
     lease: int = 0
     """Number of the controller that may change it."""
 
@@ -204,6 +209,13 @@ class RolloutState:
     def is_last_stage(self) -> bool:
         """Whether nothing follows but the bake time."""
         return self.stage == len(parse_stages(self.settings.stages)) - 1
+
+    @property
+    def split_stage(self) -> int | None:
+        """Index of the last stage in which both versions take traffic by weight; None: there is none."""
+        stages = enumerate(parse_stages(self.settings.stages))
+        split = [at for at, stage in stages if 0.0 < stage.share < 1.0 and not stage.waits]
+        return split[-1] if split else None
 
     @property
     def is_active(self) -> bool:
@@ -248,6 +260,7 @@ class RolloutState:
             **asdict(self),
             "settings": json.loads(json.dumps(asdict(self.settings))),
             "rejected": [*self.rejected],
+            "explained": [*self.explained],
             "slow_s": dict(self.slow_s),
             "test": None if self.test is None else self.test.to_json(),
         }
@@ -266,6 +279,7 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known["settings"] = build(RolloutSettings, known["settings"])
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
+        known["explained"] = tuple(known.get("explained", (0, 0)))
         known["test"] = settings_of(known["test"]) if known.get("test") else None
         return RolloutState(**known)
     except (KeyError, TypeError, ValueError, ConfigError) as error:

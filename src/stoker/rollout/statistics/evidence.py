@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 FACTORS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
 """How much worse than allowed a candidate may be, as alternatives that the test tries at once."""
@@ -56,10 +57,7 @@ class FullTraffic:
 
 
 def log_evidence(
-    stages: Iterable[BadAnswers],
-    full: FullTraffic | None = None,
-    *,
-    allowed_ratio: float = ALLOWED_RATIO,
+    stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED_RATIO
 ) -> float:
     """Natural logarithm of the evidence that the candidate gives too many bad answers.
 
@@ -73,8 +71,6 @@ def log_evidence(
 
     Args:
         stages: counts of each stage so far, each with its own share of the traffic.
-        full: counts at 100 %, which are compared with the baseline's rate of before; so here an outage that
-            would hit both versions alike counts against the candidate.
         allowed_ratio: see `ALLOWED_RATIO`; at least 1.
 
     Source: Turner, Ly, Grunwald, J. Statist. Plann. Inference 230 (2024); Lindon, Sanden, Shirikian, KDD 2022.
@@ -85,12 +81,29 @@ def log_evidence(
         fair, worse = odds / (odds + 1.0), odds * FACTORS / (odds * FACTORS + 1.0)
         logs += stage.candidate * np.log(worse / fair)
         logs += stage.baseline * np.log((1.0 - worse) / (1.0 - fair))
-    if full is not None:
-        accepted = full.accepted_rate * allowed_ratio
-        if accepted < 1.0:
-            rates = np.minimum(accepted * FACTORS, (1.0 + accepted) / 2.0)
-            logs += full.candidate * np.log(rates / accepted)
-            logs += (full.requests - full.candidate) * np.log((1.0 - rates) / (1.0 - accepted))
+    return _log_mean(logs)
+
+
+def log_suspicion(full: FullTraffic, *, allowed_ratio: float = ALLOWED_RATIO) -> float:
+    """Natural logarithm of the evidence that a candidate with all traffic gives more bad answers than the baseline before.
+
+    It convicts nobody: an outage that would hit both versions alike looks the same.
+
+    Args:
+        full: counts at 100 %.
+        allowed_ratio: see `ALLOWED_RATIO`; at least 1.
+    """
+    accepted = full.accepted_rate * allowed_ratio
+    if accepted >= 1.0:
+        return 0.0
+    rates = np.minimum(accepted * FACTORS, (1.0 + accepted) / 2.0)
+    logs = full.candidate * np.log(rates / accepted)
+    logs += (full.requests - full.candidate) * np.log((1.0 - rates) / (1.0 - accepted))
+    return _log_mean(logs)
+
+
+def _log_mean(logs: NDArray[np.float64]) -> float:
+    """Logarithm of the mean over the alternatives."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).mean()))
 
