@@ -56,9 +56,7 @@ class FullTraffic:
         return min(bad / max(self.baseline_requests, 1), 1.0)
 
 
-def log_evidence(
-    stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED_RATIO
-) -> float:
+def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED_RATIO) -> float:
     """Natural logarithm of the evidence that the candidate gives too many bad answers.
 
     Given a bad answer, which version gave it? A candidate with w of the traffic that gives `allowed_ratio` r times as many
