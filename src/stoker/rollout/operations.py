@@ -181,8 +181,8 @@ class ModelRollouts:
             fix=f"Begin one with `stoker rollout ab {self._model} --arms 1=50,2=50 --key x-user`.",
         )
 
-    def test_result(self) -> ABResult:
-        """The result of the newest A/B test.
+    def test_result(self) -> tuple[RolloutState, ABTestSettings, ABResult]:
+        """The newest state of the newest A/B test, its settings, and its result as it stands.
 
         Raises:
             UserError: there was none.
@@ -197,7 +197,7 @@ class ModelRollouts:
             for version, why in read_failures(self._folder, rollout=state.rollout).items()
             if version in test.shares
         ]
-        return replace(found, warnings=failed + found.warnings)
+        return state, test, replace(found, warnings=failed + found.warnings)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Write the outcome of a key that took part in the A/B test that is under way.

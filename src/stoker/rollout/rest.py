@@ -2,6 +2,7 @@
 
 GET  /v1/rollouts                     every model with a rollout
 GET  /v1/rollouts/MODEL               its state, counts and history
+GET  /v1/rollouts/MODEL/result        of the newest A/B test
 GET  /v1/rollouts/MODEL/verdict       pass, fail or inconclusive; POST answers a status that says it
 POST /v1/rollouts/MODEL/start         {"version": 7, "settings": {...}, "baseline": 5, "why": "..."}
 POST /v1/rollouts/MODEL/ACTION        pause, resume, promote ({"full": true}), rollback ({"to": 5}); each with "why"
@@ -88,6 +89,11 @@ def _show(model: str, rollouts: ModelRollouts, _: ExtraRequest) -> Any:
     return {"model": model, **summary(found), "state": found.state.to_json(), "history": history}
 
 
+def _result(_: str, rollouts: ModelRollouts, __: ExtraRequest) -> Any:
+    state, test, found = rollouts.test_result()
+    return found.to_json(state, test)
+
+
 def _start(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
     body = _body(_Start, request)
     if body.version is None:
@@ -127,6 +133,7 @@ def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
 
 ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
     ("GET", ""): (Role.ADMIN, _show),
+    ("GET", "result"): (Role.ADMIN, _result),
     # Other controllers need no more than this: their key cannot change anything.
     ("GET", "verdict"): (Role.PREDICT, _verdict),
     ("POST", "verdict"): (Role.PREDICT, _verdict),

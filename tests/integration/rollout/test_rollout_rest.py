@@ -180,6 +180,7 @@ def test_other_keys_see_and_change_nothing(guarded: Site, path: str, body: Any) 
             "gate a needs the folder of its Python module",
         ),
         ("/v1/rollouts/other/pause", {}, 400, "has no rollout"),
+        ("/v1/rollouts/other/result", None, 400, "has no A/B test"),
         ("/v1/rollouts/other/jump", {}, 404, "is not a path of rollouts"),
         ("/v1/rollouts", {}, 404, "is not a path of rollouts"),
         ("/v1/rollouts/other/verdict?version=x", None, 400, "version must be a number"),
