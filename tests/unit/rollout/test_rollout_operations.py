@@ -174,10 +174,10 @@ def test_the_result_of_an_ab_test_names_a_version_that_a_server_cannot_load(root
     rollouts = ModelRollouts(root, "taxi")
     test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=2, salt="00" * 16)
     rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
-    assert rollouts.test_result().warnings == []
+    assert rollouts.test_result()[2].warnings == []
     write_counts(root / "taxi" / FOLDER, {}, {1: "out of memory"}, rollout=1, server="one")
 
-    assert rollouts.test_result().warnings == [
+    assert rollouts.test_result()[2].warnings == [
         "Version 1 cannot be loaded by a server: out of memory"
     ]
     assert rollouts.status().gates == []
