@@ -229,3 +229,17 @@ def huge(folder: Path) -> Path:
     path.write_bytes(b"")
     os.truncate(path, 1 << 43)
     return folder
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/models", "s3://bucket", "hdfs://node/models"])
+def test_a_repository_in_object_storage_is_refused_and_no_folder_is_made(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match=rf"not object storage. Received: {address}"):
+        ModelRollouts(Path(address), "taxi")
+    # A path of stoker.yaml is below the folder of the experiment.
+    with pytest.raises(UserError, match="not object storage"):
+        Repository(tmp_path / address)
+    assert list(tmp_path.iterdir()) == []
