@@ -15,7 +15,6 @@ from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import Repository, verify
 from stoker.rollout.ab.assignments import logs_of
-from stoker.rollout.ab.changes import begin_test
 from stoker.rollout.ab.outcomes import Outcome, add_from_command
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.control.hooks import facts, read_user_results
@@ -26,7 +25,17 @@ from stoker.rollout.memory import check_fits
 from stoker.rollout.shadow.counts import ShadowSummary, summary
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.ab_settings import ABTestSettings
-from stoker.rollout.state.changes import first_version, roll_back, start
+from stoker.rollout.state.changes import (
+    advance,
+    begin_test,
+    end_test,
+    first_version,
+    pause,
+    promote_fully,
+    resume,
+    roll_back,
+    start,
+)
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
 from stoker.rollout.state.state import FOLDER, RolloutSettings, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
@@ -256,6 +265,43 @@ class ModelRollouts:
             return operation(state)
 
         return self._change(changed, what=what, why=why)
+
+    def pause(self, *, why: str) -> RolloutState:
+        """Keep the traffic as it is.
+
+        Raises:
+            UserError: nothing is running.
+        """
+        return self.apply(
+            lambda now: pause(now, reason=why or f"by {self.who}"), what="pause", why=why
+        )
+
+    def resume(self, *, why: str) -> RolloutState:
+        """Go on after a pause, or end a stage that waits for a person.
+
+        Raises:
+            UserError: nothing waits.
+        """
+        return self.apply(lambda now: resume(now, now_s=time.time()), what="resume", why=why)
+
+    def promote(self, *, full: bool = False, version: int | None = None, why: str) -> RolloutState:
+        """Go to the next stage now, or end an A/B test.
+
+        Args:
+            full: go to 100 % at once.
+            version: of an A/B test: the arm that takes all traffic; None: there is none.
+            why: for the history.
+
+        Raises:
+            UserError: there is no next stage, or no such arm.
+        """
+
+        def move(now: RolloutState) -> RolloutState:
+            if version is not None:
+                return end_test(now, version, now_s=time.time())
+            return (promote_fully if full else advance)(now, now_s=time.time())
+
+        return self.apply(move, what="promote", why=why)
 
     def roll_back(self, *, to: int | None, why: str) -> RolloutState:
         """Take all traffic off the candidate at once.

@@ -11,9 +11,16 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.rollout.ab.changes import begin_test, end_test
 from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
-from stoker.rollout.state.changes import advance, pause, promote_fully, roll_back, start
+from stoker.rollout.state.changes import (
+    advance,
+    begin_test,
+    end_test,
+    pause,
+    promote_fully,
+    roll_back,
+    start,
+)
 from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
 
 ARMS = ((5, 0.5), (6, 0.3), (7, 0.2))

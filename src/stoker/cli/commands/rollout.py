@@ -206,23 +206,13 @@ def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 @app.command()
 def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Keep the traffic as it is; gates still roll back."""
-    from stoker.rollout.state import changes
-
-    changed = _open(models, model).apply(
-        lambda now: changes.pause(now, reason=why or "an operator"), what="pause", why=why
-    )
-    _show(changed, as_json=as_json)
+    _show(_open(models, model).pause(why=why), as_json=as_json)
 
 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Go on after a pause, or end a stage that waits for a person."""
-    from stoker.rollout.state import changes
-
-    changed = _open(models, model).apply(
-        lambda now: changes.resume(now, now_s=time.time()), what="resume", why=why
-    )
-    _show(changed, as_json=as_json)
+    _show(_open(models, model).resume(why=why), as_json=as_json)
 
 
 @app.command()
@@ -238,16 +228,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Go to the next stage now, whatever its time and requests; or end an A/B test."""
-    from stoker.rollout.ab import changes as ab_changes
-    from stoker.rollout.state import changes
-
-    def move(now: RolloutState) -> RolloutState:
-        if version is not None:
-            return ab_changes.end_test(now, version, now_s=time.time())
-        return (changes.promote_fully if full else changes.advance)(now, now_s=time.time())
-
-    changed = _open(models, model).apply(move, what="promote", why=why)
-    _show(changed, as_json=as_json)
+    _show(_open(models, model).promote(full=full, version=version, why=why), as_json=as_json)
 
 
 @app.command()

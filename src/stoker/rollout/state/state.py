@@ -8,7 +8,7 @@
 
     Too many bad answers at 100 %:  the last stage with both versions again
 
-    A/B test (`ab.changes`):  TESTING -> COMPLETED or ROLLED_BACK
+    A/B test:  TESTING -> COMPLETED or ROLLED_BACK
 
 `changes` holds the arrows. Once a model has a state, the state decides which version takes traffic, not "the newest".
 """
