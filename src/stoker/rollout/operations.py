@@ -19,7 +19,7 @@ from stoker.rollout.ab.outcomes import Outcome, add_from_command
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.control.hooks import facts, read_user_results
 from stoker.rollout.counts.counts import Counts, read_counts, read_failures, stage_counts
-from stoker.rollout.gates.gates import BUILT_IN, GateResult, judge
+from stoker.rollout.gates.gates import BAD, BUILT_IN, GateResult, compared_stages, judge
 from stoker.rollout.gates.prometheus import check_query
 from stoker.rollout.memory import check_fits
 from stoker.rollout.shadow.counts import ShadowSummary, summary
@@ -39,6 +39,7 @@ from stoker.rollout.state.changes import (
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
 from stoker.rollout.state.state import FOLDER, RolloutSettings, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
+from stoker.rollout.statistics.evidence import BadAnswers, bad_answers_needed
 
 if TYPE_CHECKING:
     from stoker.rollout.ab.result import ABResult
@@ -56,6 +57,19 @@ class Rollout:
     state: RolloutState
     counts: Counts
     gates: list[GateResult]
+
+    def bad_answers_needed(self) -> int | None:
+        """How many more bad answers of the candidate roll it back; None: no baseline answers next to it."""
+        state = self.state
+        if not (state.is_active and 0.0 < state.share < 1.0) or state.is_test:
+            return None
+        settings, gates = state.settings, len(BUILT_IN) + len(state.settings.user_gates)
+        stages = compared_stages(stage_counts(self.counts, state), BAD) or [
+            BadAnswers(share=state.share, candidate=0, baseline=0)
+        ]
+        return bad_answers_needed(
+            stages, gates=gates, alpha=settings.alpha, allowed_ratio=settings.allowed_ratio
+        )
 
     def shadow_stages(self) -> dict[int, ShadowSummary]:
         """Stage -> the figures of each shadow stage so far."""

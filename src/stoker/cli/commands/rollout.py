@@ -284,10 +284,8 @@ def _status(found: Rollout) -> dict[str, Any]:
         **found.state.to_json(),
         "share": found.state.share,
         "stage_name": "" if found.state.is_test else str(found.state.current),
-        "gates": [
-            {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
-            for each in found.gates
-        ],
+        "bad_answers_needed": found.bad_answers_needed(),
+        "gates": [each.to_json() for each in found.gates],
         "requests": {
             str(stage): {str(version): counts.requests for version, counts in versions.items()}
             for stage, versions in sorted(found.counts.items())
@@ -313,8 +311,28 @@ def _lines(found: Rollout) -> list[str]:
         f"  version {version}: {counts.requests} requests, {counts.bad} bad"
         for version, counts in sorted(stage.items())
     ]
+    lines += _smallest_fault(found)
     lines += [f"  shadow: {figures}" for figures in found.shadow_stages().values()]
     return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]
+
+
+def _smallest_fault(found: Rollout) -> list[str]:
+    """The smallest fault that would have been seen so far, and how soon one of 10 % would be."""
+    state, more = found.state, found.bad_answers_needed()
+    counts = found.counts.get(state.stage, {}).get(state.candidate)
+    took_s = time.time() - state.began_s
+    if more is None or counts is None or not counts.requests or took_s <= 0:
+        return []
+    smallest = (counts.bad + more) / counts.requests
+    so_far = (
+        f"a fault of {smallest:.2%} would have been seen"
+        if smallest < 1
+        else "no fault would have been seen yet"
+    )
+    soon_s = more / (0.1 * counts.requests / took_s)
+    return [
+        f"  {so_far}; {more} more bad answers roll back, after about {soon_s:.0f} s if 10 % are bad"
+    ]
 
 
 for command in (rollout_ab.ab, rollout_ab.outcome, rollout_ab.result):

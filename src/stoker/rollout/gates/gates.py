@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 from stoker.rollout.statistics.evidence import (
@@ -88,6 +90,15 @@ class GateResult:
     needs_baseline: bool = False
     """Whether it can tell only with the baseline next to the candidate again."""
 
+    @classmethod
+    def no_answer(cls, gate: str, detail: str = "no answer yet") -> Self:
+        """The result of a gate that does not know."""
+        return cls(gate=gate, verdict=Verdict.INCONCLUSIVE, detail=detail)
+
+    def to_json(self) -> dict[str, str]:
+        """As JSON can hold it."""
+        return {"gate": self.gate, "verdict": self.verdict, "detail": self.detail}
+
 
 def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> list[GateResult]:
     """The results of the built-in gates.
@@ -97,7 +108,7 @@ def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> 
         state: of the rollout.
         gates: all gates of the rollout, the user's with it: they share `alpha`.
     """
-    found = [_compared(BAD, stages, state, gates, lambda counts: counts.bad)]
+    found = [_compared(BAD, stages, state, gates, operator.attrgetter("bad"))]
     for gate in (SLOW_P99, SLOW_P50):
         above = functools.partial(_slow, limit_s=state.slow_s.get(gate, math.inf))
         found.append(_compared(gate, stages, state, gates, above))
@@ -115,11 +126,7 @@ def _compared(
     gates: int,
     bad: Callable[[VersionCounts], int],
 ) -> GateResult:
-    seen = [
-        BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
-        for each in stages
-        if 0.0 < each.share < 1.0 and (gate == BAD or not each.is_shadow)
-    ]
+    seen = compared_stages(stages, gate, bad)
     found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
     limit = log_threshold(alpha=state.settings.alpha, gates=gates)
     # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
@@ -133,6 +140,25 @@ def _compared(
         verdict=Verdict.FAIL if found >= limit else Verdict.PASS,
         detail=f"candidate {candidate}, baseline {baseline}; log evidence {found:.1f} of {limit:.1f}",
     )
+
+
+def compared_stages(
+    stages: Iterable[StageCounts],
+    gate: str,
+    bad: Callable[[VersionCounts], int] = operator.attrgetter("bad"),
+) -> list[BadAnswers]:
+    """What a gate counts in each stage in which both versions answered.
+
+    Args:
+        stages: counts of each stage, oldest first.
+        gate: its name.
+        bad: gives the answers of a version that are bad in the sense of the gate.
+    """
+    return [
+        BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
+        for each in stages
+        if 0.0 < each.share < 1.0 and (gate == BAD or not each.is_shadow)
+    ]
 
 
 def _suspicion(

@@ -49,17 +49,13 @@ class Poll:
                 threading.Thread(
                     target=self._ask, args=(about, ask), name=name, daemon=True
                 ).start()
-            found = self._answer or GateResult(
-                gate=self._name, verdict=Verdict.INCONCLUSIVE, detail="no answer yet"
-            )
+            found = self._answer or GateResult.no_answer(self._name)
             if found.verdict is not Verdict.INCONCLUSIVE:
                 return found
             return replace(found, silent_s=max(now_s - self._heard_s, 0.0))
 
     def _ask(self, about: Hashable, ask: Callable[[], GateResult]) -> None:
-        answer = GateResult(
-            gate=self._name, verdict=Verdict.INCONCLUSIVE, detail="a bug: see the log"
-        )
+        answer = GateResult.no_answer(self._name, "a bug: see the log")
         try:
             answer = ask()
         finally:  # a bug ends the thread with its traceback, and the question is asked again

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ FACTORS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
 
 ALLOWED_RATIO = 1.25
 """Bad answers of the candidate for each of the baseline, at equal traffic, that still count as not worse."""
+
+MOST_NEEDED = 1 << 30
+"""Bad answers beyond which nobody counts."""
 
 ALPHA = 0.001
 """Probability that a rollout of a candidate that is not worse is rolled back, over all gates and looks."""
@@ -111,30 +115,26 @@ def log_threshold(*, alpha: float = ALPHA, gates: int) -> float:
     return math.log(gates / alpha)
 
 
-def smallest_visible_ratio(
-    stages: Iterable[BadAnswers], *, gates: int, alpha: float = ALPHA
-) -> float | None:
-    """The smallest fault that the traffic so far would most likely have shown.
+def bad_answers_needed(
+    stages: Sequence[BadAnswers],
+    *,
+    gates: int,
+    alpha: float = ALPHA,
+    allowed_ratio: float = ALLOWED_RATIO,
+) -> int:
+    """How many more bad answers the candidate must give in the last of the stages to be rolled back.
 
     Args:
         stages: counts of each stage so far.
         gates: number of gates of the rollout.
         alpha: see `ALPHA`.
-
-    Returns:
-        Bad answers of the candidate for each of the baseline, at equal traffic, at which the expected counts would reach
-        the threshold; None if no ratio up to 1,000 would.
+        allowed_ratio: see `ALLOWED_RATIO`.
     """
-    seen = list(stages)
-    for ratio in np.geomspace(ALLOWED_RATIO, 1_000.0, 200):
-        expected = [
-            BadAnswers(
-                share=each.share,
-                candidate=round(each.baseline * each.share / (1.0 - each.share) * float(ratio)),
-                baseline=each.baseline,
-            )
-            for each in seen
-        ]
-        if log_evidence(expected) >= log_threshold(alpha=alpha, gates=gates):
-            return float(ratio)
-    return None
+    *before, now = stages
+
+    def evidence(more: int) -> float:
+        worse = replace(now, candidate=now.candidate + more)
+        return log_evidence([*before, worse], allowed_ratio=allowed_ratio)
+
+    limit = log_threshold(alpha=alpha, gates=gates)
+    return bisect.bisect_left(range(MOST_NEEDED), limit, key=evidence)
