@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+MOST_WHY = 1_000
+"""Longest reason that is kept, characters."""
+
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
 
@@ -369,7 +372,7 @@ class ModelRollouts:
             if seen is not None and stored is not None:
                 self._check_unmoved(seen, stored, what=what)
             state = operation(before)
-            event = Event(what=what, who=self.who, why=why, at_s=time.time())
+            event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
@@ -419,6 +422,11 @@ class ModelRollouts:
             f"{self._model!r} has no rollout",
             fix=f"Begin one with `stoker rollout start {self._model} VERSION`.",
         )
+
+
+def _one_line(text: str) -> str:
+    """Text that neither breaks a line of the history nor controls a terminal."""
+    return "".join(each if each.isprintable() else " " for each in text)[:MOST_WHY]
 
 
 def _check_gates(settings: RolloutSettings) -> None:

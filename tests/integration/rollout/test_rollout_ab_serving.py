@@ -114,6 +114,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ab", "m", "--arms", "1=50,2=40", "--key", "u"], "must sum to 100. Received: 1=50,2=40"),
         (["ab", "m", "--arms", "1=100", "--key", "u"], "at least two arms"),
         (["ab", "m", "--arms", "1=50,1=50", "--key", "u"], "must be another version"),
+        (["ab", "m", "--arms", "1=99.9999,2=0.0001", "--key", "u"], "at least 0.01 %"),
+        (["ab", "m", "--arms", "1=nan,2=50", "--key", "u"], "at least 0.01 %"),
         (["ab", "m", "--arms", "1=50,two=50", "--key", "u"], "'two=50' is not an arm"),
         (["ab", "m", "--arms", "1=50,9=50", "--key", "u"], "must have a version 9"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u", "--baseline", "3"], "one of its arms"),

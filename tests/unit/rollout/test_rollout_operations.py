@@ -243,3 +243,12 @@ def test_a_repository_in_object_storage_is_refused_and_no_folder_is_made(
     with pytest.raises(UserError, match="not object storage"):
         Repository(tmp_path / address)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reason_is_one_line_that_controls_no_terminal(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    rollouts.start(2, RolloutSettings(), why="new\nline \x1b[2J" + "x" * 5_000)
+
+    (event, _), *_ = rollouts.history()
+    assert event.why.startswith("new line  [2Jxxx")
+    assert len(event.why) == 1_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,6 +158,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin to move a model's traffic to a version; the servers of the repository follow."""
+    from stoker.core.errors import ConfigError
     from stoker.rollout.state.stages import seconds_of
     from stoker.rollout.state.state import RolloutSettings
     from stoker.rollout.state.user_gates import read_gates
@@ -181,6 +183,8 @@ def start(
         webhooks=tuple(parse_webhook(text) for text in webhook or ()),
         notify=tuple(notify or ()),
     )
+    if not 0.0 <= server_memory < math.inf:
+        raise ConfigError("--server-memory must be a number of GiB", got=server_memory)
     rollouts = _open(models, model, gate_folder=None if gates is None else gates.parent)
     begun = rollouts.start(
         version,

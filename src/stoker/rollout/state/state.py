@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -51,6 +52,16 @@ class Phase(StrEnum):
 
 ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING, Phase.TESTING)
 """Phases in which a second rollout cannot start; in all but an A/B test, gates are judged."""
+
+
+_KEY = re.compile(r"(?:cookie:)?[A-Za-z0-9!#$&'*+.^_`|~-]+")
+"""Source: RFC 9110, `token`: names of headers, of gRPC metadata and of cookies."""
+
+_AT_LEAST_0 = (
+    *("min_requests", "step_time_s", "warm_up_s", "bake_s"),
+    *("inconclusive_limit_s", "keep_previous_s", "shadow_tolerance"),
+)
+"""Settings that are any number from 0 on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +124,12 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         parse_stages(self.stages)
+        if self.key and not _KEY.fullmatch(self.key):
+            raise ConfigError(
+                "The key of a rollout must be the name of a header, or cookie:NAME",
+                got=self.key,
+                fix="For example x-user or cookie:uid.",
+            )
         for server in self.servers:
             if not server.startswith(("http://", "https://")):
                 raise ConfigError(
@@ -120,30 +137,19 @@ class RolloutSettings:
                     got=server,
                     fix="Write http://HOST:8501.",
                 )
+            check_url(server, where="A server of a rollout")
         for url in self.notify:
             check_url(url, where="A notification")
         names = [gate.name for gate in self.user_gates]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError("The names of gates must differ", got=twice[0])
-        for name, least in (
-            ("min_requests", 0),
-            ("step_time_s", 0),
-            ("warm_up_s", 0),
-            ("bake_s", 0),
-            ("inconclusive_limit_s", 0),
-        ):
-            if getattr(self, name) < least:
+        for name in _AT_LEAST_0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(
-                    f"{name} must be at least {least}",
+                    f"{name} must be a number of at least 0",
                     got=getattr(self, name),
-                    fix=f"Set it to {least} or more.",
+                    fix="Set it to 0 or more.",
                 )
-        if not 0.0 <= self.shadow_tolerance < math.inf:
-            raise ConfigError(
-                "shadow_tolerance must be a number of at least 0",
-                got=self.shadow_tolerance,
-                fix="Set it to 0 for answers that are equal to the last bit.",
-            )
         if (
             not 1.0 <= self.allowed_ratio < math.inf
             or not 0.0 < self.alpha < 1.0
