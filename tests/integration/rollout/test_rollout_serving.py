@@ -161,7 +161,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
     shared = Counter(answer for _, answer in server.answers)
     assert shared[1.0] > 1_000
 
-    # The gate and the webhook were asked by the process that judges, and the changes reported.
+    # The gate and the webhook were called by the process that judges, and the changes reported.
     assert done.settings.strict
     assert server.hook is not None
     calls = [(each["event"], each["stage"]) for each in server.hook.contents() if "event" in each]

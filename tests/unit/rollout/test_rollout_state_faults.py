@@ -255,21 +255,21 @@ def said(what):
 
 def race(what):
     begin, go = os.pipe()
-    lines, told = os.pipe()
+    reader, writer = os.pipe()
     children = []
     for _ in range(50):
         if not (pid := os.fork()):
             os.close(go)
             os.read(begin, 1)
-            os.write(told, (said(what) + chr(10)).encode())
+            os.write(writer, (said(what) + chr(10)).encode())
             os._exit(0)
         children.append(pid)
     os.close(go)
     for pid in children:
         os.waitpid(pid, 0)
-    os.close(told)
+    os.close(writer)
     numbers = sorted(path.name for path in (root / "taxi" / ".rollout").glob("[!.]*.json"))
-    with os.fdopen(lines) as found:
+    with os.fdopen(reader) as found:
         return found.read().splitlines(), len(numbers)
 
 

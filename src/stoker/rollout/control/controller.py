@@ -124,7 +124,7 @@ class Controller:
             if self._lease == state.lease != 0:
                 self._beat()
                 if news:
-                    self._hooks.tell()
+                    self._hooks.announce()
                 return self._judge(stored, state) if active else None
             self._watch(stored, state)
         return None
@@ -163,8 +163,8 @@ class Controller:
         """Do what was decided, once the webhooks let it go on."""
         if decision.action is Action.ADVANCE:
             following = advance(state, now_s=self._now())
-            asked = self._hooks.before(state, following, why=decision.reason)
-            silent = [each for each in asked if each.verdict is not Verdict.PASS]
+            answers = self._hooks.before(state, following, why=decision.reason)
+            silent = [each for each in answers if each.verdict is not Verdict.PASS]
             if silent:
                 return self._follow(stored, state, without_answer(state, silent))
             self._change(stored, following, decision)

@@ -101,9 +101,9 @@ class Hooks:
         """Whether a change is not reported yet."""
         return self._announcer.has_news(stored, state)
 
-    def tell(self) -> None:
-        """Tell what is new; returns at once."""
-        self._announcer.tell()
+    def announce(self) -> None:
+        """Announce what is new; returns at once."""
+        self._announcer.announce()
 
     def _poll(self, name: str, every_s: float) -> Poll:
         if name not in self._polls:

@@ -1,4 +1,4 @@
-"""Questions to services that may be slow or silent: asked in a thread, so that a look at the answer never waits."""
+"""Calls of services that may be slow or silent, made in a thread, so that reading the last answer never waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.rollout.gates.gates import GateResult, Verdict
 
 
 class Poll:
-    """One question that is asked again and again; at most one thread is at work on it."""
+    """One call that is repeated; at most one thread is at work on it."""
 
     def __init__(
         self, name: str, *, every_s: float, clock: Callable[[], float] = time.monotonic
@@ -58,7 +58,7 @@ class Poll:
         answer = GateResult.no_answer(self._name, "a bug: see the log")
         try:
             answer = ask()
-        finally:  # a bug ends the thread with its traceback, and the question is asked again
+        finally:  # a bug ends the thread with its traceback, and the call is made again
             with self._lock:
                 self._asking = False
                 if about == self._about:
