@@ -167,9 +167,10 @@ def _suspicion(
     """The result where the candidate gives more bad answers at 100 % than the baseline did before; None: it does not."""
     before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
     bad, requests = at_full_traffic(stages)
+    bad = max(bad - state.explained[0], 0)  # counts of a damaged file are missing for a while
     full = FullTraffic(
-        candidate=bad - state.explained[0],
-        requests=requests - state.explained[1],
+        candidate=bad,
+        requests=max(requests - state.explained[1], bad),
         baseline=sum(each.bad for each in before),
         baseline_requests=sum(each.requests for each in before),
     )
