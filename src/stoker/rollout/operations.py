@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -11,16 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.core.config import nearest
-from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.errors import Plain, UserError
 from stoker.registry.repository import Repository, verify
 from stoker.rollout.ab.assignments import logs_of
 from stoker.rollout.ab.outcomes import Outcome, add_from_command
 from stoker.rollout.control.controller import Event, change
-from stoker.rollout.control.hooks import facts, read_user_results
+from stoker.rollout.control.hooks import read_user_results
 from stoker.rollout.counts.counts import Counts, read_counts, read_failures, stage_counts
-from stoker.rollout.gates.gates import BAD, BUILT_IN, GateResult, compared_stages, judge
-from stoker.rollout.gates.prometheus import check_query
+from stoker.rollout.gates.checks import check_names, check_queries
+from stoker.rollout.gates.gates import GateResult, compared_stages, judge
 from stoker.rollout.memory import check_fits
 from stoker.rollout.shadow.counts import ShadowSummary, summary
 from stoker.rollout.split import TrafficSplit
@@ -37,14 +35,12 @@ from stoker.rollout.state.changes import (
     start,
 )
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import FOLDER, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.state import BAD, FOLDER, RolloutSettings, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
 from stoker.rollout.statistics.evidence import BadAnswers, bad_answers_needed
 
 if TYPE_CHECKING:
     from stoker.rollout.ab.result import ABResult
-
-_log = logging.getLogger(__name__)
 
 MOST_WHY = 1_000
 """Longest reason that is kept, characters."""
@@ -66,12 +62,15 @@ class Rollout:
         state = self.state
         if not (state.is_active and 0.0 < state.share < 1.0) or state.is_test:
             return None
-        settings, gates = state.settings, len(BUILT_IN) + len(state.settings.user_gates)
+        settings = state.settings
         stages = compared_stages(stage_counts(self.counts, state), BAD) or [
             BadAnswers(share=state.share, candidate=0, baseline=0)
         ]
         return bad_answers_needed(
-            stages, gates=gates, alpha=settings.alpha, allowed_ratio=settings.allowed_ratio
+            stages,
+            gates=settings.gates,
+            alpha=settings.alpha,
+            allowed_ratio=settings.allowed_ratio,
         )
 
     def shadow_stages(self) -> dict[int, ShadowSummary]:
@@ -132,7 +131,7 @@ class ModelRollouts:
                 baseline could not call it, or both do not fit in memory.
             DataError: the candidate is damaged.
         """
-        _check_gates(settings)
+        check_names(settings)
         gates = with_code(settings.user_gates, self._gate_folder)
         settings = replace(settings, user_gates=gates)
         verify(self._repository.path(self._model, candidate))
@@ -158,7 +157,7 @@ class ModelRollouts:
             ]
             check_compatible(*folders)
             check_fits(*folders, server_bytes=server_bytes)
-            self._check_queries(begun)
+            check_queries(self._model, begun)
             return begun
 
         return self._change(begin, what="start", why=why)
@@ -350,8 +349,7 @@ class ModelRollouts:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
         counts = read_counts(self._folder, rollout=state.rollout)
-        number = len(BUILT_IN) + len(state.settings.user_gates)
-        gates = [] if state.is_test else judge(stage_counts(counts, state), state, gates=number)
+        gates = [] if state.is_test else judge(stage_counts(counts, state), state)
         gates += read_user_results(self._folder, state)
         return Rollout(state=state, counts=counts, gates=gates)
 
@@ -393,19 +391,6 @@ class ModelRollouts:
             fix=f"See `stoker rollout status {self._model}`.",
         )
 
-    def _check_queries(self, begun: RolloutState) -> None:
-        """Let Prometheus judge the queries; where it is silent the gate is inconclusive until it answers."""
-        for gate in begun.settings.user_gates:
-            if gate.prometheus:
-                query = gate.question(**facts(self._model, begun))
-                silent = check_query(
-                    gate.prometheus, query, gate=gate.name, timeout_s=gate.timeout_s
-                )
-                if silent:
-                    _log.warning(
-                        "gate %s is inconclusive until Prometheus answers (%s)", gate.name, silent
-                    )
-
     def _newest_other(self, candidate: int) -> int:
         others = [each for each in self._repository.versions(self._model) if each != candidate]
         if not others:
@@ -427,19 +412,6 @@ class ModelRollouts:
 def _one_line(text: str) -> str:
     """Text that neither breaks a line of the history nor controls a terminal."""
     return "".join(each if each.isprintable() else " " for each in text)[:MOST_WHY]
-
-
-def _check_gates(settings: RolloutSettings) -> None:
-    own = [gate.name for gate in settings.user_gates]
-    if taken := sorted(set(own) & set(BUILT_IN)):
-        raise ConfigError(
-            "A gate must not have the name of a built-in one", got=taken[0], fix="Rename it."
-        )
-    known = [*BUILT_IN, *own]
-    if unknown := sorted(set(settings.dry_run) - set(known)):
-        raise ConfigError(
-            f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], known)
-        )
 
 
 def operator() -> str:

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from stoker.rollout.gates.gates import (
-    BAD,
-    BUILT_IN,
-    SHIFT,
-    SLOW_P99,
     Action,
     GateResult,
     StageCounts,
@@ -21,7 +17,15 @@ from stoker.rollout.gates.gates import (
     judge,
 )
 from stoker.rollout.state.changes import advance, pause, start
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.state import (
+    BAD,
+    BUILT_IN,
+    SHIFT,
+    SLOW_P99,
+    Phase,
+    RolloutSettings,
+    RolloutState,
+)
 from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=60, warm_up_s=10, min_requests=100)
@@ -50,7 +54,6 @@ def verdicts(*stages: Traffic, state: RolloutState = BEGUN) -> dict[str, Verdict
     found = judge(
         [StageCounts(share=share, baseline=b, candidate=c) for share, b, c in stages],
         state,
-        gates=4,
     )
     return {result.gate: result.verdict for result in found}
 

@@ -22,9 +22,6 @@ from stoker.rollout.counts.counts import (
     stage_counts,
 )
 from stoker.rollout.gates.gates import (
-    BUILT_IN,
-    SLOW_P50,
-    SLOW_P99,
     Action,
     Decision,
     Verdict,
@@ -36,7 +33,14 @@ from stoker.rollout.gates.gates import (
 )
 from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import ACTIVE, Phase, RolloutState, state_of
+from stoker.rollout.state.state import (
+    ACTIVE,
+    SLOW_P50,
+    SLOW_P99,
+    Phase,
+    RolloutState,
+    state_of,
+)
 from stoker.rollout.statistics.histogram import quantile
 
 _log = logging.getLogger(__name__)
@@ -150,9 +154,8 @@ class Controller:
             return self._follow(stored, state, decision)
         if state.phase is Phase.MEASURING:
             return self._measure(stored, state, counts)
-        gates = len(BUILT_IN) + len(state.settings.user_gates)
         stages = stage_counts(counts, state)
-        results = judge(stages, state, gates=gates) + self._hooks.gates(state)
+        results = judge(stages, state) + self._hooks.gates(state)
         requests = requests_of(counts, stage=state.stage, version=state.candidate)
         decision = decide(state, results, requests=requests, now_s=self._now())
         if decision.action is Action.COMPARE or state.share < 1.0:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stoker.core.errors import UserError
 from stoker.core.files import write_json
@@ -115,7 +114,7 @@ class Hooks:
             if gate.prometheus:
                 found: Sequence[bool | float | None] = query_numbers(
                     gate.prometheus,
-                    gate.question(**facts(self._model, state)),
+                    gate.question(**state.facts(self._model)),
                     timeout_s=gate.timeout_s,
                 )
             else:
@@ -135,7 +134,7 @@ class Hooks:
         if not same:
             raise NoAnswerError(f"{gate.python} is not what it was when the rollout began")
         about = {
-            **facts(self._model, state),
+            **state.facts(self._model),
             "rollout": state.rollout,
             "phase": str(state.phase),
             "stage": str(state.current),
@@ -156,11 +155,6 @@ class Hooks:
             with contextlib.suppress(OSError):  # shown by `status` only
                 write_json(self._folder / _FILE, content)
                 self._written = content
-
-
-def facts(model: str, state: RolloutState) -> dict[str, Any]:
-    """What a query and a function get about a rollout."""
-    return {"model": model, "candidate": state.candidate, "baseline": state.baseline}
 
 
 def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:

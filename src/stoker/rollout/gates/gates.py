@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
+from stoker.rollout.state.state import (
+    ACTIVE,
+    BAD,
+    SHIFT,
+    SLOW_P50,
+    SLOW_P99,
+    Phase,
+    RolloutState,
+)
 from stoker.rollout.statistics.evidence import (
     BadAnswers,
     FullTraffic,
@@ -21,10 +29,6 @@ from stoker.rollout.statistics.evidence import (
 )
 from stoker.rollout.statistics.histogram import aligned, count_above
 from stoker.rollout.statistics.prediction_shift import least_shift
-
-BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
-BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
-"""Gates that every rollout has."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,19 +104,18 @@ class GateResult:
         return {"gate": self.gate, "verdict": self.verdict, "detail": self.detail}
 
 
-def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> list[GateResult]:
+def judge(stages: Sequence[StageCounts], state: RolloutState) -> list[GateResult]:
     """The results of the built-in gates.
 
     Args:
         stages: counts of each stage so far, oldest first.
         state: of the rollout.
-        gates: all gates of the rollout, the user's with it: they share `alpha`.
     """
-    found = [_compared(BAD, stages, state, gates, operator.attrgetter("bad"))]
+    found = [_compared(BAD, stages, state, operator.attrgetter("bad"))]
     for gate in (SLOW_P99, SLOW_P50):
         above = functools.partial(_slow, limit_s=state.slow_s.get(gate, math.inf))
-        found.append(_compared(gate, stages, state, gates, above))
-    return [*found, _shifted(stages, state, gates)]
+        found.append(_compared(gate, stages, state, above))
+    return [*found, _shifted(stages, state)]
 
 
 def _slow(counts: VersionCounts, *, limit_s: float) -> int:
@@ -123,12 +126,11 @@ def _compared(
     gate: str,
     stages: Sequence[StageCounts],
     state: RolloutState,
-    gates: int,
     bad: Callable[[VersionCounts], int],
 ) -> GateResult:
     seen = compared_stages(stages, gate, bad)
     found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
-    limit = log_threshold(alpha=state.settings.alpha, gates=gates)
+    limit = log_threshold(alpha=state.settings.alpha, gates=state.settings.gates)
     # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
     if found < limit and gate == BAD and state.share == 1.0:
         suspicion = _suspicion(stages, state, limit)
@@ -193,13 +195,14 @@ def at_full_traffic(stages: Sequence[StageCounts]) -> tuple[int, int]:
     return sum(each.bad for each in full), sum(each.requests for each in full)
 
 
-def _shifted(stages: Sequence[StageCounts], state: RolloutState, gates: int) -> GateResult:
+def _shifted(stages: Sequence[StageCounts], state: RolloutState) -> GateResult:
     baseline, candidate = Counter[int](), Counter[int]()
     for each in stages:
         baseline.update(each.baseline.predictions)
         candidate.update(each.candidate.predictions)
-    shift = least_shift(*aligned(baseline, candidate), alpha=state.settings.alpha / gates)
-    limit = state.settings.max_shift
+    settings = state.settings
+    shift = least_shift(*aligned(baseline, candidate), alpha=settings.alpha / settings.gates)
+    limit = settings.max_shift
     return GateResult(
         gate=SHIFT,
         verdict=Verdict.FAIL if shift > limit else Verdict.PASS,

@@ -38,6 +38,11 @@ FOLDER = ".rollout"
 """Name of the folder of a model's rollout, next to its versions."""
 
 
+BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
+BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
+"""Gates that every rollout has."""
+
+
 class Phase(StrEnum):
     """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""
 
@@ -121,6 +126,11 @@ class RolloutSettings:
 
     notify: tuple[str, ...] = ()
     """URLs that get each change as a message in Slack's form."""
+
+    @property
+    def gates(self) -> int:
+        """Number of gates, which share `alpha`."""
+        return len(BUILT_IN) + len(self.user_gates)
 
     def __post_init__(self) -> None:
         parse_stages(self.stages)
@@ -255,6 +265,10 @@ class RolloutState:
     def salt(self, model: str) -> str:
         """What the versions of keys depend on besides the weights."""
         return f"{model}/{self.rollout}"
+
+    def facts(self, model: str) -> dict[str, Any]:
+        """What a query and a function of a user's gate get about a rollout."""
+        return {"model": model, "candidate": self.candidate, "baseline": self.baseline}
 
     def split(self, model: str) -> TrafficSplit:
         """The split of the traffic between its versions."""
