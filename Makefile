@@ -230,8 +230,11 @@ bench-serve: $(STAMP) ## the server against its peers; needs wrk and h2load (abo
 	@$(BIN)/python benchmarks/serve/run.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-rollout: $(STAMP) ## routing, planted faults, checked answers; needs wrk and h2load (about 30 minutes)
+bench-rollout: $(STAMP) ## routing, shadow, A/B tests, planted faults, checked answers; needs wrk and h2load (about 35 minutes)
 	@$(BIN)/python benchmarks/rollout/overhead.py
+	@$(BIN)/python benchmarks/rollout/shadow.py
+	@$(BIN)/python benchmarks/rollout/ab_false_alarms.py
+	@$(BIN)/python benchmarks/rollout/ab_scale.py
 	@$(BIN)/python benchmarks/rollout/planted.py
 	@$(BIN)/python benchmarks/rollout/answers.py
 	@$(BIN)/python benchmarks/report.py

@@ -116,21 +116,29 @@ AREAS = (
     ),
     Area(
         title="Rollout",
-        results=("rollout",),
+        results=("rollout/overhead", "rollout/shadow"),
         command="make bench-rollout",
         method="One server process has the same small MLP twice: without a rollout, and with an active 90/10 split. Server "
         "CPU time per request in the event loop, which does not poll; median of 10 pairs of windows, in turn. With many "
-        "connections a turn of the loop holds two runs of the model instead of one.",
+        "connections a turn of the loop holds two runs of the model instead of one. Shadow traffic: p99 under an open load of "
+        "half of the capacity, with and without copies, in turn.",
+    ),
+    Area(
+        title="A/B tests",
+        results=("rollout/ab_false_alarms", "rollout/ab_scale"),
+        command="make bench-rollout",
+        method="Simulated tests with the product's own interval, looked at after every key, and the CPU time and memory that "
+        "1,000,000 keys cost a server.",
     ),
     Area(
         title="Rollout under faults",
-        results=("rollout_faults", "rollout_answers"),
+        results=("rollout/faults", "rollout/answers"),
         command="make bench-rollout",
         method="`stoker serve` with faults inside the candidate (an assertion, NaN, a delay of each run, other predictions, "
         "runs that never end, an abort of the process), 20 requests of it a second at 10, 20 or 50 % of the traffic. The time "
         "is from the first request with a bad answer to the last one that went to the candidate. Healthy releases have the "
-        "same model, another training, or an outage that fails half of the requests of both versions for 3 s of each stage "
-        "below 100 %. Checked answers: two servers of one repository, while operators promote and roll back and "
+        "same model, another training, or an outage that fails half of the requests of both versions for 3 s of each stage, "
+        "of 100 % and of the bake time. Checked answers: two servers of one repository, while operators promote and roll back and "
         "`kill -9` takes workers and servers. The picture is of one run (`make rollout-picture`).",
         picture="rollout.svg",
     ),
@@ -327,7 +335,9 @@ def section(area: Area) -> str:
     if not picture and (points or len(ratios) > 1):
         picture = f"benchmark-{area.results[0]}.svg"
         (PAGE.parent / picture).write_text(curve(points) if points else plot(ratios))
-    notes = [name for name in area.results if (RESULTS / f"{name}.md").is_file()]
+    # The parts of a result that has a folder share its notes.
+    results = dict.fromkeys(name.partition("/")[0] for name in area.results)
+    notes = [name for name in results if (RESULTS / f"{name}.md").is_file()]
     runs = ", ".join(f"[{name}](../benchmarks/results/{name}.md)" for name in notes)
     parts = [f"## {area.title}"]
     parts += [f"![{area.title}: {_alternative(points, picture)}]({picture})"] if picture else []

@@ -1,17 +1,20 @@
 """How often an A/B test is wrong that is looked at after each key: 2,000 simulated tests of 20,000 keys for each case.
 
-python benchmarks/rollout/ab_false_alarms.py [RUNS]       prints the table that stands in docs/explanation/rollout.md
+python benchmarks/rollout/ab_false_alarms.py [--runs 2000] [--results FOLDER]
 
+The figures stand in docs/explanation/rollout.md, too.
 The interval is computed for all looks at once; at some of them it is compared with the product's own.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rollout_parts import RESULTS, Figure, figure, write_part
 
 from stoker.rollout.statistics.confidence_sequence import ALPHA, TIGHTEST_AT, ArmTotals, difference
 
@@ -73,34 +76,61 @@ def totals(columns: list[Floats], look: int) -> ArmTotals:
     return ArmTotals(keys=int(count), total=total, squares=squares, nonzero=int(nonzero))
 
 
-def main(runs: int) -> None:
-    """Print both tables."""
-    random = np.random.default_rng(21)
+def false_alarms(runs: int, random: np.random.Generator) -> list[Figure]:
+    """Share of the tests without a difference that ever show one, for each kind of outcome and split."""
     cases: list[tuple[str, Draw, bool]] = [
         ("2 %", rate(0.02), True),
         ("10 %", rate(0.1), True),
         ("50 %", rate(0.5), True),
-        ("heavy-tailed amount", amount, False),
+        ("a heavy-tailed amount", amount, False),
     ]
-    print("| outcome | 50/50 | 90/10 |\n|---|---|---|")
+    found = []
     for name, draw, bounded in cases:
-        shares = []
-        for share in (0.5, 0.1):
+        for split, share in (("50/50", 0.5), ("90/10", 0.1)):
             alarms = sum(
                 excludes_zero(
                     draw(random, KEYS), random.random(KEYS) < share, bounded=bounded
                 ).any()
                 for _ in range(runs)
             )
-            shares.append(f"{alarms / runs:.2%}")
-        print(f"| {name} | {' | '.join(shares)} |", flush=True)
+            found.append(
+                figure(
+                    f"A/B tests without a difference that show one, outcome {name}, {split}",
+                    100.0 * alarms / runs,
+                    "%",
+                    at_most=100.0 * ALPHA,
+                    how=f"{runs:,} tests of {KEYS:,} keys, looked at after every key",
+                )
+            )
+    return found
+
+
+def power(runs: int, random: np.random.Generator) -> Figure:
+    """Share of the tests that find 15 % against 10 %."""
     found = 0
     for _ in range(runs):
         arm = random.permutation(4_000) < 2_000
         values = np.where(arm, rate(0.15)(random, 4_000), rate(0.1)(random, 4_000))
         found += bool(excludes_zero(values, arm, bounded=True).any())
-    print(f"10 % against 15 %, 2,000 keys an arm: found in {found / runs:.1%}")
+    return figure(
+        "A/B tests that find 15 % against 10 %",
+        100.0 * found / runs,
+        "%",
+        at_least=90.0,
+        how=f"{runs:,} tests of 2,000 keys in each arm",
+    )
+
+
+def main() -> None:
+    """Simulate, and write the part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2_000, help="Simulated tests of each case.")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    random = np.random.default_rng(21)
+    found = [*false_alarms(given.runs, random), power(given.runs, random)]
+    write_part("ab_false_alarms", found, results=given.results)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2_000)
+    main()

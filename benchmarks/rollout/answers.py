@@ -1,6 +1,6 @@
 """100,000 checked answers while versions come and go and processes are killed: none is wrong, none is lost (8 minutes).
 
-python benchmarks/rollout/answers.py [--answers 100000] [--out FILE]
+python benchmarks/rollout/answers.py [--answers 100000] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # `figures`
-
 from checked_answers import Checked, Fleet, actions, ask_while, prepare
-from figures import RESULTS, Figure, figure, write
+from rollout_parts import RESULTS, Figure, figure, write_part
 
 
 def figures(found: Checked) -> list[Figure]:
@@ -35,7 +32,7 @@ async def main() -> None:
     """Ask, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--answers", type=int, default=100_000, help="How many at least.")
-    parser.add_argument("--out", type=Path, default=RESULTS / "rollout_answers.json")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as folder:
         rollouts = prepare(Path(folder) / "models", Path(folder) / "versions")
@@ -43,7 +40,7 @@ async def main() -> None:
             found = await ask_while(
                 fleet, rollouts, actions(rollouts, fleet), answers=given.answers
             )
-    write(given.out, figures(found))
+    write_part("answers", figures(found), results=given.results)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Answer:
 
     took_s: float
     x: float
-    """What was asked."""
+    """The input."""
 
     status: int
     """HTTP status, or `LOST`."""

@@ -1,6 +1,6 @@
 """Planted faults and healthy releases through a real server: how soon a fault is off the traffic (15 minutes).
 
-python benchmarks/rollout/planted.py [--only errors,slow,...] [--out FILE]
+python benchmarks/rollout/planted.py [--only errors,slow,...] [--results FOLDER]
 
 Each release is a model of its own: version 1 serves, version 2 is pushed and rolled out under load. In faulty ones the
 candidate gets 20 requests a second. The time is from the first request with a bad answer to the last request that
@@ -18,11 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # `figures`
-
-from figures import RESULTS, Figure, figure, write
 from planted_models import Planted
 from releases import Ended, Release, prepare, roll_out, serving
+from rollout_parts import RESULTS, Figure, figure, write_part
 
 from stoker.registry.repository import Repository
 from stoker.rollout.state.state import Phase
@@ -94,9 +92,15 @@ def healthy() -> list[Release]:
 
 
 def shared() -> list[Release]:
-    """The releases whose clients send what both versions fail on, in half of the requests for 3 s of each stage below 100 %."""
+    """The releases whose clients send what both versions fail on, in half of the requests for 3 s of each stage.
+
+    At 100 % and in the bake time no baseline answers next to the candidate.
+    """
     pairs = [(OUTAGE, Planted(retrained=n), Planted(retrained=n + 200)) for n in range(5)]
-    return [replace(_good(f"outage-{at}", *pair), outage=0.5) for at, pair in enumerate(pairs)]
+    return [
+        replace(_good(f"outage-{at}", *pair), outage=0.5, bake_s=5.0)
+        for at, pair in enumerate(pairs)
+    ]
 
 
 def _good(name: str, kind: str, baseline: Planted, candidate: Planted) -> Release:
@@ -189,9 +193,9 @@ async def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="Only releases with one of these, separated by commas, in their name.",
+        help="Only releases with one of these, separated by commas, in their name; nothing is written.",
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "rollout_faults.json")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     ended: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as folder:
@@ -207,7 +211,12 @@ async def main() -> None:
                 if any(part in each.name for part in given.only.split(","))
             ]
             ended += await run(chosen, Path(folder), name, at_once=at_once)
-    write(given.out, figures(ended))
+    if given.only:
+        sys.stdout.write(
+            "".join(f"{each['name']}: {each['value']}; {each['how']}\n" for each in figures(ended))
+        )
+    else:
+        write_part("faults", figures(ended), results=given.results)
 
 
 if __name__ == "__main__":

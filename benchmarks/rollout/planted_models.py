@@ -1,4 +1,4 @@
-"""SavedModels with a fault in them: errors, delays, NaN, other predictions, hangs and crashes, by what is asked.
+"""SavedModels with a fault in them: errors, delays, NaN, other predictions, hangs and crashes, by the input.
 
 A request has one number x in 0..99. Both versions answer x / 100 + 1 and their version; a fault concerns the
 requests with x below its percentage, or all. The faults are TensorFlow operations, so the server knows nothing of them.

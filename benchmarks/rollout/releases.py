@@ -33,6 +33,9 @@ LOOK_S = 0.1
 MEASURING_PER_S = 100.0
 """Requests a second while the baseline is measured."""
 
+OUTAGE_S = 3.0
+"""How long an outage lasts."""
+
 SETTLE_S = 3.0
 """How long the load goes on after the end, to see the last answer of the version."""
 
@@ -110,7 +113,10 @@ class Release:
     """Requests a second while the candidate takes traffic."""
 
     outage: float = 0.0
-    """Share of the requests that are errors of both versions, for 3 s of each stage that has a baseline next to it."""
+    """Share of the requests that are errors of both versions, from the first begin of each stage on for `OUTAGE_S`."""
+
+    bake_s: float = 0.0
+    """Time after 100 % in which the gates still roll back, seconds."""
 
     dry_run: tuple[str, ...] = ()
     """Gates without effect. Without both gates on latency, the baseline is not measured first."""
@@ -123,6 +129,7 @@ class Release:
             stages=self.stages,
             step_time_s=5.0,
             warm_up_s=0.0,
+            bake_s=self.bake_s,
             min_requests=self.min_requests,
             dry_run=self.dry_run,
         )
@@ -215,6 +222,7 @@ async def roll_out(
         limit_s: longest that it may take.
     """
     begun_s, model, root = time.monotonic(), release.name, repository.root
+    stages, down_until_s = set[tuple[Phase, int]](), 0.0
     repository.push((scratch / model).resolve(), model)
     ModelRollouts(root, model).start(2, release.settings(), why=release.kind)
     client = Client((port,), model)
@@ -226,9 +234,10 @@ async def roll_out(
                 break
             measuring = state.phase is Phase.MEASURING
             stream.rate_per_s = MEASURING_PER_S if measuring else release.rate_per_s
-            both = state.phase is Phase.RUNNING and state.share < 1.0
-            down = both and time.time() - state.began_s < 3.0
-            stream.outage = release.outage if down else 0.0
+            if not measuring and (state.phase, state.stage) not in stages:
+                stages.add((state.phase, state.stage))
+                down_until_s = state.began_s + OUTAGE_S
+            stream.outage = release.outage if time.time() < down_until_s else 0.0
             await asyncio.sleep(LOOK_S)
         stream.outage = 0.0
         await asyncio.sleep(SETTLE_S)

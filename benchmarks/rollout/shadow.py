@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for _room in ("serve", "train"):
-    sys.path.append(str(ROOT / "benchmarks" / _room))
+sys.path.append(str(ROOT / "benchmarks" / "serve"))
 
-import servers  # noqa: E402 - next to this file
-from figures import Figure, figure, spread, write  # noqa: E402
+import servers  # noqa: E402 - in benchmarks/serve
+from rollout_parts import Figure, figure, spread, write_part  # noqa: E402 - next to this file
 
 from stoker.loadtest.config import LoadConfig, resolved  # noqa: E402
 from stoker.loadtest.generator import run_load  # noqa: E402
@@ -164,13 +163,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of a window")
     parser.add_argument("--rounds", type=int, default=10, help="pairs of windows")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    asked = parser.parse_args()
+    given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder,
         served(Path(folder)) as bench,
     ):
-        found = p99s(bench, seconds=asked.seconds, rounds=asked.rounds)
-    write(asked.results / "rollout" / "shadow.json", found)
+        found = p99s(bench, seconds=given.seconds, rounds=given.rounds)
+    write_part("shadow", found, results=given.results)
 
 
 if __name__ == "__main__":

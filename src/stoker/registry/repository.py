@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
 MAX_VERSION = 2**63 - 1
 """TensorFlow Serving stores a version as a signed 64-bit integer."""
 
+_STORE = re.compile(r"(gs|gcs|s3|s3a|az|abfss?|wasbs?|oss|obs|hdfs|https?):")
 _FORMAT = 1
 _LOCK = ".push.lock"
 _NAME_CHARS = 128
@@ -66,7 +68,15 @@ class Repository:
     """A folder of models with their versions and aliases."""
 
     def __init__(self, root: Path) -> None:
-        """Args: root: the folder of all models; may not exist yet."""
+        """Open a repository.
+
+        Args:
+            root: the folder of all models; may not exist yet.
+
+        Raises:
+            UserError: it is an address of object storage.
+        """
+        check_is_folder(root)
         self.root = root
 
     def models(self) -> list[str]:
@@ -190,6 +200,22 @@ class Repository:
                 verify(scratch)
                 publish_folder(scratch, base / str(version))
         return Pushed(version=version, path=base / str(version), already=False)
+
+
+def check_is_folder(path: Path) -> None:
+    """Refuse an address of object storage, which would become a folder of a strange name.
+
+    Raises:
+        UserError: it is one.
+    """
+    # `Path` makes one slash of two.
+    store = next((part for part in path.parts if _STORE.fullmatch(part)), None)
+    if store is not None:
+        raise UserError(
+            "A model repository must be a folder on a local disk or on NFS, not object storage",
+            got=Plain(str(path).replace(f"{store}/", f"{store}//", 1)),
+            fix="Copy the versions to a folder, or mount a file system with hard links.",
+        )
 
 
 def is_model_name(name: str) -> bool:

@@ -61,7 +61,12 @@ def check_url(url: str, *, where: str) -> None:
 
 
 def send(
-    url: str, *, body: bytes | None = None, media_type: str = "application/json", timeout_s: float
+    url: str,
+    *,
+    body: bytes | None = None,
+    media_type: str = "application/json",
+    timeout_s: float,
+    most_bytes: int = MOST_BYTES,
 ) -> HttpAnswer:
     """Send a request: POST with a body, else GET.
 
@@ -70,6 +75,7 @@ def send(
         body: of the request.
         media_type: of the body.
         timeout_s: longest time for all of it, seconds.
+        most_bytes: of the answer that are read.
 
     Raises:
         NoAnswerError: nobody answered in time, or not in HTTP.
@@ -85,7 +91,7 @@ def send(
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             headers = {} if body is None else {"Content-Type": media_type}
             connection.request("GET" if body is None else "POST", path, body, headers)
-            return _read(connection, end_s)
+            return _read(connection, end_s, most_bytes)
         finally:
             connection.close()
     except TimeoutError:
@@ -95,16 +101,16 @@ def send(
         raise NoAnswerError(_reason(error)) from None
 
 
-def _read(connection: http.client.HTTPConnection, end_s: float) -> HttpAnswer:
+def _read(connection: http.client.HTTPConnection, end_s: float, most_bytes: int) -> HttpAnswer:
     response = connection.getresponse()
     body = b""
-    while len(body) < MOST_BYTES:
+    while len(body) < most_bytes:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         if connection.sock is not None:
             connection.sock.settimeout(left_s)
-        part = response.read1(MOST_BYTES - len(body))
+        part = response.read1(most_bytes - len(body))
         if not part:
             break
         body += part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -11,30 +10,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.core.config import nearest
-from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.errors import Plain, UserError
 from stoker.registry.repository import Repository, verify
 from stoker.rollout.ab.assignments import logs_of
-from stoker.rollout.ab.changes import begin_test
 from stoker.rollout.ab.outcomes import Outcome, add_from_command
 from stoker.rollout.control.controller import Event, change
-from stoker.rollout.control.hooks import facts, read_user_results
+from stoker.rollout.control.hooks import read_user_results
 from stoker.rollout.counts.counts import Counts, read_counts, read_failures, stage_counts
-from stoker.rollout.gates.gates import BUILT_IN, GateResult, judge
-from stoker.rollout.gates.prometheus import check_query
+from stoker.rollout.gates.checks import check_names, check_queries
+from stoker.rollout.gates.gates import GateResult, compared_stages, judge
 from stoker.rollout.memory import check_fits
 from stoker.rollout.shadow.counts import ShadowSummary, summary
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.ab_settings import ABTestSettings
-from stoker.rollout.state.changes import first_version, roll_back, start
+from stoker.rollout.state.changes import (
+    advance,
+    begin_test,
+    end_test,
+    first_version,
+    pause,
+    promote_fully,
+    resume,
+    roll_back,
+    start,
+)
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import FOLDER, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.state import BAD, FOLDER, RolloutSettings, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
+from stoker.rollout.statistics.evidence import BadAnswers, bad_answers_needed
 
 if TYPE_CHECKING:
     from stoker.rollout.ab.result import ABResult
 
-_log = logging.getLogger(__name__)
+MOST_WHY = 1_000
+"""Longest reason that is kept, characters."""
 
 Change = Callable[[RolloutState], RolloutState]
 """One change of the state; raises UserError where it is not possible."""
@@ -47,6 +56,22 @@ class Rollout:
     state: RolloutState
     counts: Counts
     gates: list[GateResult]
+
+    def bad_answers_needed(self) -> int | None:
+        """How many more bad answers of the candidate roll it back; None: no baseline answers next to it."""
+        state = self.state
+        if not (state.is_active and 0.0 < state.share < 1.0) or state.is_test:
+            return None
+        settings = state.settings
+        stages = compared_stages(stage_counts(self.counts, state), BAD) or [
+            BadAnswers(share=state.share, candidate=0, baseline=0)
+        ]
+        return bad_answers_needed(
+            stages,
+            gates=settings.gates,
+            alpha=settings.alpha,
+            allowed_ratio=settings.allowed_ratio,
+        )
 
     def shadow_stages(self) -> dict[int, ShadowSummary]:
         """Stage -> the figures of each shadow stage so far."""
@@ -106,7 +131,7 @@ class ModelRollouts:
                 baseline could not call it, or both do not fit in memory.
             DataError: the candidate is damaged.
         """
-        _check_gates(settings)
+        check_names(settings)
         gates = with_code(settings.user_gates, self._gate_folder)
         settings = replace(settings, user_gates=gates)
         verify(self._repository.path(self._model, candidate))
@@ -132,7 +157,7 @@ class ModelRollouts:
             ]
             check_compatible(*folders)
             check_fits(*folders, server_bytes=server_bytes)
-            self._check_queries(begun)
+            check_queries(self._model, begun)
             return begun
 
         return self._change(begin, what="start", why=why)
@@ -181,8 +206,8 @@ class ModelRollouts:
             fix=f"Begin one with `stoker rollout ab {self._model} --arms 1=50,2=50 --key x-user`.",
         )
 
-    def test_result(self) -> ABResult:
-        """The result of the newest A/B test.
+    def test_result(self) -> tuple[RolloutState, ABTestSettings, ABResult]:
+        """The newest state of the newest A/B test, its settings, and its result as it stands.
 
         Raises:
             UserError: there was none.
@@ -197,7 +222,7 @@ class ModelRollouts:
             for version, why in read_failures(self._folder, rollout=state.rollout).items()
             if version in test.shares
         ]
-        return replace(found, warnings=failed + found.warnings)
+        return state, test, replace(found, warnings=failed + found.warnings)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Write the outcome of a key that took part in the A/B test that is under way.
@@ -257,6 +282,43 @@ class ModelRollouts:
 
         return self._change(changed, what=what, why=why)
 
+    def pause(self, *, why: str) -> RolloutState:
+        """Keep the traffic as it is.
+
+        Raises:
+            UserError: nothing is running.
+        """
+        return self.apply(
+            lambda now: pause(now, reason=why or f"by {self.who}"), what="pause", why=why
+        )
+
+    def resume(self, *, why: str) -> RolloutState:
+        """Go on after a pause, or end a stage that waits for a person.
+
+        Raises:
+            UserError: nothing waits.
+        """
+        return self.apply(lambda now: resume(now, now_s=time.time()), what="resume", why=why)
+
+    def promote(self, *, full: bool = False, version: int | None = None, why: str) -> RolloutState:
+        """Go to the next stage now, or end an A/B test.
+
+        Args:
+            full: go to 100 % at once.
+            version: of an A/B test: the arm that takes all traffic; None: there is none.
+            why: for the history.
+
+        Raises:
+            UserError: there is no next stage, or no such arm.
+        """
+
+        def move(now: RolloutState) -> RolloutState:
+            if version is not None:
+                return end_test(now, version, now_s=time.time())
+            return (promote_fully if full else advance)(now, now_s=time.time())
+
+        return self.apply(move, what="promote", why=why)
+
     def roll_back(self, *, to: int | None, why: str) -> RolloutState:
         """Take all traffic off the candidate at once.
 
@@ -287,8 +349,7 @@ class ModelRollouts:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
         counts = read_counts(self._folder, rollout=state.rollout)
-        number = len(BUILT_IN) + len(state.settings.user_gates)
-        gates = [] if state.is_test else judge(stage_counts(counts, state), state, gates=number)
+        gates = [] if state.is_test else judge(stage_counts(counts, state), state)
         gates += read_user_results(self._folder, state)
         return Rollout(state=state, counts=counts, gates=gates)
 
@@ -309,7 +370,7 @@ class ModelRollouts:
             if seen is not None and stored is not None:
                 self._check_unmoved(seen, stored, what=what)
             state = operation(before)
-            event = Event(what=what, who=self.who, why=why, at_s=time.time())
+            event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
@@ -330,19 +391,6 @@ class ModelRollouts:
             fix=f"See `stoker rollout status {self._model}`.",
         )
 
-    def _check_queries(self, begun: RolloutState) -> None:
-        """Let Prometheus judge the queries; where it is silent the gate is inconclusive until it answers."""
-        for gate in begun.settings.user_gates:
-            if gate.prometheus:
-                query = gate.question(**facts(self._model, begun))
-                silent = check_query(
-                    gate.prometheus, query, gate=gate.name, timeout_s=gate.timeout_s
-                )
-                if silent:
-                    _log.warning(
-                        "gate %s is inconclusive until Prometheus answers (%s)", gate.name, silent
-                    )
-
     def _newest_other(self, candidate: int) -> int:
         others = [each for each in self._repository.versions(self._model) if each != candidate]
         if not others:
@@ -361,17 +409,9 @@ class ModelRollouts:
         )
 
 
-def _check_gates(settings: RolloutSettings) -> None:
-    own = [gate.name for gate in settings.user_gates]
-    if taken := sorted(set(own) & set(BUILT_IN)):
-        raise ConfigError(
-            "A gate must not have the name of a built-in one", got=taken[0], fix="Rename it."
-        )
-    known = [*BUILT_IN, *own]
-    if unknown := sorted(set(settings.dry_run) - set(known)):
-        raise ConfigError(
-            f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], known)
-        )
+def _one_line(text: str) -> str:
+    """Text that neither breaks a line of the history nor controls a terminal."""
+    return "".join(each if each.isprintable() else " " for each in text)[:MOST_WHY]
 
 
 def operator() -> str:

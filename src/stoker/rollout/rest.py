@@ -2,6 +2,7 @@
 
 GET  /v1/rollouts                     every model with a rollout
 GET  /v1/rollouts/MODEL               its state, counts and history
+GET  /v1/rollouts/MODEL/result        of the newest A/B test
 GET  /v1/rollouts/MODEL/verdict       pass, fail or inconclusive; POST answers a status that says it
 POST /v1/rollouts/MODEL/start         {"version": 7, "settings": {...}, "baseline": 5, "why": "..."}
 POST /v1/rollouts/MODEL/ACTION        pause, resume, promote ({"full": true}), rollback ({"to": 5}); each with "why"
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,6 @@ from stoker.core.config import build
 from stoker.core.errors import Plain, UserError
 from stoker.rollout.metrics import RolloutMetrics
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state import changes
 from stoker.rollout.state.state import FOLDER, RolloutSettings
 from stoker.rollout.verdict import evidence, summary
 from stoker.serve.errors import Code, ServeError
@@ -37,28 +36,27 @@ OTHER_VERDICT = 412
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Start:
+class _Change:
+    """The body of a request that changes something."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Start(_Change):
     version: int | None = None
     baseline: int | None = None
     settings: RolloutSettings = field(default_factory=RolloutSettings)
-    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
-    why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Promote:
+class _Promote(_Change):
     full: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Rollback:
+class _Rollback(_Change):
     to: int | None = None
-    why: str = ""
 
 
 Body = TypeVar("Body")
@@ -88,36 +86,30 @@ def _show(model: str, rollouts: ModelRollouts, _: ExtraRequest) -> Any:
     return {"model": model, **summary(found), "state": found.state.to_json(), "history": history}
 
 
+def _result(_: str, rollouts: ModelRollouts, __: ExtraRequest) -> Any:
+    state, test, found = rollouts.test_result()
+    return found.to_json(state, test)
+
+
 def _start(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
     body = _body(_Start, request)
     if body.version is None:
         raise UserError("The body must name a version", fix='E.g. {"version": 7}.')
-    return rollouts.start(
-        body.version, body.settings, why=body.why, baseline=body.baseline
-    ).to_json()
+    begun = rollouts.start(body.version, body.settings, why=body.why, baseline=body.baseline)
+    return begun.to_json()
 
 
 def _pause(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
-    why = _body(_Change, request).why
-    reason = why or f"by {rollouts.who}"
-    return rollouts.apply(
-        lambda now: changes.pause(now, reason=reason), what="pause", why=why
-    ).to_json()
+    return rollouts.pause(why=_body(_Change, request).why).to_json()
 
 
 def _resume(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
-    why = _body(_Change, request).why
-    return rollouts.apply(
-        lambda now: changes.resume(now, now_s=time.time()), what="resume", why=why
-    ).to_json()
+    return rollouts.resume(why=_body(_Change, request).why).to_json()
 
 
 def _promote(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
     body = _body(_Promote, request)
-    move = changes.promote_fully if body.full else changes.advance
-    return rollouts.apply(
-        lambda now: move(now, now_s=time.time()), what="promote", why=body.why
-    ).to_json()
+    return rollouts.promote(full=body.full, why=body.why).to_json()
 
 
 def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
@@ -127,6 +119,7 @@ def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
 
 ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
     ("GET", ""): (Role.ADMIN, _show),
+    ("GET", "result"): (Role.ADMIN, _result),
     # Other controllers need no more than this: their key cannot change anything.
     ("GET", "verdict"): (Role.PREDICT, _verdict),
     ("POST", "verdict"): (Role.PREDICT, _verdict),

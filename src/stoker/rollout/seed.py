@@ -6,18 +6,14 @@ has no rollout state yet gets one, so that a later version takes no traffic befo
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from pathlib import Path
 
 from stoker.core.errors import EXIT_DONE, UserError
 from stoker.registry.repository import Pushed, Repository
-from stoker.rollout.control.controller import Event, change
-from stoker.rollout.operations import operator
-from stoker.rollout.state.changes import first_version
-from stoker.rollout.state.files import Conflict, StateFiles
-from stoker.rollout.state.state import FOLDER, RolloutSettings
+from stoker.rollout.operations import ModelRollouts
+
+_WHY = "first version of an image"
 
 
 def seed(source: Path, target: Path) -> list[Pushed]:
@@ -29,28 +25,16 @@ def seed(source: Path, target: Path) -> list[Pushed]:
     images, shared = Repository(source), Repository(target)
     done = []
     for model in images.models():
-        serving = shared.newest(model)
-        if serving is not None:
-            _begin(shared, model, serving)
+        is_new = shared.newest(model) is None
+        if not is_new:
+            ModelRollouts(target, model).hold(why=_WHY)
         done += [
             shared.add(images.path(model, version), model, version=version)
             for version in images.versions(model)
         ]
-        if serving is None:
-            _begin(shared, model, images.versions(model)[-1])
+        if is_new:
+            ModelRollouts(target, model).hold(why=_WHY)
     return done
-
-
-def _begin(shared: Repository, model: str, serving: int) -> None:
-    """Let a state decide for a model from now on, with the version that serves; an existing state stays."""
-    files = StateFiles(shared.base(model) / FOLDER)
-    if files.latest() is not None:
-        return
-    now_s = time.time()
-    state = first_version(serving, settings=RolloutSettings(), now_s=now_s, who=operator())
-    event = Event(what="seed", who=operator(), why="first version of an image", at_s=now_s)
-    with contextlib.suppress(Conflict):  # another server of the deployment was first
-        change(files, None, state, event)
 
 
 def main(arguments: list[str]) -> int:

@@ -15,7 +15,7 @@ def verdict_of(found: Rollout, *, version: int | None = None) -> tuple[Verdict, 
 
     Args:
         found: the rollout as it stands.
-        version: the version that is asked about; None: the candidate.
+        version: the version to judge; None: the candidate.
 
     Returns:
         The verdict, and why.
@@ -65,7 +65,7 @@ def evidence(model: str, found: Rollout, *, version: int | None = None) -> dict[
     Args:
         model: the model.
         found: the rollout as it stands.
-        version: the version that is asked about; None: the candidate.
+        version: the version to judge; None: the candidate.
     """
     state = found.state
     verdict, reason = verdict_of(found, version=version)
@@ -89,13 +89,9 @@ def summary(found: Rollout) -> dict[str, Any]:
         "share": state.share,
         "requests": candidate_requests(found),
         "min_requests": state.settings.min_requests,
+        "bad_answers_needed": found.bad_answers_needed(),
         "gates": [
-            {
-                "gate": each.gate,
-                "verdict": each.verdict,
-                "detail": each.detail,
-                "dry_run": each.gate in state.settings.dry_run,
-            }
+            {**each.to_json(), "dry_run": each.gate in state.settings.dry_run}
             for each in found.gates
         ],
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.registry.repository import checked_name, version_folders
+from stoker.registry.repository import check_is_folder, checked_name, version_folders
 from stoker.serve.batching.config import BatchingConfig, WarmSizes
 from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.security.auth import is_loopback
@@ -253,6 +253,7 @@ def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig
     Raises:
         UserError: there is no such folder, or it is a SavedModel without a version's number.
     """
+    check_is_folder(folder)
     if not folder.is_dir():
         raise UserError(
             "the folder to serve must exist",

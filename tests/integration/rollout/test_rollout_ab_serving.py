@@ -38,11 +38,12 @@ class Serving:
     process: subprocess.Popen[str]
     port: int
 
-    def post(self, path: str, content: object, **headers: str) -> tuple[int, Any]:
-        """Status and body of an answer."""
+    def send(self, path: str, content: object = None, **headers: str) -> tuple[int, Any]:
+        """Status and body of an answer; without content the request is a GET."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        body = None if content is None else json.dumps(content)
         try:
-            connection.request("POST", path, json.dumps(content), headers)
+            connection.request("GET" if body is None else "POST", path, body, headers)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         finally:
@@ -52,14 +53,14 @@ class Serving:
         """The version that answers a user: each adds its number."""
         if user:
             headers["x-user"] = user
-        status, body = self.post("/v1/models/m:predict", {"instances": [[10.0]]}, **headers)
+        status, body = self.send("/v1/models/m:predict", {"instances": [[10.0]]}, **headers)
         assert status == 200, body
         return int(body["predictions"][0][0] - 10.0)
 
     def report(self, outcomes: dict[str, float], **headers: str) -> tuple[int, Any]:
         """Send outcomes of users."""
-        told = [{"key": user, "value": value} for user, value in outcomes.items()]
-        return self.post("/v1/rollouts/m/outcomes", {"outcomes": told}, **headers)
+        given = [{"key": user, "value": value} for user, value in outcomes.items()]
+        return self.send("/v1/rollouts/m/outcomes", {"outcomes": given}, **headers)
 
 
 def exported(path: Path, *, addend: float) -> Path:
@@ -113,6 +114,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ab", "m", "--arms", "1=50,2=40", "--key", "u"], "must sum to 100. Received: 1=50,2=40"),
         (["ab", "m", "--arms", "1=100", "--key", "u"], "at least two arms"),
         (["ab", "m", "--arms", "1=50,1=50", "--key", "u"], "must be another version"),
+        (["ab", "m", "--arms", "1=99.9999,2=0.0001", "--key", "u"], "at least 0.01 %"),
+        (["ab", "m", "--arms", "1=nan,2=50", "--key", "u"], "at least 0.01 %"),
         (["ab", "m", "--arms", "1=50,two=50", "--key", "u"], "'two=50' is not an arm"),
         (["ab", "m", "--arms", "1=50,9=50", "--key", "u"], "must have a version 9"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u", "--baseline", "3"], "one of its arms"),
@@ -144,6 +147,7 @@ def test_an_ab_test_from_the_first_user_to_the_chosen_version(
         first, second = ready(one), ready(two)
         arms = users_get_and_keep_a_version(first, second)
         outcomes_are_recorded_or_refused(models, first, second, arms)
+        the_result_is_the_same_over_rest(models, first, second, capsys)
         the_result_holds_after_a_kill(models, first, arms, capsys)
         the_chosen_version_takes_all_traffic(models, second, capsys)
 
@@ -175,9 +179,9 @@ def outcomes_are_recorded_or_refused(
     assert second.report({"user-0": 2.0}, **ADMIN)[0] == 400
     assert second.report(late, Authorization="Bearer only-for-predictions")[0] == 403
     assert second.report(late)[0] == 401
-    assert first.post("/v1/rollouts/m/outcomes", {"outcomes": [{"key": "user-0"}]})[0] == 400
-    assert first.post("/v1/rollouts/other/outcomes", {"outcomes": []})[0] == 400
-    assert first.post("/v1/rollouts/x/outcomes", {"outcomes": [{"key": "a", "value": 1}]})[0] == 404
+    assert first.send("/v1/rollouts/m/outcomes", {"outcomes": [{"key": "user-0"}]})[0] == 400
+    assert first.send("/v1/rollouts/other/outcomes", {"outcomes": []})[0] == 400
+    assert first.send("/v1/rollouts/x/outcomes", {"outcomes": [{"key": "a", "value": 1}]})[0] == 404
     command = ["outcome", "m", "--value", "1", "--key"]
     assert rollout(models, *command, "nobody") == EXIT_USER
     assert {path.name: path.read_bytes() for path in logs.glob("outcomes-*")} == before
@@ -192,6 +196,22 @@ def outcomes_are_recorded_or_refused(
     assert first.report(several) == (200, {"recorded": 399})
     # A key counts once, whatever else it does.
     assert first.report(dict.fromkeys(several, 1.0))[0] == 200
+
+
+def the_result_is_the_same_over_rest(
+    models: Path, first: Serving, second: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/v1/rollouts/m/result"
+    capsys.readouterr()
+    assert rollout(models, "result", "m", "--json") == EXIT_DONE
+    result = json.loads(capsys.readouterr().out)
+
+    assert len(result["arms"]) == 2
+    assert first.send(path) == second.send(path, **ADMIN) == (200, result)
+    assert second.send(path, Authorization="Bearer only-for-predictions")[0] == 403
+    assert second.send(path)[0] == 401
+    # What is refused is one line, also for a model without a server.
+    assert first.send(path, {})[0] == first.send("/v1/rollouts/x/result")[0] == 404
 
 
 def the_result_holds_after_a_kill(

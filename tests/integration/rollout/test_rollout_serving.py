@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -62,17 +65,28 @@ class Serving:
     answers: list[tuple[int, float | None]] = field(default_factory=list)
     """Status and y - x of each answer."""
 
-    def ask(self, x: float, *, path: str = "/v1/models/m:predict", **headers: str) -> float | None:
+    def ask(self, x: float, *, path: str = "/v1/models/m:predict") -> float | None:
+        status, body = self.send(path, {"instances": [[x]]})
+        answer = body["predictions"][0][0] - x if status == 200 else None
+        self.answers.append((status, answer))
+        return answer
+
+    def send(self, path: str, content: object = None) -> tuple[int, Any]:
+        """Status and body of an answer on a connection of its own; without content the request is a GET."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        body = None if content is None else json.dumps(content)
         try:
-            connection.request("POST", path, json.dumps({"instances": [[x]]}), headers)
+            connection.request("GET" if body is None else "POST", path, body)
             response = connection.getresponse()
-            body = json.loads(response.read())
+            return response.status, json.loads(response.read())
         finally:
             connection.close()
-        answer = body["predictions"][0][0] - x if response.status == 200 else None
-        self.answers.append((response.status, answer))
-        return answer
+
+    @property
+    def workers(self) -> set[int]:
+        """Process numbers of the workers."""
+        parent = self.process.pid
+        return {int(n) for n in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
 
     def kill(self) -> None:
         """End the process as a crash of the machine would."""
@@ -147,11 +161,11 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
     shared = Counter(answer for _, answer in server.answers)
     assert shared[1.0] > 1_000
 
-    # The gate and the webhook were asked by the process that judges, and the changes reported.
+    # The gate and the webhook were called by the process that judges, and the changes reported.
     assert done.settings.strict
     assert server.hook is not None
-    asked = [(each["event"], each["stage"]) for each in server.hook.contents() if "event" in each]
-    assert list(dict.fromkeys(asked)) == [("stage", "50 %"), ("end", "100 %")]
+    calls = [(each["event"], each["stage"]) for each in server.hook.contents() if "event" in each]
+    assert list(dict.fromkeys(calls)) == [("stage", "50 %"), ("end", "100 %")]
     texts = [json.loads(body)["text"] for path, body in server.hook.got if path == "/slack"]
     assert "version 2: start by" in texts[0]
     verdicts = {
@@ -175,7 +189,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
 
     # kill -9, and another server: the version stays out.
     server.kill()
-    again = serve(server.models, tmp_path / "again.json")
+    again = serve(server.models, tmp_path / "again.json", "--workers", "2")
     serving.append(again)
     assert [again.ask(5.0) for _ in range(20)] == [2.0] * 20
     what = [event.what for event, _ in ModelRollouts(again.models, "m").history()]
@@ -191,6 +205,17 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
         (["start", "other", "1"], "must hold the model 'other'"),
         (["pause", "m"], "Only a running rollout can be paused"),
         (["start", "m", "3", "--step-time", "5"], "number with its unit"),
+        (["start", "m", "-1"], "-1"),
+        (["start", "../m", "1"], "model"),
+        (["start", "m", "3", "--canary", "10,nan,100"], "'nan' is not a stage"),
+        (["start", "m", "3", "--dry-run", "slow_p9"], "'slow_p9' is not a gate"),
+        (["start", "m", "3", "--key", "x user"], "must be the name of a header, or cookie:NAME"),
+        (["start", "m", "3", "--key", "cookie:"], "must be the name of a header, or cookie:NAME"),
+        (["start", "m", "3", "--server", "http://"], "must be a URL"),
+        (["start", "m", "3", "--server-memory", "nan"], "must be a number of GiB"),
+        (["start", "m", "3", "--shadow-tolerance", "nan"], "must be a number of at least 0"),
+        (["promote", "m", "--version", "3"], "Only an A/B test ends with a version"),
+        (["rollback", "m", "--to", "9"], "must have a version 9"),
     ],
 )
 def test_a_command_that_cannot_be_followed_changes_nothing(
@@ -216,3 +241,44 @@ def test_status_and_history_as_text_and_as_json(
     assert json.loads(capsys.readouterr().out)["gates"][0]["verdict"] == "fail"
     assert rollout(models, "history", "m", "--json") == EXIT_DONE
     assert json.loads(capsys.readouterr().out)[-1]["what"] == "roll back"
+
+
+def test_admins_change_a_rollout_over_rest_whichever_of_two_workers_answers(
+    serving: list[Serving],
+) -> None:
+    server = serving[-1]
+    wait_for(lambda: len(server.workers) == 2)
+    settings = {"stages": "50,100", "step_time_s": 600.0, "warm_up_s": 0.0}
+    begin = {"version": 3, "settings": settings, "why": "another look"}
+    status, begun = server.send("/v1/rollouts/m/start", begin)
+    assert (status, begun["candidate"], begun["rejected"]) == (200, 3, []), begun
+    assert server.send("/v1/rollouts/m/start", begin)[0] == 400
+    assert server.send("/v1/rollouts/m/promote", {})[1]["phase"] == "running"
+
+    def shown() -> set[str]:
+        """What new connections see; the kernel gives each of them to one of the workers."""
+        answers = [server.send("/v1/rollouts/m") for _ in range(16)]
+        return {f"{status} {body['phase']} {body['share']}" for status, body in answers}
+
+    assert shown() == {"200 running 0.5"}
+    wait_for(lambda: {server.ask(1.0) for _ in range(20)} == {2.0, 3.0})
+    killed = min(server.workers)
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: len(server.workers - {killed}) == 2)
+    assert shown() == {"200 running 0.5"}
+
+    assert server.send("/v1/rollouts/m/rollback", {"why": "page 17"})[1]["phase"] == "rolled back"
+    assert shown() == {"200 rolled back 0.0"}
+    time.sleep(2.0)  # the longest time until both workers know
+    assert [server.ask(1.0) for _ in range(40)] == [2.0] * 40
+    history = server.send("/v1/rollouts/m")[1]["history"]
+    operators = [each for each in history if "over REST" in each["who"]]
+    assert [each["what"] for each in operators] == ["start", "promote", "rollback"]
+    assert operators[-1]["why"] == "page 17"
+
+
+def wait_for(claim: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not claim():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)

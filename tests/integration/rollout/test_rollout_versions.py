@@ -154,11 +154,11 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 @pytest.fixture
 def threaded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests that a thread answers, of models that are known to be quick on any machine."""
-    asked: list[Any] = []
+    received: list[Any] = []
     plain = serving.server.plane.predict
 
     def counted(request: Any) -> Any:
-        asked.append(request)
+        received.append(request)
         return plain(request)
 
     monkeypatch.setattr(serving.server.plane, "predict", counted)
@@ -167,7 +167,7 @@ def threaded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.setattr(queue, "_usual_s", QUICK_S / 10)
         monkeypatch.setattr(queue, "_took", lambda _s: None)
         monkeypatch.setattr(queue, "quick_runs", PROVEN_RUNS)
-    return asked
+    return received
 
 
 def predict(model: str, x: float = 1.0) -> Any:

@@ -48,14 +48,21 @@ class Cluster:
         assert latest is not None
         return state_of(latest.content["state"])
 
-    def answer(self, requests: int, *, bad: int = 0) -> None:
-        """A second's traffic, in the shares of the state; the candidate's answers may be bad."""
+    def answer(self, requests: int, *, bad: int = 0, is_outage: bool = False) -> None:
+        """A second's traffic, in the shares of the state.
+
+        Args:
+            requests: of both versions.
+            bad: answers of the candidate.
+            is_outage: half of the answers of both versions are bad.
+        """
         state = self.state()
         stage = MEASURED if state.phase is Phase.MEASURING else state.stage
         mine = round(requests * state.share)
         for version, number, wrong in ((1, requests - mine, 0), (2, mine, min(bad, mine))):
+            down = number // 2 if is_outage else wrong
             added = VersionCounts(
-                requests=number, bad=wrong, latency=count(np.full(number, self.took_s))
+                requests=number, bad=down, latency=count(np.full(number, self.took_s))
             )
             self.counts.setdefault(stage, {}).setdefault(version, VersionCounts()).add(added)
         write_counts(
@@ -63,11 +70,18 @@ class Cluster:
         )
 
 
-def run(cluster: Cluster, controller: Controller, seconds: int, *, bad: int = 0) -> list[Phase]:
+def run(
+    cluster: Cluster,
+    controller: Controller,
+    seconds: int,
+    *,
+    bad: int = 0,
+    is_outage: bool = False,
+) -> list[Phase]:
     phases = []
     for _ in range(seconds):
         cluster.now_s += 1.0
-        cluster.answer(200, bad=bad)
+        cluster.answer(200, bad=bad, is_outage=is_outage)
         controller.step()
         phases.append(cluster.state().phase)
     return phases

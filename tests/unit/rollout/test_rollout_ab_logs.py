@@ -15,11 +15,11 @@ import pytest
 from stoker.core.errors import ConfigError, UserError
 from stoker.rollout.ab.append_log import LogReader, LogWriter, objects_of
 from stoker.rollout.ab.assignments import AssignmentLog, key_text, logs_of
-from stoker.rollout.ab.changes import begin_test
 from stoker.rollout.ab.logs import ABTestLogs
 from stoker.rollout.ab.outcomes import Outcome, OutcomeLog, UnknownKey, add_from_command
 from stoker.rollout.ab.result import ArmResult, result_of
 from stoker.rollout.state.ab_settings import ABTestSettings, Metric
+from stoker.rollout.state.changes import begin_test
 from stoker.rollout.state.state import RolloutSettings
 from stoker.rollout.statistics.confidence_sequence import ArmTotals, difference
 from stoker.serve.errors import Code, ServeError

@@ -11,9 +11,16 @@ from dataclasses import replace
 import pytest
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.rollout.ab.changes import begin_test, end_test
 from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
-from stoker.rollout.state.changes import advance, pause, promote_fully, roll_back, start
+from stoker.rollout.state.changes import (
+    advance,
+    begin_test,
+    end_test,
+    pause,
+    promote_fully,
+    roll_back,
+    start,
+)
 from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
 
 ARMS = ((5, 0.5), (6, 0.3), (7, 0.2))
@@ -115,7 +122,7 @@ def test_what_a_test_does_not_allow_is_refused() -> None:
         "must end with one of its arms": lambda: end_test(begun(), 8, now_s=0.0),
         "Only an A/B test ends": lambda: end_test(canary, 6, now_s=0.0),
         "Only one rollout or A/B test": lambda: begun(canary),
-        "Only one rollout of a model": lambda: start(
+        "started by me, A/B test": lambda: start(
             begun(), 8, serving=5, settings=RolloutSettings(), now_s=0.0
         ),
         "must have a key": lambda: begin_test(None, TEST, settings=RolloutSettings(), now_s=0.0),

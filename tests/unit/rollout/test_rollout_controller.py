@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 
-from stoker.rollout.control.controller import MEASURED_REQUESTS, TAKEOVER_S, Event, change
+from stoker.rollout.control.controller import (
+    MEASURED_REQUESTS,
+    TAKEOVER_S,
+    Controller,
+    Event,
+    change,
+)
 from stoker.rollout.counts.counts import MEASURED, read_counts
 from stoker.rollout.gates.gates import Action
 from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase
+from stoker.rollout.state.state import Phase, RolloutSettings
 
 
 @pytest.fixture
@@ -58,6 +65,50 @@ def test_a_candidate_with_bad_answers_is_rolled_back_within_seconds(cluster: Clu
     assert (state.share, state.rejected, state.stable) == (0.0, (2,), 1)
     assert "bad_answers: candidate" in state.reason
     assert run(cluster, controller, 3) == [Phase.ROLLED_BACK] * 3
+
+
+def at_full_traffic(cluster: Cluster, settings: RolloutSettings) -> Controller:
+    """A rollout that has just got to 100 %, and its controller."""
+    cluster.start(settings)
+    controller = cluster.controller()
+    while cluster.state().share < 1.0:
+        run(cluster, controller, 1)
+    return controller
+
+
+@pytest.mark.parametrize("bake_s", [0.0, 60.0])
+def test_an_outage_at_full_traffic_is_compared_with_the_baseline_and_rolls_nothing_back(
+    cluster: Cluster, bake_s: float
+) -> None:
+    controller = at_full_traffic(cluster, replace(SETTINGS, bake_s=bake_s))
+    run(cluster, controller, 30 if bake_s else 5)
+    assert cluster.state().phase is (Phase.BAKING if bake_s else Phase.RUNNING)
+
+    run(cluster, controller, 2, is_outage=True)
+    state = cluster.state()
+    assert (state.phase, state.share) == (Phase.RUNNING, 0.5)
+    assert "of the baseline before" in state.reason
+    run(cluster, controller, 10, is_outage=True)
+    assert cluster.state().share == 0.5
+
+    assert run(cluster, controller, 25 + 25 + 70)[-1] is Phase.COMPLETED
+    events = [stored.content["event"]["what"] for stored in StateFiles(cluster.folder).history()]
+    assert events.count("compare again") == 1
+
+
+def test_a_version_that_fails_only_at_full_traffic_is_compared_and_rolled_back(
+    cluster: Cluster,
+) -> None:
+    controller = at_full_traffic(cluster, SETTINGS)
+
+    phases = run(cluster, controller, 15, bad=20)
+
+    assert phases[-1] is Phase.ROLLED_BACK
+    assert cluster.state().reason.startswith("bad_answers: candidate")
+    assert [s.content["event"]["what"] for s in StateFiles(cluster.folder).history()][-2:] == [
+        "compare again",
+        "roll back",
+    ]
 
 
 def test_counts_and_stage_outlive_the_controller_and_another_takes_its_place(

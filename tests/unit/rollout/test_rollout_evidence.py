@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stoker.rollout.statistics.evidence import (
     ALLOWED_RATIO,
     BadAnswers,
+    bad_answers_needed,
     log_evidence,
     log_threshold,
-    smallest_visible_ratio,
 )
 
 SHARES = st.floats(0.01, 0.99)
@@ -84,12 +84,17 @@ def test_of_4000_candidates_that_are_not_worse_at_most_5_percent_raise_an_alarm(
     assert alarms <= runs * alpha + 3 * math.sqrt(runs * alpha * (1 - alpha))
 
 
-def test_the_smallest_fault_that_would_be_seen_shrinks_with_the_traffic() -> None:
-    ratios = [
-        smallest_visible_ratio([bad(0.1, 0, count)], gates=4) for count in (0, 20, 200, 20_000)
-    ]
+@pytest.mark.parametrize("stages", [[bad(0.1, 0, 0)], [bad(0.1, 3, 20), bad(0.5, 1, 2)]])
+def test_so_many_more_bad_answers_and_not_one_less_roll_back(stages: list[BadAnswers]) -> None:
+    more = bad_answers_needed(stages, gates=4)
+    *before, now = stages
 
-    assert ratios[0] is None
-    assert all(ratio is not None for ratio in ratios[1:])
-    small, medium, large = (ratio for ratio in ratios[1:] if ratio is not None)
-    assert small > 3 > medium > 1.5 > large > ALLOWED_RATIO
+    def evidence(added: int) -> float:
+        return log_evidence([*before, bad(now.share, now.candidate + added, now.baseline)])
+
+    assert evidence(more) >= log_threshold(gates=4) > evidence(more - 1)
+    # The more the baseline fails, the more it takes.
+    assert bad_answers_needed([bad(0.1, 0, 2_000)], gates=4) > 10 * bad_answers_needed(
+        [bad(0.1, 0, 0)], gates=4
+    )
+    assert bad_answers_needed([bad(0.5, 1_000, 0)], gates=4) == 0

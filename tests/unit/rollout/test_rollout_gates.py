@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from stoker.rollout.gates.gates import (
-    BAD,
-    BUILT_IN,
-    SHIFT,
-    SLOW_P99,
     Action,
     GateResult,
     StageCounts,
@@ -21,7 +17,15 @@ from stoker.rollout.gates.gates import (
     judge,
 )
 from stoker.rollout.state.changes import advance, pause, start
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.state import (
+    BAD,
+    BUILT_IN,
+    SHIFT,
+    SLOW_P99,
+    Phase,
+    RolloutSettings,
+    RolloutState,
+)
 from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=60, warm_up_s=10, min_requests=100)
@@ -42,17 +46,21 @@ def counts(requests: int, *, bad: int = 0, slow: int = 0, top: float = 0.0) -> V
     )
 
 
-def verdicts(*stages: tuple[float, VersionCounts, VersionCounts]) -> dict[str, Verdict]:
+Traffic = tuple[float, VersionCounts, VersionCounts]
+"""The candidate's share of a stage, and the counts of baseline and candidate."""
+
+
+def verdicts(*stages: Traffic, state: RolloutState = BEGUN) -> dict[str, Verdict]:
     found = judge(
         [StageCounts(share=share, baseline=b, candidate=c) for share, b, c in stages],
-        BEGUN,
-        gates=4,
+        state,
     )
     return {result.gate: result.verdict for result in found}
 
 
-def failing(*stages: tuple[float, VersionCounts, VersionCounts]) -> set[str]:
-    return {gate for gate, verdict in verdicts(*stages).items() if verdict is Verdict.FAIL}
+def failing(*stages: Traffic, state: RolloutState = BEGUN) -> set[str]:
+    found = verdicts(*stages, state=state)
+    return {gate for gate, verdict in found.items() if verdict is Verdict.FAIL}
 
 
 def test_each_built_in_gate_fails_on_its_own_fault_only() -> None:
@@ -75,15 +83,31 @@ def test_evidence_of_several_stages_adds_up_and_stages_without_both_versions_add
     assert failing((0.0, counts(10_000, bad=5), counts(0))) == set()
 
 
-def test_at_full_traffic_the_candidate_is_compared_with_the_baseline_of_before() -> None:
+def test_at_full_traffic_more_bad_answers_than_before_need_the_baseline_and_convict_nobody() -> (
+    None
+):
     before = (0.0, counts(10_000, bad=10), counts(0))
+    worse = (1.0, counts(0), counts(200, bad=20))
 
-    assert failing(before, (1.0, counts(0), counts(2_000, bad=2))) == set()
-    assert failing(before, (1.0, counts(0), counts(200, bad=20))) == {BAD}
-    # Latency follows the machine's load, and nothing stands next to it.
-    assert failing(before, (1.0, counts(0), counts(2_000, slow=1_000))) == set()
-    # So few requests of the baseline that it may have been as bad.
-    assert failing((0.0, counts(5), counts(0)), (1.0, counts(0), counts(200, bad=20))) == set()
+    def verdict(*stages: Traffic, state: RolloutState) -> Verdict:
+        return verdicts(*stages, state=state)[BAD]
+
+    for state in (replace(BEGUN, stage=2), replace(BEGUN, stage=2, phase=Phase.BAKING)):
+        good = (1.0, counts(0), counts(2_000, bad=2))
+        assert verdict(before, good, state=state) is Verdict.PASS
+        assert verdict(before, worse, state=state) is Verdict.INCONCLUSIVE
+        # These have led to a comparison already.
+        known = replace(state, explained=(20, 200))
+        assert verdict(before, worse, state=known) is Verdict.PASS
+        # Latency follows the machine's load, and nothing stands next to it.
+        slow = (1.0, counts(0), counts(2_000, slow=1_000))
+        assert failing(before, slow, state=state) == set()
+        # So few requests of the baseline that it may have been as bad.
+        few = (0.0, counts(5), counts(0))
+        assert verdict(few, worse, state=state) is Verdict.PASS
+    # A rollout without a stage of both versions has nothing else to go by.
+    at_once = replace(BEGUN, settings=replace(SETTINGS, stages="100"))
+    assert verdict(before, worse, state=at_once) is Verdict.FAIL
 
 
 def test_counts_of_servers_add_up() -> None:

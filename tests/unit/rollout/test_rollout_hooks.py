@@ -199,7 +199,7 @@ def test_a_webhook_holds_the_rollout_until_it_answers_with_success(cluster: Clus
         ("end", "100 %"),
     ]
     assert len({each["id"] for each in called}) == 4
-    assert called[0]["id"] == called[1]["id"]  # asked again after 503: the same call
+    assert called[0]["id"] == called[1]["id"]  # called again after 503, with the same id
     assert {(each["model"], each["baseline"], each["candidate"]) for each in called} == {
         ("m", 1, 2)
     }
@@ -273,7 +273,7 @@ def test_another_controller_tells_what_the_first_one_could_not(cluster: Cluster)
 
 
 def _told(cluster: Cluster) -> int:
-    path = cluster.folder / "told.json"
+    path = cluster.folder / "announced.json"
     return int(json.loads(path.read_bytes())["number"]) if path.is_file() else 0
 
 

@@ -174,10 +174,10 @@ def test_the_result_of_an_ab_test_names_a_version_that_a_server_cannot_load(root
     rollouts = ModelRollouts(root, "taxi")
     test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=2, salt="00" * 16)
     rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
-    assert rollouts.test_result().warnings == []
+    assert rollouts.test_result()[2].warnings == []
     write_counts(root / "taxi" / FOLDER, {}, {1: "out of memory"}, rollout=1, server="one")
 
-    assert rollouts.test_result().warnings == [
+    assert rollouts.test_result()[2].warnings == [
         "Version 1 cannot be loaded by a server: out of memory"
     ]
     assert rollouts.status().gates == []
@@ -229,3 +229,26 @@ def huge(folder: Path) -> Path:
     path.write_bytes(b"")
     os.truncate(path, 1 << 43)
     return folder
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/models", "s3://bucket", "hdfs://node/models"])
+def test_a_repository_in_object_storage_is_refused_and_no_folder_is_made(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match=rf"not object storage. Received: {address}"):
+        ModelRollouts(Path(address), "taxi")
+    # A path of stoker.yaml is below the folder of the experiment.
+    with pytest.raises(UserError, match="not object storage"):
+        Repository(tmp_path / address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reason_is_one_line_that_controls_no_terminal(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    rollouts.start(2, RolloutSettings(), why="new\nline \x1b[2J" + "x" * 5_000)
+
+    (event, _), *_ = rollouts.history()
+    assert event.why.startswith("new line  [2Jxxx")
+    assert len(event.why) == 1_000

@@ -17,12 +17,18 @@ from hypothesis import strategies as st
 
 from stoker.rollout.ab.append_log import LogReader, objects_of
 from stoker.rollout.ab.assignments import key_text, logs_of
-from stoker.rollout.ab.changes import begin_test, end_test
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
 from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
 from stoker.rollout.state.ab_settings import ABTestSettings
-from stoker.rollout.state.changes import advance, promote_fully, roll_back, start
+from stoker.rollout.state.changes import (
+    advance,
+    begin_test,
+    end_test,
+    promote_fully,
+    roll_back,
+    start,
+)
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState
 from stoker.rollout.statistics.histogram import count_above

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.core.fingerprint import fingerprint
 from stoker.rollout.counts.counts import read_counts, requests_of, stage_counts, write_counts
-from stoker.rollout.gates.gates import BUILT_IN, Verdict, VersionCounts, judge
+from stoker.rollout.gates.gates import Verdict, VersionCounts, judge
 from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.shadow.counts import ShadowTally, summary
 from stoker.rollout.state.changes import advance, start
@@ -42,7 +42,7 @@ def good(predicted: int = 1, *, took_s: float = 1.0, is_different: bool = False)
 
 
 def verdicts(counts: dict[int, VersionCounts], state: RolloutState) -> dict[str, Verdict]:
-    results = judge(stage_counts({0: counts}, state), state, gates=len(BUILT_IN))
+    results = judge(stage_counts({0: counts}, state), state)
     return {each.gate: each.verdict for each in results}
 
 

@@ -255,21 +255,21 @@ def said(what):
 
 def race(what):
     begin, go = os.pipe()
-    lines, told = os.pipe()
+    reader, writer = os.pipe()
     children = []
     for _ in range(50):
         if not (pid := os.fork()):
             os.close(go)
             os.read(begin, 1)
-            os.write(told, (said(what) + chr(10)).encode())
+            os.write(writer, (said(what) + chr(10)).encode())
             os._exit(0)
         children.append(pid)
     os.close(go)
     for pid in children:
         os.waitpid(pid, 0)
-    os.close(told)
+    os.close(writer)
     numbers = sorted(path.name for path in (root / "taxi" / ".rollout").glob("[!.]*.json"))
-    with os.fdopen(lines) as found:
+    with os.fdopen(reader) as found:
         return found.read().splitlines(), len(numbers)
 
 
@@ -285,7 +285,7 @@ def test_of_fifty_operators_at_once_each_sees_what_the_others_did(
     races: dict[str, tuple[list[str], int]] = json.loads(done.stdout)
     made = {what: lines.count("done") for what, (lines, _) in races.items()}
     refusals = {
-        "start": "Only one rollout of a model can be under way",
+        "start": "Only one rollout or A/B test of a model can be under way",
         "promote": "promote must be decided again, because another change came first",
         "rollback": "A rollout can be rolled back once",
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,9 +94,8 @@ def rollouts(tmp_path: Path) -> ModelRollouts:
     return ModelRollouts(repository.root, "taxi", gate_folder=tmp_path)
 
 
-def begun(rollouts: ModelRollouts, *gates: UserGate, **settings: object) -> RolloutState:
-    base = replace(RolloutSettings(), user_gates=gates, **settings)  # type: ignore[arg-type]
-    return rollouts.start(2, base, why="")
+def begun(rollouts: ModelRollouts, *gates: UserGate, dry_run: tuple[str, ...] = ()) -> RolloutState:
+    return rollouts.start(2, RolloutSettings(user_gates=gates, dry_run=dry_run), why="")
 
 
 def test_start_notes_the_code_of_a_python_gate(rollouts: ModelRollouts, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def test_a_bare_savedmodel_is_refused_with_what_to_do(tmp_path: Path) -> None:
         what_to_serve(tmp_path)
     with pytest.raises(UserError, match="must exist"):
         what_to_serve(tmp_path / "nope")
+    with pytest.raises(UserError, match=r"not object storage\. Received: gs://bucket"):
+        what_to_serve(Path("gs://bucket/models"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,6 +158,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Begin to move a model's traffic to a version; the servers of the repository follow."""
+    from stoker.core.errors import ConfigError
     from stoker.rollout.state.stages import seconds_of
     from stoker.rollout.state.state import RolloutSettings
     from stoker.rollout.state.user_gates import read_gates
@@ -181,6 +183,8 @@ def start(
         webhooks=tuple(parse_webhook(text) for text in webhook or ()),
         notify=tuple(notify or ()),
     )
+    if not 0.0 <= server_memory < math.inf:
+        raise ConfigError("--server-memory must be a number of GiB", got=server_memory)
     rollouts = _open(models, model, gate_folder=None if gates is None else gates.parent)
     begun = rollouts.start(
         version,
@@ -206,23 +210,13 @@ def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 @app.command()
 def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Keep the traffic as it is; gates still roll back."""
-    from stoker.rollout.state import changes
-
-    changed = _open(models, model).apply(
-        lambda now: changes.pause(now, reason=why or "an operator"), what="pause", why=why
-    )
-    _show(changed, as_json=as_json)
+    _show(_open(models, model).pause(why=why), as_json=as_json)
 
 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Go on after a pause, or end a stage that waits for a person."""
-    from stoker.rollout.state import changes
-
-    changed = _open(models, model).apply(
-        lambda now: changes.resume(now, now_s=time.time()), what="resume", why=why
-    )
-    _show(changed, as_json=as_json)
+    _show(_open(models, model).resume(why=why), as_json=as_json)
 
 
 @app.command()
@@ -238,16 +232,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Go to the next stage now, whatever its time and requests; or end an A/B test."""
-    from stoker.rollout.ab import changes as ab_changes
-    from stoker.rollout.state import changes
-
-    def move(now: RolloutState) -> RolloutState:
-        if version is not None:
-            return ab_changes.end_test(now, version, now_s=time.time())
-        return (changes.promote_fully if full else changes.advance)(now, now_s=time.time())
-
-    changed = _open(models, model).apply(move, what="promote", why=why)
-    _show(changed, as_json=as_json)
+    _show(_open(models, model).promote(full=full, version=version, why=why), as_json=as_json)
 
 
 @app.command()
@@ -303,10 +288,8 @@ def _status(found: Rollout) -> dict[str, Any]:
         **found.state.to_json(),
         "share": found.state.share,
         "stage_name": "" if found.state.is_test else str(found.state.current),
-        "gates": [
-            {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
-            for each in found.gates
-        ],
+        "bad_answers_needed": found.bad_answers_needed(),
+        "gates": [each.to_json() for each in found.gates],
         "requests": {
             str(stage): {str(version): counts.requests for version, counts in versions.items()}
             for stage, versions in sorted(found.counts.items())
@@ -332,8 +315,28 @@ def _lines(found: Rollout) -> list[str]:
         f"  version {version}: {counts.requests} requests, {counts.bad} bad"
         for version, counts in sorted(stage.items())
     ]
+    lines += _smallest_fault(found)
     lines += [f"  shadow: {figures}" for figures in found.shadow_stages().values()]
     return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]
+
+
+def _smallest_fault(found: Rollout) -> list[str]:
+    """The smallest fault that would have been seen so far, and how soon one of 10 % would be."""
+    state, more = found.state, found.bad_answers_needed()
+    counts = found.counts.get(state.stage, {}).get(state.candidate)
+    took_s = time.time() - state.began_s
+    if more is None or counts is None or not counts.requests or took_s <= 0:
+        return []
+    smallest = (counts.bad + more) / counts.requests
+    so_far = (
+        f"a fault of {smallest:.2%} would have been seen"
+        if smallest < 1
+        else "no fault would have been seen yet"
+    )
+    soon_s = more / (0.1 * counts.requests / took_s)
+    return [
+        f"  {so_far}; {more} more bad answers roll back, after about {soon_s:.0f} s if 10 % are bad"
+    ]
 
 
 for command in (rollout_ab.ab, rollout_ab.outcome, rollout_ab.result):

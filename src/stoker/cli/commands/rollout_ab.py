@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -113,11 +113,9 @@ def result(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
     """Show each arm's users and mean outcome, and how far it is from the baseline; look at any time."""
     from stoker.rollout.operations import ModelRollouts
 
-    rollouts = ModelRollouts(models, model)
-    state, test = rollouts.newest_test()
-    found = rollouts.test_result()
+    state, test, found = ModelRollouts(models, model).test_result()
     if as_json:
-        typer.echo(json.dumps(_as_json(state, test, found), indent=2))
+        typer.echo(json.dumps(found.to_json(state, test), indent=2))
         return
     for line in _lines(state, test, found):
         typer.echo(line)
@@ -127,41 +125,6 @@ def summary(state: RolloutState) -> str:
     """One line on a test that is under way."""
     shares = ", ".join(f"version {version} {share:.4%}" for version, share in state.arms.items())
     return f"A/B test of {shares.replace('.0000', '')}; baseline version {state.baseline}"
-
-
-def _as_json(state: RolloutState, test: ABTestSettings, found: ABResult) -> dict[str, Any]:
-    return {
-        "rollout": state.rollout,
-        "phase": state.phase,
-        "metric": test.metric,
-        "alpha": test.alpha,
-        "baseline": test.baseline,
-        "arms": [
-            {
-                "version": arm.version,
-                "weight": arm.share,
-                "keys": arm.totals.keys,
-                "keys_with_outcome": arm.reported,
-                "mean": arm.totals.mean if arm.totals.keys else None,
-                "verdict": _verdict(arm, test),
-                "difference": None if arm.difference is None else arm.difference.estimate,
-                "low": None if arm.difference is None else arm.difference.low,
-                "high": None if arm.difference is None else arm.difference.high,
-            }
-            for arm in found.arms
-        ],
-        "warnings": found.warnings,
-    }
-
-
-def _verdict(arm: ArmResult, test: ABTestSettings) -> str:
-    if arm.version == test.baseline:
-        return "baseline"
-    if arm.difference is None:
-        return "too early"
-    if arm.difference.low > 0:
-        return "higher"
-    return "lower" if arm.difference.high < 0 else "no difference shown"
 
 
 _ROW = "{:>8} {:>7} {:>10} {:>12} {:>12}  {}"
@@ -182,16 +145,15 @@ def _lines(state: RolloutState, test: ABTestSettings, found: ABResult) -> list[s
             f"{arm.totals.keys:,}",
             f"{arm.reported:,}",
             f"{arm.totals.mean:.6g}" if arm.totals.keys else "-",
-            _difference(arm, test),
+            _difference(arm),
         )
         for arm in found.arms
     ]
     return lines + [f"warning: {warning}" for warning in found.warnings]
 
 
-def _difference(arm: ArmResult, test: ABTestSettings) -> str:
-    verdict = _verdict(arm, test)
-    if arm.difference is None:
-        return verdict
+def _difference(arm: ArmResult) -> str:
     found = arm.difference
-    return f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}], {verdict}"
+    if found is None:
+        return arm.verdict
+    return f"{found.estimate:+.4g} [{found.low:+.4g}, {found.high:+.4g}], {arm.verdict}"

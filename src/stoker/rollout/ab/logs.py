@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
 from stoker.rollout.ab.assignments import AssignmentLog, logs_of
 from stoker.rollout.ab.outcomes import Outcome, OutcomeLog, UnknownKey
-from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.state import RolloutState
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.routing import Route
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Logs:
     """The logs of one test."""
 
-    def __init__(self, folder: Path, test: ABTestSettings, *, rollout: int, server: str) -> None:
-        self.rollout = rollout
-        self.assignments = AssignmentLog(folder, server=server, max_keys=test.max_keys)
-        self.outcomes = OutcomeLog(folder, test, name=server)
-
-    def close(self) -> None:
-        self.assignments.close()
-        self.outcomes.close()
+    rollout: int
+    assignments: AssignmentLog
+    outcomes: OutcomeLog
 
 
 class ABTestLogs:
@@ -51,12 +47,17 @@ class ABTestLogs:
         logs = self._logs
         if logs is not None and (test is None or state.rollout != logs.rollout):
             self._logs = None
-            logs.close()
+            logs.assignments.close()
+            logs.outcomes.close()
         if test is None:
             return None
         if self._logs is None:
             folder = logs_of(self._folder, state.rollout)
-            self._logs = _Logs(folder, test, rollout=state.rollout, server=self._server)
+            self._logs = _Logs(
+                rollout=state.rollout,
+                assignments=AssignmentLog(folder, server=self._server, max_keys=test.max_keys),
+                outcomes=OutcomeLog(folder, test, name=self._server),
+            )
         return test.key_hash()
 
     def record(self, route: Route) -> bool:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stoker.rollout.ab.append_log import LogReader, objects_of
 from stoker.rollout.state.ab_settings import ABTestSettings, Metric
+from stoker.rollout.state.state import RolloutState
 from stoker.rollout.statistics.confidence_sequence import (
     ArmTotals,
     Difference,
@@ -44,8 +45,37 @@ class ArmResult:
     reported: int
     """Keys with an outcome, also of 0."""
 
+    is_baseline: bool
+    """Whether the others are compared with it."""
+
     difference: Difference | None
     """To the baseline; None: too early, or it is the baseline."""
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says of it."""
+        if self.is_baseline:
+            return "baseline"
+        if self.difference is None:
+            return "too early"
+        if self.difference.low > 0:
+            return "higher"
+        return "lower" if self.difference.high < 0 else "no difference shown"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        found = self.difference
+        return {
+            "version": self.version,
+            "weight": self.share,
+            "keys": self.totals.keys,
+            "keys_with_outcome": self.reported,
+            "mean": self.totals.mean if self.totals.keys else None,
+            "verdict": self.verdict,
+            "difference": None if found is None else found.estimate,
+            "low": None if found is None else found.low,
+            "high": None if found is None else found.high,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +87,23 @@ class ABResult:
 
     warnings: list[str]
     """Why the result may be wrong, a sentence each."""
+
+    def to_json(self, state: RolloutState, test: ABTestSettings) -> dict[str, Any]:
+        """As JSON can hold it.
+
+        Args:
+            state: the newest one of the test.
+            test: its settings.
+        """
+        return {
+            "rollout": state.rollout,
+            "phase": state.phase,
+            "metric": test.metric,
+            "alpha": test.alpha,
+            "baseline": test.baseline,
+            "arms": [arm.to_json() for arm in self.arms],
+            "warnings": self.warnings,
+        }
 
 
 def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]) -> ABResult:
@@ -89,6 +136,7 @@ def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]
             share=share,
             totals=totals[version],
             reported=reported[version],
+            is_baseline=version == test.baseline,
             difference=None
             if version == test.baseline
             else difference(

@@ -1,6 +1,6 @@
-"""Tells people and programs what a rollout did: messages in Slack's form, and webhooks after a rollback.
+"""Announces to people and programs what a rollout did: messages in Slack's form, and webhooks after a rollback.
 
-The files of the state list what happened, and `told.json` holds the number of the last one that was reported: each
+The files of the state list what happened, and `announced.json` holds the number of the last one that was reported: each
 change is reported at least once, also an operator's, by the controller that is at work then. Nothing waits for it.
 """
 
@@ -30,11 +30,11 @@ LEASE = "controller"
 PAUSES_S = (1.0, 5.0)
 """Pauses between the attempts of one message, seconds; after the last attempt it is dropped."""
 
-_FILE = "told.json"
+_FILE = "announced.json"
 
 
 class Announcer:
-    """Tells what happened to one model's rollouts, in a thread of its own."""
+    """Announces what happened to one model's rollouts, in a thread of its own."""
 
     def __init__(self, model: str, folder: Path) -> None:
         """Args: model: for the messages; folder: of the rollout's state."""
@@ -48,25 +48,25 @@ class Announcer:
             stored: the newest state.
             state: the same.
         """
-        return bool(_listeners(state)) and self._told() < stored.number
+        return bool(_listeners(state)) and self._announced() < stored.number
 
-    def tell(self) -> None:
-        """Tell what is new; returns at once."""
+    def announce(self) -> None:
+        """Announce what is new; returns at once."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
-                target=self._tell_all, name="stoker-rollout-news", daemon=True
+                target=self._announce_all, name="stoker-rollout-news", daemon=True
             )
             self._thread.start()
 
-    def _tell_all(self) -> None:
-        told = self._told()
+    def _announce_all(self) -> None:
+        announced = self._announced()
         with contextlib.suppress(DataError, OSError):  # the controller reports it
             for stored in StateFiles(self._folder).history():
-                if stored.number > told:
-                    self._tell(stored)
+                if stored.number > announced:
+                    self._announce(stored)
                     write_json(self._folder / _FILE, {"number": stored.number})
 
-    def _tell(self, stored: Stored) -> None:
+    def _announce(self, stored: Stored) -> None:
         event, state = stored.content["event"], state_of(stored.content["state"])
         if event["what"] == LEASE:
             return
@@ -97,7 +97,7 @@ class Announcer:
             why = f"status {answer.status}"
         _log.error("rollout of %s: a message was dropped: %s", self._model, why)
 
-    def _told(self) -> int:
+    def _announced(self) -> int:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return int(json.loads((self._folder / _FILE).read_bytes())["number"])
         return 0

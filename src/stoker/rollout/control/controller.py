@@ -22,20 +22,25 @@ from stoker.rollout.counts.counts import (
     stage_counts,
 )
 from stoker.rollout.gates.gates import (
-    BUILT_IN,
-    SLOW_P50,
-    SLOW_P99,
     Action,
     Decision,
     Verdict,
     VersionCounts,
+    at_full_traffic,
     decide,
     judge,
     without_answer,
 )
-from stoker.rollout.state.changes import advance, pause, roll_back
+from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import ACTIVE, Phase, RolloutState, state_of
+from stoker.rollout.state.state import (
+    ACTIVE,
+    SLOW_P50,
+    SLOW_P99,
+    Phase,
+    RolloutState,
+    state_of,
+)
 from stoker.rollout.statistics.histogram import quantile
 
 _log = logging.getLogger(__name__)
@@ -127,7 +132,7 @@ class Controller:
             if self._lease == state.lease != 0:
                 self._beat()
                 if news:
-                    self._hooks.tell()
+                    self._hooks.announce()
                 return self._judge(stored, state) if active else None
             self._watch(stored, state)
         return None
@@ -153,22 +158,25 @@ class Controller:
             return self._follow(stored, state, decision)
         if state.phase is Phase.MEASURING:
             return self._measure(stored, state, counts)
-        gates = len(BUILT_IN) + len(state.settings.user_gates)
-        results = judge(stage_counts(counts, state), state, gates=gates)
-        results += self._hooks.gates(state)
+        stages = stage_counts(counts, state)
+        results = judge(stages, state) + self._hooks.gates(state)
         requests = requests_of(counts, stage=state.stage, version=state.candidate)
-        return self._follow(
-            stored, state, decide(state, results, requests=requests, now_s=self._now())
-        )
+        decision = decide(state, results, requests=requests, now_s=self._now())
+        if decision.action is Action.COMPARE or state.share < 1.0:
+            state = replace(state, explained=at_full_traffic(stages))
+        return self._follow(stored, state, decision)
 
     def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
         """Do what was decided, once the webhooks let it go on."""
         if decision.action is Action.ADVANCE:
             following = advance(state, now_s=self._now())
-            asked = self._hooks.before(state, following, why=decision.reason)
-            silent = [each for each in asked if each.verdict is not Verdict.PASS]
+            answers = self._hooks.before(state, following, why=decision.reason)
+            silent = [each for each in answers if each.verdict is not Verdict.PASS]
             if silent:
                 return self._follow(stored, state, without_answer(state, silent))
+            self._change(stored, following, decision)
+        elif decision.action is Action.COMPARE:
+            following = compare_again(state, reason=decision.reason, now_s=self._now())
             self._change(stored, following, decision)
         elif decision.action is Action.PAUSE:
             self._change(stored, pause(state, reason=decision.reason), decision)

@@ -1,4 +1,4 @@
-"""What a controller asks outside of the counts: the user's gates and webhooks, and whom it tells."""
+"""The user's gates, webhooks and messages of a rollout, as its controller sees them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stoker.core.errors import UserError
 from stoker.core.files import write_json
@@ -39,7 +39,7 @@ class Hooks:
         gate_folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask nothing yet.
+        """Make hooks without an answer yet.
 
         Args:
             model: the model.
@@ -67,7 +67,7 @@ class Hooks:
         return results
 
     def before(self, state: RolloutState, following: RolloutState, *, why: str) -> list[GateResult]:
-        """The answers of the webhooks that are asked before a change.
+        """The answers of the webhooks that are called before a change.
 
         Args:
             state: as it stands.
@@ -100,9 +100,9 @@ class Hooks:
         """Whether a change is not reported yet."""
         return self._announcer.has_news(stored, state)
 
-    def tell(self) -> None:
-        """Tell what is new; returns at once."""
-        self._announcer.tell()
+    def announce(self) -> None:
+        """Announce what is new; returns at once."""
+        self._announcer.announce()
 
     def _poll(self, name: str, every_s: float) -> Poll:
         if name not in self._polls:
@@ -114,13 +114,13 @@ class Hooks:
             if gate.prometheus:
                 found: Sequence[bool | float | None] = query_numbers(
                     gate.prometheus,
-                    gate.question(**facts(self._model, state)),
+                    gate.question(**state.facts(self._model)),
                     timeout_s=gate.timeout_s,
                 )
             else:
                 found = [self._call(gate, state)]
         except NoAnswerError as error:
-            return GateResult(gate=gate.name, verdict=Verdict.INCONCLUSIVE, detail=str(error))
+            return GateResult.no_answer(gate.name, str(error))
         return compared_with_limits(gate.name, found, least=gate.min, most=gate.max)
 
     def _call(self, gate: UserGate, state: RolloutState) -> bool | float | None:
@@ -134,7 +134,7 @@ class Hooks:
         if not same:
             raise NoAnswerError(f"{gate.python} is not what it was when the rollout began")
         about = {
-            **facts(self._model, state),
+            **state.facts(self._model),
             "rollout": state.rollout,
             "phase": str(state.phase),
             "stage": str(state.current),
@@ -144,15 +144,12 @@ class Hooks:
         return call_in_process(folder, gate.python, about, timeout_s=gate.timeout_s)
 
     def _write(self, state: RolloutState) -> None:
-        asked_s, webhooks = self._webhooks
-        asked = webhooks if asked_s == state.began_s else ()
+        began_s, webhooks = self._webhooks
+        results = [*self._gates, *(webhooks if began_s == state.began_s else ())]
         content = {
             "rollout": state.rollout,
             "began_s": state.began_s,
-            "gates": [
-                {"gate": each.gate, "verdict": each.verdict, "detail": each.detail}
-                for each in (*self._gates, *asked)
-            ],
+            "gates": [each.to_json() for each in results],
         }
         if content["gates"] and content != self._written:
             with contextlib.suppress(OSError):  # shown by `status` only
@@ -160,13 +157,8 @@ class Hooks:
                 self._written = content
 
 
-def facts(model: str, state: RolloutState) -> dict[str, Any]:
-    """What a query and a function may ask about."""
-    return {"model": model, "candidate": state.candidate, "baseline": state.baseline}
-
-
 def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
-    """What the user's gates, and the webhooks that a change waits for, last said to the controller.
+    """The last answers of the user's gates, and of the webhooks that a change waits for.
 
     Args:
         folder: of the rollout's state.
@@ -178,17 +170,11 @@ def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
         # The answers of an earlier stage say nothing of this one; those of the last one stay.
         same_stage = content["began_s"] == state.began_s or not state.is_active
         if content["rollout"] == state.rollout and same_stage:
-            found = {
-                each["gate"]: GateResult(
-                    gate=each["gate"], verdict=Verdict(each["verdict"]), detail=each["detail"]
-                )
+            results = [
+                replace(GateResult(**each), verdict=Verdict(each["verdict"]))
                 for each in content["gates"]
-            }
-    gates = [
-        found.pop(
-            gate.name,
-            GateResult(gate=gate.name, verdict=Verdict.INCONCLUSIVE, detail="no answer yet"),
-        )
-        for gate in state.settings.user_gates
-    ]
+            ]
+            found = {each.gate: each for each in results}
+    names = [gate.name for gate in state.settings.user_gates]
+    gates = [found.pop(name, GateResult.no_answer(name)) for name in names]
     return [*gates, *(found.values() if state.is_active else ())]

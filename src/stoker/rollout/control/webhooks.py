@@ -66,6 +66,6 @@ def call_webhook(name: str, url: str, content: Mapping[str, Any]) -> GateResult:
     try:
         answer = send(url, body=json.dumps(content).encode(), timeout_s=TIMEOUT_S)
     except NoAnswerError as error:
-        return GateResult(gate=name, verdict=Verdict.INCONCLUSIVE, detail=str(error))
+        return GateResult.no_answer(name, str(error))
     verdict = Verdict.PASS if answer.is_success else Verdict.INCONCLUSIVE
     return GateResult(gate=name, verdict=verdict, detail=f"status {answer.status}")

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stoker.core.errors import UserError
 from stoker.registry.repository import is_model_name
 from stoker.rollout.counts.counts import parse_counts, write_counts
+from stoker.rollout.http_call import NoAnswerError, send
 
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 1.0
 """Longest wait for one server, seconds."""
 
-_MAX_BYTES = 16 << 20
+_MOST_BYTES = 16 << 20
 """Largest answer; the counts of a process are some 10 KiB."""
 
 _AT_ONCE = 16
-"""Servers that are asked at the same time."""
-
-
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Servers of one repository are near: no proxy stands between."""
+"""Requests at the same time."""
 
 
 class Scraper:
-    """Asks servers for their counts; one that does not answer is named in the log once."""
+    """Fetches the counts of servers; one that does not answer is named in the log once."""
 
     def __init__(self) -> None:
         """Start without knowing any server."""
@@ -54,8 +47,10 @@ class Scraper:
     def _fetch(self, url: str, folder: Path, model: str, rollout: int) -> None:
         path = f"{url.rstrip('/')}/v1/rollouts/{urllib.parse.quote(model, safe='')}/counts"
         try:
-            with _open(path, timeout=_TIMEOUT_S) as response:
-                content = json.loads(response.read(_MAX_BYTES))
+            answer = send(path, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+            if not answer.is_success:
+                raise NoAnswerError(f"status {answer.status}")
+            content = json.loads(answer.body)
             if content["rollout"] != rollout:
                 return  # it has not read the newest state yet
             for server, found in content["processes"].items():
@@ -63,10 +58,7 @@ class Scraper:
                     counts, failed = parse_counts(found)
                     write_counts(folder, counts, failed, rollout=rollout, server=server)
             self._silent.discard(url)
-        except (
-            *(OSError, UserError, http.client.HTTPException),
-            *(ValueError, KeyError, TypeError, AttributeError),
-        ) as error:
+        except (NoAnswerError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if url not in self._silent:
                 self._silent.add(url)
                 _log.error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,69 +62,52 @@ def export_text(split: ExportedSplit, to: Format, options: ExportOptions) -> str
         ConfigError: an option is missing or wrong.
         UserError: the program cannot express the split.
     """
-    return _WRITERS[to](split, options)
+    backends = backends_of(split.versions, dict(options.backends), name=split.name)
+    server = options.server or f"http://{split.name}:8501"
+    match to:
+        case Format.HTTPROUTE:
+            route = http_route(split, backends, gateway=options.gateway, hostname=options.hostname)
+            return _yaml(split, route, *_notes_of_keys(split))
+        case Format.ENVOY:
+            listen, routes_file = options.listen, options.routes_file
+            return _yaml(
+                split, envoy_bootstrap(split, backends, listen=listen, routes_file=routes_file)
+            )
+        case Format.ENVOY_ROUTES:
+            return _yaml(split, envoy_routes(split))
+        case Format.KSERVE:
+            service = inference_service(split, mode=options.kserve_mode, storage=options.storage)
+            return _yaml(split, service, _KSERVE_NOTES[options.kserve_mode])
+        case Format.ARGO:
+            return analysis_templates(split, server=server)
+        case Format.FLAGGER:
+            return flagger_canary(split, server=server, gateway=options.gateway)
+        case Format.TF_SERVING:
+            config = model_server_config(
+                split, base_path=options.base_path, others=options.config, now_s=time.time()
+            )
+            return f"{_head(split)}{config_text(config)}"
+
+
+_KSERVE_NOTES = {
+    KserveMode.KNATIVE: "For Knative: in Standard mode KServe ignores canaryTrafficPercent and says nothing.",
+    KserveMode.STANDARD: "Needs KServe 0.20 with enableGatewayApi; an older one drops spec.canary.",
+}
+
+
+def _head(split: ExportedSplit, *notes: str) -> str:
+    lines = [f"{split.summary}. Written by `stoker rollout export`.", *notes]
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def _yaml(split: ExportedSplit, content: Mapping[str, Any], *notes: str) -> str:
-    lines = [f"{split.summary}. Written by `stoker rollout export`.", *notes]
-    head = "".join(f"# {line}\n" for line in lines)
-    return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110)
+    return f"{_head(split, *notes)}{text}"
 
 
-def _http_route(split: ExportedSplit, options: ExportOptions) -> str:
-    backends = backends_of(split.versions, dict(options.backends), name=split.name)
-    route = http_route(split, backends, gateway=options.gateway, hostname=options.hostname)
-    sticky = [rule.header for rule in split.rules if rule.sticky]
-    notes = [
-        f"Requests of one {name} may go to different versions: an HTTPRoute draws each request."
-        for name in sticky
+def _notes_of_keys(split: ExportedSplit) -> list[str]:
+    return [
+        f"Requests of one {rule.header} may go to different versions: an HTTPRoute draws each request."
+        for rule in split.rules
+        if rule.sticky
     ]
-    return _yaml(split, route, *notes)
-
-
-def _envoy(split: ExportedSplit, options: ExportOptions) -> str:
-    backends = backends_of(split.versions, dict(options.backends), name=split.name)
-    bootstrap = envoy_bootstrap(
-        split, backends, listen=options.listen, routes_file=options.routes_file
-    )
-    return _yaml(split, bootstrap)
-
-
-def _envoy_routes(split: ExportedSplit, _: ExportOptions) -> str:
-    return _yaml(split, envoy_routes(split))
-
-
-def _kserve(split: ExportedSplit, options: ExportOptions) -> str:
-    service = inference_service(split, mode=options.kserve_mode, storage=options.storage)
-    notes = {
-        KserveMode.KNATIVE: "For Knative: in Standard mode KServe ignores canaryTrafficPercent and says nothing.",
-        KserveMode.STANDARD: "Needs KServe 0.20 with enableGatewayApi; an older one drops spec.canary.",
-    }
-    return _yaml(split, service, notes[options.kserve_mode])
-
-
-def _argo(split: ExportedSplit, options: ExportOptions) -> str:
-    return analysis_templates(split, server=options.server or f"http://{split.name}:8501")
-
-
-def _flagger(split: ExportedSplit, options: ExportOptions) -> str:
-    server = options.server or f"http://{split.name}:8501"
-    return flagger_canary(split, server=server, gateway=options.gateway)
-
-
-def _tf_serving(split: ExportedSplit, options: ExportOptions) -> str:
-    config = model_server_config(
-        split, base_path=options.base_path, others=options.config, now_s=time.time()
-    )
-    return f"# {split.summary}. Written by `stoker rollout export`.\n{config_text(config)}"
-
-
-_WRITERS: Mapping[Format, Callable[[ExportedSplit, ExportOptions], str]] = {
-    Format.HTTPROUTE: _http_route,
-    Format.ENVOY: _envoy,
-    Format.ENVOY_ROUTES: _envoy_routes,
-    Format.KSERVE: _kserve,
-    Format.ARGO: _argo,
-    Format.FLAGGER: _flagger,
-    Format.TF_SERVING: _tf_serving,
-}

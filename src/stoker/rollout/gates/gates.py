@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
-from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
-from stoker.rollout.statistics.evidence import BadAnswers, FullTraffic, log_evidence, log_threshold
+from stoker.rollout.state.state import (
+    ACTIVE,
+    BAD,
+    SHIFT,
+    SLOW_P50,
+    SLOW_P99,
+    Phase,
+    RolloutState,
+)
+from stoker.rollout.statistics.evidence import (
+    BadAnswers,
+    FullTraffic,
+    log_evidence,
+    log_suspicion,
+    log_threshold,
+)
 from stoker.rollout.statistics.histogram import aligned, count_above
 from stoker.rollout.statistics.prediction_shift import least_shift
-
-BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
-BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
-"""Gates that every rollout has."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,20 +91,31 @@ class GateResult:
     silent_s: float = 0.0
     """How long it has given no answer, seconds."""
 
+    needs_baseline: bool = False
+    """Whether it can tell only with the baseline next to the candidate again."""
 
-def judge(stages: Sequence[StageCounts], state: RolloutState, *, gates: int) -> list[GateResult]:
+    @classmethod
+    def no_answer(cls, gate: str, detail: str = "no answer yet") -> Self:
+        """The result of a gate that does not know."""
+        return cls(gate=gate, verdict=Verdict.INCONCLUSIVE, detail=detail)
+
+    def to_json(self) -> dict[str, str]:
+        """As JSON can hold it."""
+        return {"gate": self.gate, "verdict": self.verdict, "detail": self.detail}
+
+
+def judge(stages: Sequence[StageCounts], state: RolloutState) -> list[GateResult]:
     """The results of the built-in gates.
 
     Args:
         stages: counts of each stage so far, oldest first.
         state: of the rollout.
-        gates: all gates of the rollout, the user's with it: they share `alpha`.
     """
-    found = [_compared(BAD, stages, state, gates, lambda counts: counts.bad)]
+    found = [_compared(BAD, stages, state, operator.attrgetter("bad"))]
     for gate in (SLOW_P99, SLOW_P50):
         above = functools.partial(_slow, limit_s=state.slow_s.get(gate, math.inf))
-        found.append(_compared(gate, stages, state, gates, above))
-    return [*found, _shifted(stages, state, gates)]
+        found.append(_compared(gate, stages, state, above))
+    return [*found, _shifted(stages, state)]
 
 
 def _slow(counts: VersionCounts, *, limit_s: float) -> int:
@@ -103,43 +126,83 @@ def _compared(
     gate: str,
     stages: Sequence[StageCounts],
     state: RolloutState,
-    gates: int,
     bad: Callable[[VersionCounts], int],
 ) -> GateResult:
-    seen = [
+    seen = compared_stages(stages, gate, bad)
+    found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
+    limit = log_threshold(alpha=state.settings.alpha, gates=state.settings.gates)
+    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
+    if found < limit and gate == BAD and state.share == 1.0:
+        suspicion = _suspicion(stages, state, limit)
+        if suspicion is not None:
+            return suspicion
+    candidate, baseline = sum(each.candidate for each in seen), sum(each.baseline for each in seen)
+    return GateResult(
+        gate=gate,
+        verdict=Verdict.FAIL if found >= limit else Verdict.PASS,
+        detail=f"candidate {candidate}, baseline {baseline}; log evidence {found:.1f} of {limit:.1f}",
+    )
+
+
+def compared_stages(
+    stages: Iterable[StageCounts],
+    gate: str,
+    bad: Callable[[VersionCounts], int] = operator.attrgetter("bad"),
+) -> list[BadAnswers]:
+    """What a gate counts in each stage in which both versions answered.
+
+    Args:
+        stages: counts of each stage, oldest first.
+        gate: its name.
+        bad: gives the answers of a version that are bad in the sense of the gate.
+    """
+    return [
         BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
         for each in stages
         if 0.0 < each.share < 1.0 and (gate == BAD or not each.is_shadow)
     ]
+
+
+def _suspicion(
+    stages: Sequence[StageCounts], state: RolloutState, limit: float
+) -> GateResult | None:
+    """The result where the candidate gives more bad answers at 100 % than the baseline did before; None: it does not."""
     before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
-    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
-    full = [each.candidate for each in stages if each.share == 1.0 and gate == BAD]
-    at_full = FullTraffic(
-        candidate=sum(map(bad, full)),
-        requests=sum(each.requests for each in full),
-        baseline=sum(map(bad, before)),
+    bad, requests = at_full_traffic(stages)
+    bad = max(bad - state.explained[0], 0)  # counts of a damaged file are missing for a while
+    full = FullTraffic(
+        candidate=bad,
+        requests=max(requests - state.explained[1], bad),
+        baseline=sum(each.bad for each in before),
         baseline_requests=sum(each.requests for each in before),
     )
-    found = log_evidence(
-        seen, at_full if full else None, allowed_ratio=state.settings.allowed_ratio
-    )
-    limit = log_threshold(alpha=state.settings.alpha, gates=gates)
-    candidate = at_full.candidate + sum(each.candidate for each in seen)
+    found = log_suspicion(full, allowed_ratio=state.settings.allowed_ratio)
+    if found < limit:
+        return None
+    can_compare = state.split_stage is not None
     return GateResult(
-        gate=gate,
-        verdict=Verdict.FAIL if found >= limit else Verdict.PASS,
-        detail=f"candidate {candidate}, baseline {sum(each.baseline for each in seen)}; "
-        f"log evidence {found:.1f} of {limit:.1f}",
+        gate=BAD,
+        verdict=Verdict.INCONCLUSIVE if can_compare else Verdict.FAIL,
+        detail=f"{full.candidate} of {full.requests} at 100 %, {full.baseline} of {full.baseline_requests} of the "
+        f"baseline before; log evidence {found:.1f} of {limit:.1f}",
+        needs_baseline=can_compare,
     )
 
 
-def _shifted(stages: Sequence[StageCounts], state: RolloutState, gates: int) -> GateResult:
+def at_full_traffic(stages: Sequence[StageCounts]) -> tuple[int, int]:
+    """Bad answers and requests of the candidate while it took all traffic."""
+    full = [each.candidate for each in stages if each.share == 1.0]
+    return sum(each.bad for each in full), sum(each.requests for each in full)
+
+
+def _shifted(stages: Sequence[StageCounts], state: RolloutState) -> GateResult:
     baseline, candidate = Counter[int](), Counter[int]()
     for each in stages:
         baseline.update(each.baseline.predictions)
         candidate.update(each.candidate.predictions)
-    shift = least_shift(*aligned(baseline, candidate), alpha=state.settings.alpha / gates)
-    limit = state.settings.max_shift
+    settings = state.settings
+    shift = least_shift(*aligned(baseline, candidate), alpha=settings.alpha / settings.gates)
+    limit = settings.max_shift
     return GateResult(
         gate=SHIFT,
         verdict=Verdict.FAIL if shift > limit else Verdict.PASS,
@@ -179,6 +242,7 @@ class Action(StrEnum):
 
     WAIT = "wait"
     ADVANCE = "advance"
+    COMPARE = "compare again"
     PAUSE = "pause"
     ROLL_BACK = "roll back"
 
@@ -208,6 +272,8 @@ def decide(
     failed = [each for each in judged if each.verdict is Verdict.FAIL]
     if failed:
         return Decision(action=Action.ROLL_BACK, reason=_clauses(failed))
+    if unsure := [each for each in judged if each.needs_baseline]:
+        return Decision(action=Action.COMPARE, reason=_clauses(unsure))
     if state.phase is Phase.PAUSED:
         return Decision(action=Action.WAIT, reason=f"paused: {state.reason}")
     silent = [each for each in judged if each.verdict is Verdict.INCONCLUSIVE]

@@ -1,4 +1,4 @@
-"""Questions to services that may be slow or silent: asked in a thread, so that a look at the answer never waits."""
+"""Calls of services that may be slow or silent, made in a thread, so that reading the last answer never waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.rollout.gates.gates import GateResult, Verdict
 
 
 class Poll:
-    """One question that is asked again and again; at most one thread is at work on it."""
+    """One call that is repeated; at most one thread is at work on it."""
 
     def __init__(
         self, name: str, *, every_s: float, clock: Callable[[], float] = time.monotonic
@@ -49,20 +49,16 @@ class Poll:
                 threading.Thread(
                     target=self._ask, args=(about, ask), name=name, daemon=True
                 ).start()
-            found = self._answer or GateResult(
-                gate=self._name, verdict=Verdict.INCONCLUSIVE, detail="no answer yet"
-            )
+            found = self._answer or GateResult.no_answer(self._name)
             if found.verdict is not Verdict.INCONCLUSIVE:
                 return found
             return replace(found, silent_s=max(now_s - self._heard_s, 0.0))
 
     def _ask(self, about: Hashable, ask: Callable[[], GateResult]) -> None:
-        answer = GateResult(
-            gate=self._name, verdict=Verdict.INCONCLUSIVE, detail="a bug: see the log"
-        )
+        answer = GateResult.no_answer(self._name, "a bug: see the log")
         try:
             answer = ask()
-        finally:  # a bug ends the thread with its traceback, and the question is asked again
+        finally:  # a bug ends the thread with its traceback, and the call is made again
             with self._lock:
                 self._asking = False
                 if about == self._about:

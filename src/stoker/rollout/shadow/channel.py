@@ -16,6 +16,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from stoker.core.config import build
+
 _COUNT, _LENGTH = struct.Struct("!I"), struct.Struct("!Q")
 
 _MOST_ANSWER_BYTES = 16 << 20
@@ -51,14 +53,7 @@ class ShadowTarget:
 
 def target_of(text: str) -> ShadowTarget:
     """The target that `to_json` wrote."""
-    content = json.loads(text)
-    return ShadowTarget(
-        **{
-            **content,
-            "allow_ops": tuple(content["allow_ops"]),
-            "saved_model_tags": tuple(content["saved_model_tags"]),
-        }
-    )
+    return build(ShadowTarget, json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

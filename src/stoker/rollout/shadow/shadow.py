@@ -251,9 +251,6 @@ class Shadow:
         self._sink(route, request, found)
 
 
-_NO_OUTPUT = -3
-
-
 def result_of(version: int, found: Comparison | None) -> CopyResult:
     """What the server counts of a copy.
 

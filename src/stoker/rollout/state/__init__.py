@@ -1,1 +1,1 @@
-"""What a rollout is told, where it stands, and the files that keep it."""
+"""The settings of a rollout, where it stands, and the files that keep it."""

@@ -10,10 +10,14 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.core.errors import ConfigError, Plain
+from stoker.rollout.state.stages import SMALLEST_SHARE
 from stoker.rollout.statistics.confidence_sequence import ALPHA
 
 MAX_KEYS = 1_000_000
 """Keys of a test that are recorded: about 100 MiB in each server."""
+
+LARGEST_OUTCOME = 1e100
+"""The squares of 1,000,000 of them still add up to a finite number."""
 
 _KEY_BYTES = 8
 """Length of a key's hash: among 1,000,000 keys two are alike with probability 3 in 100,000,000."""
@@ -89,9 +93,11 @@ class ABTestSettings:
         Raises:
             ConfigError: it is not finite, or out of the bounds.
         """
-        if not math.isfinite(value):
+        if not abs(value) <= LARGEST_OUTCOME:  # not a number is not
             raise ConfigError(
-                "An outcome must be a finite number", got=value, fix="Leave it out, or send 0."
+                f"An outcome must be a number of at most {LARGEST_OUTCOME:g}",
+                got=value,
+                fix="Leave it out, or send 0.",
             )
         if self.max_value is not None and not 0.0 <= value <= self.max_value:
             raise ConfigError(
@@ -147,9 +153,9 @@ def parse_arms(text: str) -> tuple[tuple[int, float], ...]:
         if number < 0 or number in arms:
             raise ConfigError("Each arm of an A/B test must be another version", got=text, fix=fix)
         arms[number] = share
-    if len(arms) < 2 or not all(0.0 < share < 100.0 for share in arms.values()):
+    if len(arms) < 2 or not all(SMALLEST_SHARE <= share / 100.0 < 1.0 for share in arms.values()):
         raise ConfigError(
-            "An A/B test must have at least two arms, each above 0 %", got=text, fix=fix
+            "An A/B test must have at least two arms, each of at least 0.01 %", got=text, fix=fix
         )
     if not math.isclose(sum(arms.values()), 100.0, abs_tol=1e-6):
         raise ConfigError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from stoker.core.errors import Plain, UserError
+from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.stages import parse_stages
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutSettings, RolloutState
 
@@ -31,33 +33,108 @@ def start(
     Raises:
         UserError: another rollout is under way, or the candidate serves already.
     """
-    if state is not None and state.phase in ACTIVE:
-        raise UserError(
-            "Only one rollout of a model can be under way",
-            got=Plain(
-                f"version {state.candidate}, started by {state.who or 'an operator'}, {state.phase}"
-            ),
-            fix="Wait for its end, or end it with `stoker rollout rollback` or `promote --full`.",
-        )
     baseline = serving if state is None else state.stable
+    begun = _begun(state, baseline, candidate, settings=settings, now_s=now_s, who=who)
     if candidate == baseline:
         raise UserError(
             "The candidate of a rollout must not be the version that serves",
             got=Plain(f"version {candidate}"),
             fix="Push a new version first.",
         )
-    rejected = () if state is None else state.rejected
-    return RolloutState(
-        rollout=1 if state is None else state.rollout + 1,
+    return replace(begun, rejected=_without(begun.rejected, [candidate]))
+
+
+def begin_test(
+    state: RolloutState | None,
+    test: ABTestSettings,
+    *,
+    settings: RolloutSettings,
+    now_s: float,
+    who: str = "",
+) -> RolloutState:
+    """Split the keys between the arms of an A/B test.
+
+    Args:
+        state: of the model until now; None: it has none yet.
+        test: its arms.
+        settings: the key.
+        now_s: seconds since the epoch.
+        who: the operator.
+
+    Raises:
+        UserError: a rollout or another test is under way, or there is no key.
+    """
+    candidate = next(version for version in test.shares if version != test.baseline)
+    begun = _begun(state, test.baseline, candidate, settings=settings, now_s=now_s, who=who)
+    if not settings.key:
+        raise UserError(
+            "An A/B test must have a key, by which a user stays with a version",
+            fix="Name a header, a gRPC metadata key or a cookie: --key x-user, --key cookie:uid.",
+        )
+    rejected = _without(begun.rejected, test.shares)
+    return replace(begun, phase=Phase.TESTING, test=test, rejected=rejected)
+
+
+def _begun(
+    state: RolloutState | None,
+    baseline: int,
+    candidate: int,
+    *,
+    settings: RolloutSettings,
+    now_s: float,
+    who: str,
+) -> RolloutState:
+    """The next rollout of a model.
+
+    Raises:
+        UserError: another one is under way.
+    """
+    first = RolloutState(
+        rollout=1,
         baseline=baseline,
         candidate=candidate,
         settings=settings,
         began_s=now_s,
         who=who,
-        rejected=tuple(version for version in rejected if version != candidate),
-        # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
-        lease=0 if state is None else state.lease,
     )
+    if state is None:
+        return first
+    if state.phase in ACTIVE:
+        versions = state.arms if state.is_test else [state.candidate]
+        raise UserError(
+            "Only one rollout or A/B test of a model can be under way",
+            got=Plain(
+                f"version {', '.join(map(str, versions))}, started by {state.who or 'an operator'}, {state.phase}"
+            ),
+            fix="Wait for its end, or end it with `stoker rollout rollback` or `stoker rollout promote`.",
+        )
+    # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
+    return replace(first, rollout=state.rollout + 1, rejected=state.rejected, lease=state.lease)
+
+
+def _without(versions: Iterable[int], others: Collection[int]) -> tuple[int, ...]:
+    return tuple(version for version in versions if version not in others)
+
+
+def end_test(state: RolloutState, version: int, *, now_s: float) -> RolloutState:
+    """Give all traffic to one arm. The baseline stays loaded for a while, so that going back needs no load.
+
+    Raises:
+        UserError: there is no test under way, or the version is not one of its arms.
+    """
+    if state.phase is not Phase.TESTING or state.test is None:
+        raise UserError(
+            "Only an A/B test ends with a version of your choice",
+            got=Plain(f"version {state.candidate}, {state.phase}"),
+            fix="Leave --version out for the next stage of a rollout.",
+        )
+    if version not in state.test.shares:
+        raise UserError(
+            "An A/B test must end with one of its arms",
+            got=Plain(f"version {version}"),
+            fix=f"Name one of {', '.join(map(str, state.test.shares))}.",
+        )
+    return replace(state, candidate=version, phase=Phase.COMPLETED, began_s=now_s, reason="")
 
 
 def first_version(
@@ -98,6 +175,19 @@ def advance(state: RolloutState, *, now_s: float) -> RolloutState:
         return replace(state, phase=Phase.RUNNING, stage=state.stage + 1, began_s=now_s, reason="")
     phase = Phase.BAKING if state.settings.bake_s else Phase.COMPLETED
     return replace(state, phase=phase, began_s=now_s, reason="")
+
+
+def compare_again(state: RolloutState, *, reason: str, now_s: float) -> RolloutState:
+    """Go back from 100 % to the last stage with both versions, which tells a bad version from an outage.
+
+    Args:
+        state: at 100 %, of a rollout with a `split_stage`.
+        reason: shown while it compares.
+        now_s: seconds since the epoch.
+    """
+    assert state.split_stage is not None
+    phase = Phase.PAUSED if state.phase is Phase.PAUSED else Phase.RUNNING
+    return replace(state, phase=phase, stage=state.split_stage, began_s=now_s, reason=reason)
 
 
 def promote_fully(state: RolloutState, *, now_s: float) -> RolloutState:

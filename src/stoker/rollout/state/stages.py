@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%?(?::(\d+(?:\.\d+)?)([smhd]))?")
-_HEADER = re.compile(r"header=([A-Za-z0-9!#$&'*+.^_`|~-]+)(?::(\d+(?:\.\d+)?)([smhd]))?")
-_SHADOW = re.compile(r"shadow(?:=(\d+(?:\.\d+)?)%?)?(?::(\d+(?:\.\d+)?)([smhd]))?")
+_NUMBER = r"\d+(?:\.\d+)?"
+_TIME = rf"(?P<number>{_NUMBER})(?P<unit>[smhd])"
+_DURATION = re.compile(_TIME)
+_STAGE = re.compile(
+    rf"(?:(?P<share>{_NUMBER})%?|(?P<shadow>shadow)(?:=(?P<copied>{_NUMBER})%?)?"
+    rf"|header=(?P<header>[A-Za-z0-9!#$&'*+.^_`|~-]+))(?::{_TIME})?"
+)
+SMALLEST_SHARE = 1e-4
+"""Of 262,144 buckets of keys, 26: with few, a version may get none at all."""
+
 _FIX = (
     "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one shadow, shadow=PERCENT or "
     "header=NAME may stand, and pause anywhere before 100."
@@ -56,25 +62,27 @@ def parse_stages(text: str) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     for item in text.replace(" ", "").split(","):
         share = stages[-1].share if stages else 0.0
+        found = _STAGE.fullmatch(item)
         if item == "pause":
             stages.append(Stage(share=share, waits=True))
-        elif shadow := _SHADOW.fullmatch(item):
-            copied = float(shadow[1] or 100) / 100.0
-            stages.append(Stage(shadow=copied, time_s=_seconds(shadow[2], shadow[3])))
-        elif header := _HEADER.fullmatch(item):
-            stages.append(Stage(header=header[1], time_s=_seconds(header[2], header[3])))
-        elif percent := _PERCENT.fullmatch(item):
-            stages.append(
-                Stage(share=float(percent[1]) / 100.0, time_s=_seconds(percent[2], percent[3]))
-            )
-        else:
+        elif found is None:
             raise ConfigError(f"{item!r} is not a stage of a rollout", got=text, fix=_FIX)
+        else:
+            stage = Stage(
+                share=float(found["share"] or 0) / 100.0,
+                header=found["header"] or "",
+                shadow=float(found["copied"] or 100) / 100.0 if found["shadow"] else 0.0,
+                time_s=_seconds(found) if found["number"] else None,
+            )
+            stages.append(stage)
     _check_order(stages, text)
     return tuple(stages)
 
 
 def _check_order(stages: list[Stage], text: str) -> None:
     shares = [stage.share for stage in stages if not stage.waits]
+    if any(0.0 < share < SMALLEST_SHARE for share in shares):
+        raise ConfigError("A stage must have at least 0.01 % of the traffic", got=text, fix=_FIX)
     rises = all(low < high or low == high == 0.0 for low, high in itertools.pairwise(shares))
     named = all(
         stage.share > 0.0 or stage.header or stage.waits or 0.0 < stage.shadow <= 1.0
@@ -84,8 +92,8 @@ def _check_order(stages: list[Stage], text: str) -> None:
         raise ConfigError("The stages of a rollout must rise to 100 %", got=text, fix=_FIX)
 
 
-def _seconds(number: str | None, unit: str | None) -> float | None:
-    return None if number is None or unit is None else float(number) * _UNITS_S[unit]
+def _seconds(found: re.Match[str]) -> float:
+    return float(found["number"]) * _UNITS_S[found["unit"]]
 
 
 def seconds_of(text: str) -> float:
@@ -99,4 +107,4 @@ def seconds_of(text: str) -> float:
         raise ConfigError(
             "A duration must be a number with its unit", got=text, fix="Write 30s, 5m, 2h or 1d."
         )
-    return float(found[1]) * _UNITS_S[found[2]]
+    return _seconds(found)

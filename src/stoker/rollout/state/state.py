@@ -6,7 +6,9 @@
                              v  |                                  v
                            PAUSED --------- roll back ---------> ROLLED_BACK
 
-    A/B test (`ab.changes`):  TESTING -> COMPLETED or ROLLED_BACK
+    Too many bad answers at 100 %:  the last stage with both versions again
+
+    A/B test:  TESTING -> COMPLETED or ROLLED_BACK
 
 `changes` holds the arrows. Once a model has a state, the state decides which version takes traffic, not "the newest".
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -35,6 +38,11 @@ FOLDER = ".rollout"
 """Name of the folder of a model's rollout, next to its versions."""
 
 
+BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
+BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
+"""Gates that every rollout has."""
+
+
 class Phase(StrEnum):
     """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""
 
@@ -49,6 +57,16 @@ class Phase(StrEnum):
 
 ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING, Phase.TESTING)
 """Phases in which a second rollout cannot start; in all but an A/B test, gates are judged."""
+
+
+_KEY = re.compile(r"(?:cookie:)?[A-Za-z0-9!#$&'*+.^_`|~-]+")
+"""Source: RFC 9110, `token`: names of headers, of gRPC metadata and of cookies."""
+
+_AT_LEAST_0 = (
+    *("min_requests", "step_time_s", "warm_up_s", "bake_s"),
+    *("inconclusive_limit_s", "keep_previous_s", "shadow_tolerance"),
+)
+"""Settings that are any number from 0 on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,13 +122,24 @@ class RolloutSettings:
     """Gates of the user: Prometheus queries and Python functions."""
 
     webhooks: tuple[Webhook, ...] = ()
-    """Web services that are asked before the rollout goes on."""
+    """Web services that are called before the rollout goes on."""
 
     notify: tuple[str, ...] = ()
     """URLs that get each change as a message in Slack's form."""
 
+    @property
+    def gates(self) -> int:
+        """Number of gates, which share `alpha`."""
+        return len(BUILT_IN) + len(self.user_gates)
+
     def __post_init__(self) -> None:
         parse_stages(self.stages)
+        if self.key and not _KEY.fullmatch(self.key):
+            raise ConfigError(
+                "The key of a rollout must be the name of a header, or cookie:NAME",
+                got=self.key,
+                fix="For example x-user or cookie:uid.",
+            )
         for server in self.servers:
             if not server.startswith(("http://", "https://")):
                 raise ConfigError(
@@ -118,30 +147,19 @@ class RolloutSettings:
                     got=server,
                     fix="Write http://HOST:8501.",
                 )
+            check_url(server, where="A server of a rollout")
         for url in self.notify:
             check_url(url, where="A notification")
         names = [gate.name for gate in self.user_gates]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError("The names of gates must differ", got=twice[0])
-        for name, least in (
-            ("min_requests", 0),
-            ("step_time_s", 0),
-            ("warm_up_s", 0),
-            ("bake_s", 0),
-            ("inconclusive_limit_s", 0),
-        ):
-            if getattr(self, name) < least:
+        for name in _AT_LEAST_0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(
-                    f"{name} must be at least {least}",
+                    f"{name} must be a number of at least 0",
                     got=getattr(self, name),
-                    fix=f"Set it to {least} or more.",
+                    fix="Set it to 0 or more.",
                 )
-        if not 0.0 <= self.shadow_tolerance < math.inf:
-            raise ConfigError(
-                "shadow_tolerance must be a number of at least 0",
-                got=self.shadow_tolerance,
-                fix="Set it to 0 for answers that are equal to the last bit.",
-            )
         if (
             not 1.0 <= self.allowed_ratio < math.inf
             or not 0.0 < self.alpha < 1.0
@@ -192,6 +210,9 @@ class RolloutState:
     slow_s: Mapping[str, float] = field(default_factory=dict)
     """Gate -> latency above which an answer counts as slow, seconds: above the baseline's quantile, fixed before."""
 
+    explained: tuple[int, int] = (0, 0)
+    """Bad answers and requests of the candidate at 100 % that `changes.compare_again` has followed already."""
+
     lease: int = 0
     """Number of the controller that may change it."""
 
@@ -207,6 +228,13 @@ class RolloutState:
     def is_last_stage(self) -> bool:
         """Whether nothing follows but the bake time."""
         return self.stage == len(parse_stages(self.settings.stages)) - 1
+
+    @property
+    def split_stage(self) -> int | None:
+        """Index of the last stage in which both versions take traffic by weight; None: there is none."""
+        stages = enumerate(parse_stages(self.settings.stages))
+        split = [at for at, stage in stages if 0.0 < stage.share < 1.0 and not stage.waits]
+        return split[-1] if split else None
 
     @property
     def is_active(self) -> bool:
@@ -241,6 +269,10 @@ class RolloutState:
         """What the versions of keys depend on besides the weights."""
         return f"{model}/{self.rollout}"
 
+    def facts(self, model: str) -> dict[str, Any]:
+        """What a query and a function of a user's gate get about a rollout."""
+        return {"model": model, "candidate": self.candidate, "baseline": self.baseline}
+
     def split(self, model: str) -> TrafficSplit:
         """The split of the traffic between its versions."""
         return TrafficSplit(self.arms, salt=self.salt(model))
@@ -251,6 +283,7 @@ class RolloutState:
             **asdict(self),
             "settings": json.loads(json.dumps(asdict(self.settings))),
             "rejected": [*self.rejected],
+            "explained": [*self.explained],
             "slow_s": dict(self.slow_s),
             "test": None if self.test is None else self.test.to_json(),
         }
@@ -269,6 +302,7 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known["settings"] = build(RolloutSettings, known["settings"])
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
+        known["explained"] = tuple(known.get("explained", (0, 0)))
         known["test"] = settings_of(known["test"]) if known.get("test") else None
         return RolloutState(**known)
     except (KeyError, TypeError, ValueError, ConfigError) as error:

@@ -1,4 +1,4 @@
-"""Web services that a rollout asks before it goes on, or tells what it did: as settings."""
+"""Settings of the web services that a rollout calls before it goes on, and after a rollback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Webhook:
-    """A web service that is asked before the rollout goes on."""
+    """A web service that is called before the rollout goes on, and after a rollback."""
 
     url: str
     """Gets a POST with JSON."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 FACTORS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
 """How much worse than allowed a candidate may be, as alternatives that the test tries at once."""
 
 ALLOWED_RATIO = 1.25
 """Bad answers of the candidate for each of the baseline, at equal traffic, that still count as not worse."""
+
+MOST_NEEDED = 1 << 30
+"""Bad answers beyond which nobody counts."""
 
 ALPHA = 0.001
 """Probability that a rollout of a candidate that is not worse is rolled back, over all gates and looks."""
@@ -55,12 +60,7 @@ class FullTraffic:
         return min(bad / max(self.baseline_requests, 1), 1.0)
 
 
-def log_evidence(
-    stages: Iterable[BadAnswers],
-    full: FullTraffic | None = None,
-    *,
-    allowed_ratio: float = ALLOWED_RATIO,
-) -> float:
+def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED_RATIO) -> float:
     """Natural logarithm of the evidence that the candidate gives too many bad answers.
 
     Given a bad answer, which version gave it? A candidate with w of the traffic that gives `allowed_ratio` r times as many
@@ -73,8 +73,6 @@ def log_evidence(
 
     Args:
         stages: counts of each stage so far, each with its own share of the traffic.
-        full: counts at 100 %, which are compared with the baseline's rate of before; so here an outage that
-            would hit both versions alike counts against the candidate.
         allowed_ratio: see `ALLOWED_RATIO`; at least 1.
 
     Source: Turner, Ly, Grunwald, J. Statist. Plann. Inference 230 (2024); Lindon, Sanden, Shirikian, KDD 2022.
@@ -85,12 +83,29 @@ def log_evidence(
         fair, worse = odds / (odds + 1.0), odds * FACTORS / (odds * FACTORS + 1.0)
         logs += stage.candidate * np.log(worse / fair)
         logs += stage.baseline * np.log((1.0 - worse) / (1.0 - fair))
-    if full is not None:
-        accepted = full.accepted_rate * allowed_ratio
-        if accepted < 1.0:
-            rates = np.minimum(accepted * FACTORS, (1.0 + accepted) / 2.0)
-            logs += full.candidate * np.log(rates / accepted)
-            logs += (full.requests - full.candidate) * np.log((1.0 - rates) / (1.0 - accepted))
+    return _log_mean(logs)
+
+
+def log_suspicion(full: FullTraffic, *, allowed_ratio: float = ALLOWED_RATIO) -> float:
+    """Natural logarithm of the evidence that a candidate with all traffic gives more bad answers than the baseline before.
+
+    It convicts nobody: an outage that would hit both versions alike looks the same.
+
+    Args:
+        full: counts at 100 %.
+        allowed_ratio: see `ALLOWED_RATIO`; at least 1.
+    """
+    accepted = full.accepted_rate * allowed_ratio
+    if accepted >= 1.0:
+        return 0.0
+    rates = np.minimum(accepted * FACTORS, (1.0 + accepted) / 2.0)
+    logs = full.candidate * np.log(rates / accepted)
+    logs += (full.requests - full.candidate) * np.log((1.0 - rates) / (1.0 - accepted))
+    return _log_mean(logs)
+
+
+def _log_mean(logs: NDArray[np.float64]) -> float:
+    """Logarithm of the mean over the alternatives."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).mean()))
 
@@ -100,30 +115,26 @@ def log_threshold(*, alpha: float = ALPHA, gates: int) -> float:
     return math.log(gates / alpha)
 
 
-def smallest_visible_ratio(
-    stages: Iterable[BadAnswers], *, gates: int, alpha: float = ALPHA
-) -> float | None:
-    """The smallest fault that the traffic so far would most likely have shown.
+def bad_answers_needed(
+    stages: Sequence[BadAnswers],
+    *,
+    gates: int,
+    alpha: float = ALPHA,
+    allowed_ratio: float = ALLOWED_RATIO,
+) -> int:
+    """How many more bad answers the candidate must give in the last of the stages to be rolled back.
 
     Args:
         stages: counts of each stage so far.
         gates: number of gates of the rollout.
         alpha: see `ALPHA`.
-
-    Returns:
-        Bad answers of the candidate for each of the baseline, at equal traffic, at which the expected counts would reach
-        the threshold; None if no ratio up to 1,000 would.
+        allowed_ratio: see `ALLOWED_RATIO`.
     """
-    seen = list(stages)
-    for ratio in np.geomspace(ALLOWED_RATIO, 1_000.0, 200):
-        expected = [
-            BadAnswers(
-                share=each.share,
-                candidate=round(each.baseline * each.share / (1.0 - each.share) * float(ratio)),
-                baseline=each.baseline,
-            )
-            for each in seen
-        ]
-        if log_evidence(expected) >= log_threshold(alpha=alpha, gates=gates):
-            return float(ratio)
-    return None
+    *before, now = stages
+
+    def evidence(more: int) -> float:
+        worse = replace(now, candidate=now.candidate + more)
+        return log_evidence([*before, worse], allowed_ratio=allowed_ratio)
+
+    limit = log_threshold(alpha=alpha, gates=gates)
+    return bisect.bisect_left(range(MOST_NEEDED), limit, key=evidence)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.registry.repository import MAX_VERSION, checked_name
+from stoker.registry.repository import MAX_VERSION, check_is_folder, checked_name
 from stoker.serve.text_files import read_text_file
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _model(found: model_server_config_pb2.ModelConfig) -> ModelConfig:
             f"model {found.name!r} must be of the platform 'tensorflow'", got=found.model_platform
         )
     base = Path(found.base_path.removeprefix("file://"))
+    check_is_folder(base)
     if not base.is_absolute():
         raise ConfigError(
             f"Expected model {found.name} to have an absolute path or URI", got=found.base_path

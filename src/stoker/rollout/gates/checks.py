@@ -1,0 +1,46 @@
+"""What is wrong with the gates of a rollout that is to begin."""
+
+from __future__ import annotations
+
+import logging
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError
+from stoker.rollout.gates.prometheus import check_query
+from stoker.rollout.state.state import BUILT_IN, RolloutSettings, RolloutState
+
+_log = logging.getLogger(__name__)
+
+
+def check_names(settings: RolloutSettings) -> None:
+    """Refuse a user's gate with the name of a built-in one, and a dry run of an unknown gate.
+
+    Raises:
+        ConfigError: a name is one of these.
+    """
+    own = [gate.name for gate in settings.user_gates]
+    if taken := sorted(set(own) & set(BUILT_IN)):
+        raise ConfigError(
+            "A gate must not have the name of a built-in one", got=taken[0], fix="Rename it."
+        )
+    known = [*BUILT_IN, *own]
+    if unknown := sorted(set(settings.dry_run) - set(known)):
+        raise ConfigError(
+            f"{unknown[0]!r} is not a gate", got=unknown[0], fix=nearest(unknown[0], known)
+        )
+
+
+def check_queries(model: str, begun: RolloutState) -> None:
+    """Let Prometheus judge the queries; while it is silent, a gate is inconclusive.
+
+    Raises:
+        ConfigError: a query is not PromQL.
+    """
+    for gate in begun.settings.user_gates:
+        if gate.prometheus:
+            query = gate.question(**begun.facts(model))
+            silent = check_query(gate.prometheus, query, gate=gate.name, timeout_s=gate.timeout_s)
+            if silent:
+                _log.warning(
+                    "gate %s is inconclusive until Prometheus answers (%s)", gate.name, silent
+                )
