@@ -39,6 +39,10 @@ train:
   checkpoint: {every_steps: 30, keep_last: 2}
 """
 
+WITHOUT_TENSORBOARD = """\
+  tensorboard: {histograms_every_steps: 0, gradients: false, graph: false}
+"""
+
 TABLE_PY = """\
 import os
 import time
@@ -130,13 +134,18 @@ def callbacks():
 """
 
 
-def write_table(folder: Path) -> None:
-    """Two numbers, and whether their sum is above 0."""
+def write_table(folder: Path, *, tensorboard: bool = True) -> None:
+    """Two numbers, and whether their sum is above 0.
+
+    Args:
+        folder: A folder that is created.
+        tensorboard: Also write histograms and the graph: a third function to trace in each process.
+    """
     folder.mkdir(parents=True)
     rows = np.random.default_rng(0).normal(size=(400, 2))
     lines = [f"{a:.4f},{b:.4f},{int(a + b > 0)}\n" for a, b in rows]
     (folder / "data.csv").write_text("a,b,y\n" + "".join(lines))
-    (folder / "stoker.yaml").write_text(TABLE_YAML)
+    (folder / "stoker.yaml").write_text(TABLE_YAML + ("" if tensorboard else WITHOUT_TENSORBOARD))
     (folder / ".stokerignore").write_text(TESTS_OWN)
     (folder / "model.py").write_text(TABLE_PY)
 
