@@ -185,17 +185,11 @@ class Trainer:
         environment: Mapping[str, str] | None = None,
     ) -> int:
         """Start one; its process id."""
-        self._log.write_text("")
-        order = {
-            "arguments": [verb, str(folder), "--set", f"runs={runs}", *more],
-            "environment": dict(environment or {}),
-            "log": str(self._log),
-            "kill": kill,
-        }
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
-        self._server.stdin.flush()
-        return self._answer()
+        return self._order(
+            arguments=[verb, str(folder), "--set", f"runs={runs}", *more],
+            environment=dict(environment or {}),
+            kill=kill,
+        )
 
     def end(self) -> int:
         """Wait for it; its exit code, or the negative number of the signal that ended it."""
@@ -205,6 +199,13 @@ class Trainer:
         """Start one and wait for it."""
         self.start(folder, runs, *more, **options)
         return self.end()
+
+    def script(self, path: Path, *arguments: object, stdin: str = "") -> str:
+        """Run a script of the tests in a process of its own; all that it printed."""
+        self._order(script=str(path), arguments=list(map(str, arguments)), stdin=stdin)
+        code, printed = self.end(), self._log.read_text()
+        assert code == 0, printed[-3000:]
+        return printed
 
     def said(self) -> str:
         """All that the last one printed, as one line."""
@@ -217,6 +218,15 @@ class Trainer:
         self._server.stdin.close()
         self._server.stdout.close()
         self._server.wait()
+
+    def _order(self, **order: Any) -> int:
+        """Start a process; its id."""
+        self._log.write_text("")
+        plain = {"script": None, "stdin": "", "environment": {}, "kill": None}
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(plain | order | {"log": str(self._log)}) + "\n")
+        self._server.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> int:
         assert self._server.stdout is not None

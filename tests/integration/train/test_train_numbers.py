@@ -254,9 +254,7 @@ def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
     assert weights_are_finite(tmp_path / "back")
 
 
-@pytest.mark.parametrize(
-    "per_call", [pytest.param(1, marks=SOAK), 3, pytest.param(7, marks=SOAK)]
-)
+@pytest.mark.parametrize("per_call", [pytest.param(1, marks=SOAK), 3, pytest.param(7, marks=SOAK)])
 def test_steps_that_update_at_once_lead_to_the_bits_of_those_that_look_first(
     sound: tuple[Dataset, Transform],
     spoiled: tuple[Dataset, Transform],

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.train.killed import Trainer
 
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
@@ -88,6 +87,7 @@ def in_both(names: list[str]) -> list[Any]:
 @pytest.fixture(scope="module")
 def trained(
     request: pytest.FixtureRequest,
+    trainer: Trainer,
     dataset: Dataset,
     transform: Transform,
     tmp_path_factory: pytest.TempPathFactory,
@@ -107,24 +107,22 @@ def trained(
         }
         if scenarios:
             out = tmp_path_factory.mktemp("strategies")
-            found |= run_scenarios(scenarios, out, dataset, transform)
+            found |= run_scenarios(trainer, scenarios, out, (dataset, transform))
     return found
 
 
 def run_scenarios(
-    scenarios: dict[str, dict[str, Any]], out: Path, dataset: Dataset, transform: Transform
+    trainer: Trainer,
+    scenarios: dict[str, dict[str, Any]],
+    out: Path,
+    data: tuple[Dataset, Transform],
 ) -> dict[str, tuple[dict[str, Any], list[Any]]]:
     """Run all in one process of their own; scenario -> its facts and weights."""
-    script = Path(__file__).with_name("strategy_scenarios.py")
-    done = subprocess.run(
-        [sys.executable, script, dataset.root, transform.root, out],
-        input=json.dumps(list(scenarios.values())),
-        text=True,
-        capture_output=True,
-        timeout=1500,
-        check=False,
+    trainer.script(
+        Path(__file__).with_name("strategy_scenarios.py"),
+        *(data[0].root, data[1].root, out),
+        stdin=json.dumps(list(scenarios.values())),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     results: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
     return {
         name: (result, list(np.load(out / str(index) / "weights.npz").values()))
@@ -152,10 +150,7 @@ PAIRS = (
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        pytest.param(one, other, marks=[pytest.mark.soak] * (other in SOAK))
-        for one, other in PAIRS
-    ],
+    [pytest.param(one, other, marks=[pytest.mark.soak] * (other in SOAK)) for one, other in PAIRS],
 )
 def test_the_same_global_batch_trains_to_the_same_weights(
     trained: dict[str, Any], one: str, other: str

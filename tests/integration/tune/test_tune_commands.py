@@ -23,10 +23,15 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 def profile(folder: Path, *command: str, seconds: float | None = None) -> tuple[ScriptProfile, str]:
-    """The profile, and what the command printed on stdout."""
+    """The profile without the MFU (see `COUNTED` of test_tune_scripts.py), and what was printed."""
     with (folder / "printed").open("w+") as stream:
         told = profile_script(
-            command, folder=folder / "p", seconds=seconds, stdout=stream.fileno(), grace_s=20.0
+            command,
+            folder=folder / "p",
+            seconds=seconds,
+            stdout=stream.fileno(),
+            grace_s=20.0,
+            mfu=False,
         )
         stream.seek(0)
         return told, stream.read()
@@ -138,7 +143,7 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
     code = (
         "import json, sys; from pathlib import Path\n"
         "from stoker.scriptprofile import profile_script\n"
-        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]))\n"
+        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]), mfu=False)\n"
         "print(json.dumps(told.to_json()))\n"
     )
     command = [
@@ -361,19 +366,6 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
         assert loop["step"]["busy_fraction"] is None
 
 
-def test_a_loops_step_that_does_more_is_not_run_again(tmp_path: Path) -> None:
-    script = tmp_path / "prints.py"
-    script.write_text(LOOP.replace("{extra}", "tf.print('step', output_stream='file://steps')"))
-
-    told, printed = profile(tmp_path, "sh", "-c", f"cd {tmp_path} && {sys.executable} {script}")
-
-    assert printed.startswith("900 900 ")
-    assert (tmp_path / "steps").read_text().count("step") == 900
-    [step] = [each["step"] for each in told.to_json()["loops"]]
-    assert step["busy_fraction"] is None
-    assert "PrintV2" in step["busy_not_measured"]
-
-
 HELD = """
 import tensorflow as tf
 
@@ -393,12 +385,26 @@ for _ in range(300):
 """
 
 
-def test_each_loop_has_its_own_steps_though_one_function_does_them_all(tmp_path: Path) -> None:
-    script = tmp_path / "held.py"
-    script.write_text(HELD)
+def test_a_loops_step_that_does_more_is_not_run_again_and_each_loop_has_its_own_steps(
+    tmp_path: Path,
+) -> None:
+    """A step that prints; then two loops whose steps one function does."""
+    script = tmp_path / "prints.py"
+    printing = LOOP.replace("{extra}", "tf.print('step', output_stream='file://steps')")
+    script.write_text(printing + HELD)
+    above = printing.count("\n")
 
-    told, _ = profile(tmp_path, sys.executable, str(script))
+    told, printed = profile(tmp_path, "sh", "-c", f"cd {tmp_path} && {sys.executable} {script}")
 
     assert told.failures == ()
-    steps = {(loop.kind, loop.place.line): loop.steps for loop in told.loops}
+    assert printed.startswith("900 900 ")
+    assert (tmp_path / "steps").read_text().count("step") == 900
+    step = told.to_json()["loops"][0]["step"]
+    assert step["busy_fraction"] is None
+    assert "PrintV2" in step["busy_not_measured"]
+    steps = {
+        (loop.kind, loop.place.line - above): loop.steps
+        for loop in told.loops
+        if loop.place.line > above
+    }
     assert steps == {("dataset", 12): 400, ("calls", 16): 299}, "the last one has no end"
