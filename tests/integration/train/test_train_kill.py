@@ -23,7 +23,7 @@ from tests.integration.train.killed import (
     write_table,
 )
 
-KILLS = int(os.environ.get("STOKER_KILLS", "3"))
+KILLS = int(os.environ.get("STOKER_KILLS", "2"))
 """Random instants at which training is killed."""
 
 KILL_XLA = 12
@@ -40,6 +40,8 @@ def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
 ) -> None:
     folder, calm, killed = tmp_path / "small", tmp_path / "calm", tmp_path / "killed"
     write_table(folder, tensorboard=False)
+    settings = folder / "stoker.yaml"
+    settings.write_text(settings.read_text().replace("epochs: 3", "epochs: 2"))
     assert trainer.run(folder, calm) == 0, trainer.said()
     assert trainer.run(folder, killed, verb="transform") == 0, trainer.said()
 
