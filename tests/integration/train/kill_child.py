@@ -75,7 +75,10 @@ def work(order: dict[str, Any]) -> int:
 
 def main() -> None:
     import_tensorflow()
-    import stoker.app.training.stage  # noqa: F401 - what every child needs
+    import ibis.backends.duckdb  # noqa: F401 - what every child needs
+
+    import stoker.app.training.stage
+    import stoker.data.features.analysis.analyze  # noqa: F401
     from stoker.train.context import utilization
 
     # How busy the device was is no matter here; to measure it takes a second of every training.

@@ -110,14 +110,23 @@ def test_a_script_that_raises_is_profiled_and_fails_as_it_would(tmp_path: Path) 
     assert "my script.py" in (folder / "out" / "profile.html").read_text()
 
 
+KILLING = """\
+        import glob, os, time
+        begun_s, folder = time.time(), os.environ["STOKER_WATCH_FOLDER"]
+        # The watcher writes each second what has changed since.
+        while time.time() < begun_s + 30 and not any(
+            os.path.getmtime(facts) > begun_s for facts in glob.glob(f"{folder}/facts-*.json")
+        ):
+            time.sleep(0.05)
+        os.kill(os.getpid(), 9)
+"""
+
+
 def test_a_script_that_kills_itself_leaves_what_it_did(tmp_path: Path) -> None:
     # SIGKILL gives nobody a moment: what was written before has to do.
     text = (SCRIPTS / "endless.py").read_text()
     script = tmp_path / "killed.py"
-    killing = (
-        "    if number == 50:\n        import os, time; time.sleep(3); os.kill(os.getpid(), 9)\n"
-    )
-    script.write_text(text.replace("    if number == 50:\n", killing))
+    script.write_text(text.replace("    if number == 50:\n", f"    if number == 50:\n{KILLING}"))
 
     told, _ = profile(tmp_path, sys.executable, str(script))
 
