@@ -222,7 +222,7 @@ class Trainer:
     def _order(self, **order: Any) -> int:
         """Start a process; its id."""
         self._log.write_text("")
-        plain = {"script": None, "stdin": "", "environment": {}, "kill": None}
+        plain: dict[str, Any] = {"script": None, "stdin": "", "environment": {}, "kill": None}
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(plain | order | {"log": str(self._log)}) + "\n")
         self._server.stdin.flush()
