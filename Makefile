@@ -117,15 +117,17 @@ $(PROMETHEUS_STAMP): $(if $(filter installed,$(shell cat $(PROMETHEUS_STAMP) 2>/
 
 # pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
 MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
+# The files that use a marker: importing all others to find none in them takes half a minute.
+MARKED = $(or $(ARGS),$(shell grep -rl --include='*.py' 'mark[.]$(1)' tests))
 
 test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
 	@echo "test: those that measure this machine, one after the other, with nothing else running"
-	@$(BIN)/python -m pytest -m "alone and not gpu and not soak" --durations=15 $(ARGS) $(MAY_FIND_NONE)
+	@$(BIN)/python -m pytest -m "alone and not gpu and not soak" --durations=15 $(call MARKED,alone) $(MAY_FIND_NONE)
 	@echo "test: those that need a GPU, which the other tests do not see; skipped where there is none"
-	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(ARGS) || test $$? = 5
+	@$(BIN)/python -m pytest -m "gpu and not soak" --durations=15 $(call MARKED,gpu) || test $$? = 5
 
 tf-serving-oracle: $(STAMP) ## TensorFlow Serving's own integration test against ours; SRC=its checkout (5 minutes)
 	@$(UV) pip install --quiet --python $(BIN)/python --target .tools/oracle --no-deps \

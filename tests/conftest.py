@@ -28,15 +28,15 @@ settings.register_profile("stoker", deadline=None, print_blob=True)
 settings.load_profile("stoker")
 
 LONGEST = (
-    "test_train_kill",
     "test_train_parameter_server",
+    "test_tune_scripts",
+    "test_train_kill",
     "test_app_recipes",
     "test_train_strategies",
     "test_train_preempted",
     "test_app_images",
-    "test_data_service",
     "test_tune_commands",
-    "test_tune_scripts",
+    "test_data_service",
     "test_app_caching",
     "test_app_workers",
     "test_train_numbers",

@@ -42,11 +42,16 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 def png_bomb() -> bytes:
     """20,000 x 20,000 pixels of zeros: 1.2 GB decoded from 1.2 MB."""
-    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
-    packer = zlib.compressobj(9)
-    lines = b"".join(packer.compress(bytes(60_001)) for _ in range(20_000)) + packer.flush()
+    lines, line_bytes = 20_000, 60_001
+    header = struct.pack(">IIBBBBB", lines, lines, 8, 2, 0, 0, 0)
+    # After a full flush the next hundred lines are packed to the same bytes.
+    packer = zlib.compressobj(9, wbits=-15)
+    hundred = packer.compress(bytes(100 * line_bytes)) + packer.flush(zlib.Z_FULL_FLUSH)
+    last = zlib.compressobj(9, wbits=-15).flush()
+    adler = struct.pack(">I", (lines * line_bytes % 65_521) << 16 | 1)
+    packed = b"\x78\xda" + hundred * (lines // 100) + last + adler
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
     )
 
 

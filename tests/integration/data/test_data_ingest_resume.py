@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.core.errors import UserError
-from stoker.data.dataset import SAMPLE
+from stoker.data.dataset import SAMPLE, Dataset, load_dataset
 from stoker.data.ingest import IngestConfig, ingest
 from stoker.data.ingest.journal import JOURNAL
 
@@ -50,6 +51,12 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """What an ingest makes that nobody kills."""
+    return ingest(config(source), tmp_path_factory.mktemp("resume") / "undisturbed")
+
+
 def kill_once(source: Path, out: Path, *, after: int) -> None:
     """Kill an ingest when more than so many shards are there, whole or not."""
     process = subprocess.Popen([sys.executable, "-c", INGEST, str(source), str(out)])
@@ -62,9 +69,8 @@ def kill_once(source: Path, out: Path, *, after: int) -> None:
 
 
 def test_an_ingest_killed_again_and_again_ends_as_if_nothing_had_happened(
-    source: Path, tmp_path: Path
+    source: Path, undisturbed: Dataset, tmp_path: Path
 ) -> None:
-    undisturbed = ingest(config(source), tmp_path / "undisturbed")
     out = tmp_path / "killed"
     for wanted in (1, 5, 16):
         kill_once(source, out, after=wanted)
@@ -73,12 +79,14 @@ def test_an_ingest_killed_again_and_again_ends_as_if_nothing_had_happened(
     dataset = ingest(config(source), out)
 
     assert dataset.fingerprint == undisturbed.fingerprint
-    assert files(out) == files(tmp_path / "undisturbed")
+    assert files(out) == files(undisturbed.root)
     untouched = [path for path, mtime_ns in kept.items() if path.stat().st_mtime_ns == mtime_ns]
     assert len(untouched) >= 5
 
 
-def test_a_shard_damaged_since_the_kill_is_not_gone_on_from(source: Path, tmp_path: Path) -> None:
+def test_a_shard_damaged_since_the_kill_is_not_gone_on_from(
+    source: Path, undisturbed: Dataset, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     kill_once(source, out, after=8)
     shard = out / "train" / "shard-00000.parquet"
@@ -88,8 +96,7 @@ def test_a_shard_damaged_since_the_kill_is_not_gone_on_from(source: Path, tmp_pa
 
     ingest(config(source), out)
 
-    ingest(config(source), tmp_path / "undisturbed")
-    assert files(out) == files(tmp_path / "undisturbed")
+    assert files(out) == files(undisturbed.root)
 
 
 def test_what_was_done_with_another_source_is_not_gone_on_from(
@@ -105,23 +112,24 @@ def test_what_was_done_with_another_source_is_not_gone_on_from(
     assert sum(dataset.rows(split) for split in dataset.splits) == ROWS - 1000
 
 
-def test_a_finished_ingest_has_nothing_to_do(source: Path, tmp_path: Path) -> None:
-    first = ingest(config(source), tmp_path / "out")
-    shard = first.paths("train")[0]
+def test_a_finished_ingest_has_nothing_to_do(source: Path, undisturbed: Dataset) -> None:
+    shard = undisturbed.paths("train")[0]
     written_ns = shard.stat().st_mtime_ns
 
-    again = ingest(config(source), tmp_path / "out")
+    again = ingest(config(source), undisturbed.root)
 
-    assert again == first
+    assert again == undisturbed
     assert shard.stat().st_mtime_ns == written_ns
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
 def test_a_damaged_sample_is_written_again_from_the_shards(
-    damage: str, source: Path, tmp_path: Path
+    damage: str, source: Path, undisturbed: Dataset, tmp_path: Path
 ) -> None:
-    first = ingest(config(source), tmp_path)
-    whole, sample = files(tmp_path), tmp_path / SAMPLE
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed.root, out)
+    first = load_dataset(out)
+    whole, sample = files(out), out / SAMPLE
     shard = first.paths("train")[0]
     written_ns = shard.stat().st_mtime_ns
     raw = sample.read_bytes()
@@ -131,15 +139,15 @@ def test_a_damaged_sample_is_written_again_from_the_shards(
     elif damage == "changed":
         sample.write_bytes(bytes([*raw[:100], raw[100] ^ 1, *raw[101:]]))
 
-    again = ingest(config(source), tmp_path)
+    again = ingest(config(source), out)
 
     assert again == first
-    assert files(tmp_path) == whole
+    assert files(out) == whole
     assert shard.stat().st_mtime_ns == written_ns
 
 
 def test_a_full_disk_names_need_and_free_and_the_next_ingest_goes_on(
-    source: Path, tmp_path: Path
+    source: Path, undisturbed: Dataset, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -156,8 +164,7 @@ def test_a_full_disk_names_need_and_free_and_the_next_ingest_goes_on(
 
         ingest(config(source), disk / "out")
 
-        ingest(config(source), tmp_path / "undisturbed")
-        assert files(disk / "out") == files(tmp_path / "undisturbed")
+        assert files(disk / "out") == files(undisturbed.root)
         assert any(p.stat().st_mtime_ns == mtime_ns for p, mtime_ns in kept.items())
     finally:
         os.sync()

@@ -82,10 +82,22 @@ def started(log: Path, *flags: str) -> Iterator[Running]:
             process.communicate()
 
 
+def left_of(running: Running) -> list[int]:
+    """The processes that it started and that are still there when they have had time to end."""
+    end_s = time.monotonic() + 120
+    while True:
+        left = [pid for pid in running.said["pids"].values() if Path(f"/proc/{pid}").exists()]
+        if not left or time.monotonic() > end_s:
+            return left
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Two workers; SIGTERM at the end leaves no process behind."""
     with started(tmp_path_factory.mktemp("log") / "stderr", "--workers", "2") as running:
         yield running
+    assert (left_of(running), running.process.returncode) == ([], 0)
 
 
 @pytest.fixture(scope="module")
@@ -297,29 +309,6 @@ def test_a_killed_dispatcher_goes_on_from_its_journal_and_nothing_is_lost(
     assert sorted(read) == list(range(ROWS))
 
 
-def left_of(running: Running) -> list[int]:
-    """The processes that it started and that are still there when they have had time to end."""
-    end_s = time.monotonic() + 120
-    while True:
-        left = [pid for pid in running.said["pids"].values() if Path(f"/proc/{pid}").exists()]
-        if not left or time.monotonic() > end_s:
-            return left
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_is_left_behind_by(number: signal.Signals, tmp_path: Path) -> None:
-    with started(tmp_path / "stderr", "--workers", "0") as running:
-        assert Path(f"/proc/{running.said['pids']['dispatcher']}").exists()
-
-        running.process.send_signal(number)
-        code = running.process.wait(300)
-        left = left_of(running)
-
-    assert left == []
-    assert code == (-9 if number == signal.SIGKILL else 0)
-
-
 def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stoker", "data-service", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -376,13 +365,14 @@ def test_status_says_who_answers(service: Running) -> None:
     assert [w["address"] for w in found["workers"]] == sorted(service.said["workers"])
 
 
-def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone(
+def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone_and_none_is_left_behind(
     tmp_path: Path,
     copy: RecordCopy,
     transform: Transform,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The workers that joined end by SIGINT, the first service by SIGKILL, which none can handle."""
     monkeypatch.setattr("stoker.data.feed.service.reading.CHECK_WORKERS_S", 0.2)
     with started(tmp_path / "first", "--workers", "1") as service:
         address = service.said["address"]
@@ -390,6 +380,8 @@ def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone(
         with started(tmp_path / "second", "--dispatcher", address, "--workers", "1") as joined:
             both = wait_until_ready(address, workers=2, timeout_s=30)
             feed = ServiceFeed(copy, to_batch(transform), service=config)
+            joined.process.send_signal(signal.SIGINT)
+            joined.process.wait(300)
         gone = joined.said["workers"][0]
 
         with feed.shuffled(
@@ -400,8 +392,12 @@ def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone(
                 time.sleep(0.1)
         with pytest.raises(ConfigError, match=rf"no answer from {gone}.*--worker-port"):
             ServiceFeed(copy, to_batch(transform), service=config)
+        assert len(service.said["pids"]) == 2
+        service.process.kill()
+        service.process.wait(300)
 
     assert (left_of(joined), joined.process.returncode) == ([], 0)
+    assert (left_of(service), service.process.returncode) == ([], -signal.SIGKILL)
     assert gone in [worker.address for worker in both.workers]
     assert f"workers that do not answer: {gone}" in caplog.text
 

@@ -1,8 +1,9 @@
 """Runs one command of `stoker` in a fresh process for every line that it reads.
 
 A line is JSON: the command's arguments, variables of its environment, the file that takes what it
-says, and before which rename the process is killed (null: none). A process forked off one that has
-imported TensorFlow, and has run nothing, starts in a fifth of the time.
+says, and before which rename the process is killed (null: none). With `script` it is that script of
+the tests with the arguments, and `stdin` is its input. A process forked off one that has imported
+TensorFlow, and has run nothing, starts in a fifth of the time.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import signal
 import sys
+import tempfile
+import traceback
+from pathlib import Path
 from typing import Any
 
 from stoker.app.import_tensorflow import import_tensorflow
@@ -35,6 +40,23 @@ def kill_before_rename(number: int) -> None:
     sys.addaudithook(count)
 
 
+def run_script(script: str, arguments: list[str], stdin: str) -> int:
+    """Run a script of the tests as `python SCRIPT ARGUMENTS` does."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    sys.argv = [script, *arguments]
+    with tempfile.TemporaryFile() as stream:
+        stream.write(stdin.encode())
+        stream.seek(0)
+        os.dup2(stream.fileno(), 0)
+    sys.stdin = open(0)  # noqa: SIM115 - until the process ends
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except Exception:  # noqa: BLE001 - as Python does it
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def work(order: dict[str, Any]) -> int:
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
@@ -42,7 +64,10 @@ def work(order: dict[str, Any]) -> int:
     os.environ.update(order["environment"])
     if order["kill"] is not None:
         kill_before_rename(order["kill"])
-    code = invoke(order["arguments"], debug=False)
+    if order["script"] is None:
+        code = invoke(order["arguments"], debug=False)
+    else:
+        code = run_script(order["script"], order["arguments"], order["stdin"])
     sys.stdout.flush()
     sys.stderr.flush()
     return code
@@ -50,7 +75,10 @@ def work(order: dict[str, Any]) -> int:
 
 def main() -> None:
     import_tensorflow()
-    import stoker.app.training.stage  # noqa: F401 - what every child needs
+    import ibis.backends.duckdb  # noqa: F401 - what every child needs
+
+    import stoker.app.training.stage
+    import stoker.data.features.analysis.analyze  # noqa: F401
     from stoker.train.context import utilization
 
     # How busy the device was is no matter here; to measure it takes a second of every training.

@@ -39,6 +39,10 @@ train:
   checkpoint: {every_steps: 30, keep_last: 2}
 """
 
+WITHOUT_TENSORBOARD = """\
+  tensorboard: {histograms_every_steps: 0, gradients: false, graph: false}
+"""
+
 TABLE_PY = """\
 import os
 import time
@@ -130,13 +134,18 @@ def callbacks():
 """
 
 
-def write_table(folder: Path) -> None:
-    """Two numbers, and whether their sum is above 0."""
+def write_table(folder: Path, *, tensorboard: bool = True) -> None:
+    """Two numbers, and whether their sum is above 0.
+
+    Args:
+        folder: A folder that is created.
+        tensorboard: Also write histograms and the graph: a third function to trace in each process.
+    """
     folder.mkdir(parents=True)
     rows = np.random.default_rng(0).normal(size=(400, 2))
     lines = [f"{a:.4f},{b:.4f},{int(a + b > 0)}\n" for a, b in rows]
     (folder / "data.csv").write_text("a,b,y\n" + "".join(lines))
-    (folder / "stoker.yaml").write_text(TABLE_YAML)
+    (folder / "stoker.yaml").write_text(TABLE_YAML + ("" if tensorboard else WITHOUT_TENSORBOARD))
     (folder / ".stokerignore").write_text(TESTS_OWN)
     (folder / "model.py").write_text(TABLE_PY)
 
@@ -176,17 +185,11 @@ class Trainer:
         environment: Mapping[str, str] | None = None,
     ) -> int:
         """Start one; its process id."""
-        self._log.write_text("")
-        order = {
-            "arguments": [verb, str(folder), "--set", f"runs={runs}", *more],
-            "environment": dict(environment or {}),
-            "log": str(self._log),
-            "kill": kill,
-        }
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
-        self._server.stdin.flush()
-        return self._answer()
+        return self._order(
+            arguments=[verb, str(folder), "--set", f"runs={runs}", *more],
+            environment=dict(environment or {}),
+            kill=kill,
+        )
 
     def end(self) -> int:
         """Wait for it; its exit code, or the negative number of the signal that ended it."""
@@ -196,6 +199,13 @@ class Trainer:
         """Start one and wait for it."""
         self.start(folder, runs, *more, **options)
         return self.end()
+
+    def script(self, path: Path, *arguments: object, stdin: str = "") -> str:
+        """Run a script of the tests in a process of its own; all that it printed."""
+        self._order(script=str(path), arguments=list(map(str, arguments)), stdin=stdin)
+        code, printed = self.end(), self._log.read_text()
+        assert code == 0, printed[-3000:]
+        return printed
 
     def said(self) -> str:
         """All that the last one printed, as one line."""
@@ -208,6 +218,15 @@ class Trainer:
         self._server.stdin.close()
         self._server.stdout.close()
         self._server.wait()
+
+    def _order(self, **order: Any) -> int:
+        """Start a process; its id."""
+        self._log.write_text("")
+        plain: dict[str, Any] = {"script": None, "stdin": "", "environment": {}, "kill": None}
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(plain | order | {"log": str(self._log)}) + "\n")
+        self._server.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> int:
         assert self._server.stdout is not None

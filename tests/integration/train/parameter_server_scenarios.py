@@ -243,7 +243,7 @@ def resolved(batch_size: int, precision: Any) -> ResolvedTraining:
 
 
 def counted(scene: Scene) -> dict[str, Any]:
-    answer, _ = scene.fit("counted", constant, epochs=5)
+    answer, _ = scene.fit("counted", constant, epochs=3)
     return answer
 
 
@@ -330,7 +330,7 @@ def at_work_again(scene: Scene, name: str) -> None:
     """
     scene.roles.wait_for(name)
     # Its first call fails, and says that it is another process now.
-    scene.fit("settled", momentum)
+    scene.fit("settled", momentum, epochs=1)
     due = scene.connection.coordinator._cluster.failure_handler._cluster_due_for_update_or_finish
     end_s = time.monotonic() + RECOVERY_S
     while due.is_set():

@@ -1,6 +1,6 @@
 """A process of its own: two logical devices are made before TensorFlow is used.
 
-Usage: python -m tests.integration.train.scope_child DATASET TRANSFORM OUT. Prints what a run says of
+Usage: scope_child.py DATASET TRANSFORM OUT. Prints what a run says of
 a model that was made outside of the strategy's scope, and the findings of one made inside of it, a
 line each.
 """

@@ -24,7 +24,7 @@ XLA = ("--set", "train.xla=true")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table, and a model of numbers only."""
     folder = tmp_path_factory.mktemp("experiment") / "small"
-    write_table(folder)
+    write_table(folder, tensorboard=False)
     settings, code = folder / "stoker.yaml", folder / "model.py"
     # How many steps are one program is decided by their speed: here it is always one.
     alone = settings.read_text().replace("steps_per_call: 20", "steps_per_call: 1")

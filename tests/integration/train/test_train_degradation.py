@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 from keras import layers
+from tests.integration.train.killed import Trainer
 from tests.integration.train.small import on_one_device, unwatched
 
 from stoker.core.errors import CheckFailed
@@ -257,21 +256,15 @@ def test_a_step_that_is_traced_for_every_shape_is_told_of_once(
 
 
 def test_a_model_made_outside_of_the_scope_ends_its_run(
-    dataset: Dataset, transform: Transform, tmp_path: Path
+    trainer: Trainer, dataset: Dataset, transform: Transform, tmp_path: Path
 ) -> None:
     """On two logical devices, in a process of its own; made inside, the same run goes through."""
-    script = "tests.integration.train.scope_child"
-    done = subprocess.run(
-        [sys.executable, "-m", script, dataset.root, transform.root, tmp_path],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    script = Path(__file__).with_name("scope_child.py")
 
-    assert done.returncode == 0, done.stderr[-3000:]
-    outside, inside = done.stdout.splitlines()
+    outside, inside = trainer.script(script, dataset.root, transform.root, tmp_path).splitlines()[
+        -2:
+    ]
+
     assert outside.startswith("variables were created outside the strategy's scope: ")
     assert "hidden/kernel" in outside
     assert inside == "[]"

@@ -686,7 +686,7 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
             self.late += not begun
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2, STEPS])
+@pytest.mark.parametrize("steps_per_call", [1, pytest.param(2, marks=pytest.mark.soak), STEPS])
 def test_no_epoch_waits_for_the_pass_behind_it(tmp_path: Path, steps_per_call: int) -> None:
     """It may take minutes to begin, and behind the last one nobody needs it."""
     epochs = Epochs()

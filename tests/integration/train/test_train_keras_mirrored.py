@@ -1,21 +1,18 @@
 """Callbacks and a user's own step with variables that lie on two devices."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.train.killed import Trainer
 
 
 @pytest.fixture(scope="module")
-def child() -> dict[str, Any]:
-    script = Path(__file__).with_name("keras_mirrored_child.py")
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+def child(trainer: Trainer) -> dict[str, Any]:
+    printed = trainer.script(Path(__file__).with_name("keras_mirrored_child.py"))
+    answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return answer
 
 

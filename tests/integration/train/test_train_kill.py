@@ -23,7 +23,7 @@ from tests.integration.train.killed import (
     write_table,
 )
 
-KILLS = int(os.environ.get("STOKER_KILLS", "3"))
+KILLS = int(os.environ.get("STOKER_KILLS", "2"))
 """Random instants at which training is killed."""
 
 KILL_XLA = 12
@@ -39,7 +39,9 @@ def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, calm, killed = tmp_path / "small", tmp_path / "calm", tmp_path / "killed"
-    write_table(folder)
+    write_table(folder, tensorboard=False)
+    settings = folder / "stoker.yaml"
+    settings.write_text(settings.read_text().replace("epochs: 3", "epochs: 2"))
     assert trainer.run(folder, calm) == 0, trainer.said()
     assert trainer.run(folder, killed, verb="transform") == 0, trainer.said()
 
@@ -62,7 +64,7 @@ def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, calm, killed = tmp_path / "small", tmp_path / "calm", tmp_path / "killed"
-    write_table(folder)
+    write_table(folder, tensorboard=False)
     code = folder / "model.py"
     code.write_text(code.read_text().replace("Slow()(x)", "x"))
     assert trainer.run(folder, calm, "--set", "train.xla=true") == 0, trainer.said()

@@ -87,12 +87,19 @@ def weights(built: BuiltModel) -> list[Any]:
     return [np.asarray(variable.numpy()) for variable in built.model.variables]
 
 
+@pytest.fixture(scope="module")
+def plain(
+    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainResult, list[Any]]:
+    """The result and the weights of a run of `build` without further settings."""
+    result, built = run(dataset, transform, tmp_path_factory.mktemp("plain"))
+    return result, weights(built)
+
+
 def test_the_loop_ends_where_kerass_own_step_ends_on_the_same_batches(
-    dataset: Dataset, transform: Transform, tmp_path: Path
+    dataset: Dataset, transform: Transform, plain: tuple[TrainResult, list[Any]]
 ) -> None:
     """Dropout's seeds, BatchNorm, regularisation, clipping and the short last batch included."""
-    _, built = run(dataset, transform, tmp_path)
-
     prepare_process(precision="float32", seed=0, deterministic=False)
     other = build_model(build, transform, what="model:build").model
     table = dataset.table("train").to_pandas()
@@ -103,7 +110,7 @@ def test_the_loop_ends_where_kerass_own_step_ends_on_the_same_batches(
             features = {name: tf.constant(rows[name].to_numpy()) for name in ("a", "b")}
             other.train_on_batch(features, tf.constant(rows["y"].to_numpy()))
 
-    for ours, theirs in zip(weights(built), other.variables, strict=True):
+    for ours, theirs in zip(plain[1], other.variables, strict=True):
         np.testing.assert_allclose(ours, np.asarray(theirs.numpy()), rtol=1e-4, atol=1e-5)
 
 
@@ -111,13 +118,16 @@ def test_the_loop_ends_where_kerass_own_step_ends_on_the_same_batches(
     "other", [{"steps_per_call": 1}, {"steps_per_call": 7}, {"memory_bytes": 0}]
 )
 def test_how_the_steps_are_run_does_not_change_what_is_learned(
-    dataset: Dataset, transform: Transform, tmp_path: Path, other: dict[str, Any]
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path: Path,
+    plain: tuple[TrainResult, list[Any]],
+    other: dict[str, Any],
 ) -> None:
-    result, built = run(dataset, transform, tmp_path / "a")
-    again, rebuilt = run(dataset, transform, tmp_path / "b", **other)
+    again, rebuilt = run(dataset, transform, tmp_path, **other)
 
-    assert again.metrics["val_loss"] == pytest.approx(result.metrics["val_loss"], rel=1e-4)
-    for one, two in zip(weights(built), weights(rebuilt), strict=True):
+    assert again.metrics["val_loss"] == pytest.approx(plain[0].metrics["val_loss"], rel=1e-4)
+    for one, two in zip(plain[1], weights(rebuilt), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
 
 

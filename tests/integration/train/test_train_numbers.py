@@ -33,6 +33,7 @@ from stoker.train.setup.strategy import one_device
 
 BATCH = 32
 BAD_ROW = 70
+SOAK = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +189,11 @@ def rooted_own(features: dict[str, Any]) -> keras.Model:
 OFTEN = CheckpointConfig(every_steps=1, keep_last=100)
 
 
-@pytest.mark.parametrize("per_call", [1, 3])
-@pytest.mark.parametrize("xla", [False, True], ids=["plain", "xla"])
+@pytest.mark.parametrize(
+    ("xla", "per_call"),
+    [(False, 1), pytest.param(False, 3, marks=SOAK), pytest.param(True, 1, marks=SOAK), (True, 3)],
+    ids=["plain-1", "plain-3", "xla-1", "xla-3"],
+)
 def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_is(
     sound: tuple[Dataset, Transform],
     tmp_path: Path,
@@ -219,7 +223,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
     assert raised.value.line() == first.value.line()
 
 
-@pytest.mark.parametrize("per_call", [1, 3])
+@pytest.mark.parametrize("per_call", [pytest.param(1, marks=SOAK), 3])
 def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
     sound: tuple[Dataset, Transform], tmp_path: Path, per_call: int
 ) -> None:
@@ -250,7 +254,7 @@ def test_a_step_of_the_users_that_is_not_finite_reaches_no_checkpoint(
     assert weights_are_finite(tmp_path / "back")
 
 
-@pytest.mark.parametrize("per_call", [1, 3, 7])
+@pytest.mark.parametrize("per_call", [pytest.param(1, marks=SOAK), 3, pytest.param(7, marks=SOAK)])
 def test_steps_that_update_at_once_lead_to_the_bits_of_those_that_look_first(
     sound: tuple[Dataset, Transform],
     spoiled: tuple[Dataset, Transform],

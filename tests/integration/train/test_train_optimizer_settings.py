@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -268,12 +269,30 @@ def half(
     return dict(found.arrays())
 
 
-@pytest.mark.parametrize("name", HALF)
+Whole = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def whole_run(
+    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+) -> Whole:
+    """Name of settings -> the last checkpoint of a run that nobody ended."""
+
+    @cache
+    def trained(name: str) -> dict[str, Any]:
+        return half((dataset, transform), tmp_path_factory.mktemp("whole"), HALF[name])
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name == "by xla")) for name in HALF],
+)
 def test_a_run_in_float16_that_was_ended_goes_on_to_the_same_bits(
-    dataset: Dataset, transform: Transform, tmp_path: Path, name: str
+    dataset: Dataset, transform: Transform, whole_run: Whole, tmp_path: Path, name: str
 ) -> None:
-    data = dataset, transform
-    whole = half(data, tmp_path / "whole", HALF[name])
+    data, whole = (dataset, transform), whole_run(name)
     before = half(data, tmp_path / "cut", HALF[name], ends_after=3)
     cut = half(data, tmp_path / "cut", HALF[name])
 
@@ -285,11 +304,11 @@ def test_a_run_in_float16_that_was_ended_goes_on_to_the_same_bits(
 
 
 def test_a_run_in_float16_leads_where_kerass_condition_leads(
-    dataset: Dataset, transform: Transform, tmp_path: Path
+    dataset: Dataset, transform: Transform, whole_run: Whole, tmp_path: Path
 ) -> None:
-    data, settings = (dataset, transform), HALF["two passes, clipped, averaged"]
-    ours = half(data, tmp_path / "ours", settings)
-    theirs = half(data, tmp_path / "theirs", settings, kind=OfSomebody)
+    name = "two passes, clipped, averaged"
+    ours = whole_run(name)
+    theirs = half((dataset, transform), tmp_path, HALF[name], kind=OfSomebody)
 
     theirs = {key.replace("of_somebody", "adam"): value for key, value in theirs.items()}
     # Keras's condition does not affect Stoker's average, which also changes in skipped steps.

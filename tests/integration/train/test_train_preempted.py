@@ -28,7 +28,7 @@ STEP_S = 0.1
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_table(tmp_path / "small")
+    write_table(tmp_path / "small", tensorboard=False)
     return tmp_path / "small"
 
 

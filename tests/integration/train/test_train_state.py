@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from tests.integration.train.killed import Trainer
 
 from stoker.core.errors import DataError
 from stoker.train.checkpoints.seeds import host_seeds, restore_host_seeds
@@ -158,12 +159,8 @@ def check(told: dict[str, Any]) -> None:
     assert "seed" not in differ
 
 
-def test_two_replicas_go_on_with_the_bits_that_each_of_them_had() -> None:
-    done = subprocess.run(
-        [sys.executable, CHILD, "mirrored"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    check(result(done.stdout))
+def test_two_replicas_go_on_with_the_bits_that_each_of_them_had(trainer: Trainer) -> None:
+    check(result(trainer.script(CHILD, "mirrored")))
 
 
 @pytest.mark.multiworker

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.train.killed import Trainer
 
 from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
@@ -23,7 +22,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "plain on 2, streamed": {"model": "plain", "replicas": 2, "memory_bytes": 0},
     "plain on 2, XLA": {"model": "plain", "replicas": 2, "settings": {"xla": True}},
     "plain, 4 passes": {"model": "plain", "settings": {"accumulate": 4}},
-    "plain on 2, 4 passes": {"model": "plain", "replicas": 2, "settings": {"accumulate": 4}},
+    "plain on 2, 4 passes, XLA": {
+        "model": "plain",
+        "replicas": 2,
+        "settings": {"accumulate": 4, "xla": True},
+    },
     "clipped": {"model": "plain", "settings": {"clip_norm": 0.05}},
     "clipped on 2": {"model": "plain", "replicas": 2, "settings": {"clip_norm": 0.05}},
     "averaged": {"model": "plain", "settings": {"ema": 0.9}},
@@ -36,7 +39,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "settings": {"accumulate": 2},
     },
     "synced": {"model": "synced"},
-    "synced on 2": {"model": "synced", "replicas": 2},
+    "synced on 2, streamed": {"model": "synced", "replicas": 2, "memory_bytes": 0},
     "dropped on 2": {"model": "dropped", "replicas": 2},
     "dropped on 2, 2 passes": {
         "model": "dropped",
@@ -65,34 +68,61 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 
 
+SOAK = (
+    "plain on 4",
+    "plain on 2, streamed",
+    "plain on 2, XLA",
+    "plain, 4 passes",
+    "embedded on 2",
+    "dropped on 2",
+)
+"""Scenarios of `make soak` alone. `make test` runs each of their settings with another one."""
+
+
+def in_both(names: list[str]) -> list[Any]:
+    """Parameters, one for each scenario; those of `SOAK` are marked."""
+    return [pytest.param(name, marks=[pytest.mark.soak] * (name in SOAK)) for name in names]
+
+
 @pytest.fixture(scope="module")
 def trained(
-    dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    trainer: Trainer,
+    dataset: Dataset,
+    transform: Transform,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[dict[str, Any], list[Any]]]:
-    """Scenario -> its facts and weights."""
+    """Scenario -> its facts and weights; without those of `SOAK` unless a selected test needs them."""
     found: dict[str, tuple[dict[str, Any], list[Any]]] = {}
+    in_soak = any(
+        item.path == request.path and item.get_closest_marker("soak")
+        for item in request.session.items
+    )
     # A process has one size of group for its collectives.
     for sizes in ((1, 2), (4,)):
-        names = [n for n, scenario in SCENARIOS.items() if scenario.get("replicas", 1) in sizes]
-        out = tmp_path_factory.mktemp("strategies")
-        found |= run_scenarios({name: SCENARIOS[name] for name in names}, out, dataset, transform)
+        scenarios = {
+            name: scenario
+            for name, scenario in SCENARIOS.items()
+            if scenario.get("replicas", 1) in sizes and (in_soak or name not in SOAK)
+        }
+        if scenarios:
+            out = tmp_path_factory.mktemp("strategies")
+            found |= run_scenarios(trainer, scenarios, out, (dataset, transform))
     return found
 
 
 def run_scenarios(
-    scenarios: dict[str, dict[str, Any]], out: Path, dataset: Dataset, transform: Transform
+    trainer: Trainer,
+    scenarios: dict[str, dict[str, Any]],
+    out: Path,
+    data: tuple[Dataset, Transform],
 ) -> dict[str, tuple[dict[str, Any], list[Any]]]:
     """Run all in one process of their own; scenario -> its facts and weights."""
-    script = Path(__file__).with_name("strategy_scenarios.py")
-    done = subprocess.run(
-        [sys.executable, script, dataset.root, transform.root, out],
-        input=json.dumps(list(scenarios.values())),
-        text=True,
-        capture_output=True,
-        timeout=1500,
-        check=False,
+    trainer.script(
+        Path(__file__).with_name("strategy_scenarios.py"),
+        *(data[0].root, data[1].root, out),
+        stdin=json.dumps(list(scenarios.values())),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     results: list[dict[str, Any]] = json.loads((out / "results.json").read_text())
     return {
         name: (result, list(np.load(out / str(index) / "weights.npz").values()))
@@ -100,23 +130,27 @@ def run_scenarios(
     }
 
 
+PAIRS = (
+    ("plain", "plain on 2"),
+    ("plain", "plain on 4"),
+    ("plain on 2", "plain on 2, streamed"),
+    ("plain on 2", "plain on 2, XLA"),
+    ("plain", "plain, 4 passes"),
+    ("plain", "plain on 2, 4 passes, XLA"),
+    ("clipped", "clipped on 2"),
+    ("averaged", "averaged on 2"),
+    ("embedded", "embedded on 2"),
+    ("embedded", "embedded on 2, 2 passes"),
+    ("synced", "synced on 2, streamed"),
+    ("own loss", "own loss on 2"),
+    ("normed on 2", "normed on 2, more a call"),
+)
+"""Scenarios that must train to the same weights."""
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        ("plain", "plain on 2"),
-        ("plain", "plain on 4"),
-        ("plain on 2", "plain on 2, streamed"),
-        ("plain on 2", "plain on 2, XLA"),
-        ("plain", "plain, 4 passes"),
-        ("plain", "plain on 2, 4 passes"),
-        ("clipped", "clipped on 2"),
-        ("averaged", "averaged on 2"),
-        ("embedded", "embedded on 2"),
-        ("embedded", "embedded on 2, 2 passes"),
-        ("synced", "synced on 2"),
-        ("own loss", "own loss on 2"),
-        ("normed on 2", "normed on 2, more a call"),
-    ],
+    [pytest.param(one, other, marks=[pytest.mark.soak] * (other in SOAK)) for one, other in PAIRS],
 )
 def test_the_same_global_batch_trains_to_the_same_weights(
     trained: dict[str, Any], one: str, other: str
@@ -128,12 +162,12 @@ def test_the_same_global_batch_trains_to_the_same_weights(
         assert trained[other][0]["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if "dropped" not in name])
+@pytest.mark.parametrize("name", in_both([name for name in SCENARIOS if "dropped" not in name]))
 def test_all_replicas_end_with_equal_weights(trained: dict[str, Any], name: str) -> None:
     assert trained[name][0]["apart"] == []
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if "dropped" in name])
+@pytest.mark.parametrize("name", in_both([name for name in SCENARIOS if "dropped" in name]))
 def test_replicas_drop_units_of_their_own(trained: dict[str, Any], name: str) -> None:
     """And nothing else of them differs: weights, and the states of what is drawn, are the same."""
     assert trained[name][0]["apart"] == ["seen/units"]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tests.integration.train.killed import Trainer
 from tests.integration.train.small import on_one_device, small_dataset, unwatched
 from tests.integration.train.strategy_scenarios import normed, plain
 from tests.integration.train.test_train_strategies import run_scenarios
@@ -62,10 +63,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Transform]:
 
 @pytest.fixture(scope="module")
 def trained(
-    data: tuple[Dataset, Transform], tmp_path_factory: pytest.TempPathFactory
+    trainer: Trainer, data: tuple[Dataset, Transform], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[dict[str, Any], list[Any]]]:
     """Scenario -> its facts and weights."""
-    return run_scenarios(SCENARIOS, tmp_path_factory.mktemp("tpu"), *data)
+    return run_scenarios(trainer, SCENARIOS, tmp_path_factory.mktemp("tpu"), data)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,15 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 
 def profile(folder: Path, *command: str, seconds: float | None = None) -> tuple[ScriptProfile, str]:
-    """The profile, and what the command printed on stdout."""
+    """The profile without the MFU (see `COUNTED` of test_tune_scripts.py), and what was printed."""
     with (folder / "printed").open("w+") as stream:
         told = profile_script(
-            command, folder=folder / "p", seconds=seconds, stdout=stream.fileno(), grace_s=20.0
+            command,
+            folder=folder / "p",
+            seconds=seconds,
+            stdout=stream.fileno(),
+            grace_s=20.0,
+            mfu=False,
         )
         stream.seek(0)
         return told, stream.read()
@@ -104,14 +110,23 @@ def test_a_script_that_raises_is_profiled_and_fails_as_it_would(tmp_path: Path) 
     assert "my script.py" in (folder / "out" / "profile.html").read_text()
 
 
+KILLING = """\
+        import glob, os, time
+        begun_s, folder = time.time(), os.environ["STOKER_WATCH_FOLDER"]
+        # The watcher writes each second what has changed since.
+        while time.time() < begun_s + 30 and not any(
+            os.path.getmtime(facts) > begun_s for facts in glob.glob(f"{folder}/facts-*.json")
+        ):
+            time.sleep(0.05)
+        os.kill(os.getpid(), 9)
+"""
+
+
 def test_a_script_that_kills_itself_leaves_what_it_did(tmp_path: Path) -> None:
     # SIGKILL gives nobody a moment: what was written before has to do.
     text = (SCRIPTS / "endless.py").read_text()
     script = tmp_path / "killed.py"
-    killing = (
-        "    if number == 50:\n        import os, time; time.sleep(3); os.kill(os.getpid(), 9)\n"
-    )
-    script.write_text(text.replace("    if number == 50:\n", killing))
+    script.write_text(text.replace("    if number == 50:\n", f"    if number == 50:\n{KILLING}"))
 
     told, _ = profile(tmp_path, sys.executable, str(script))
 
@@ -138,7 +153,7 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
     code = (
         "import json, sys; from pathlib import Path\n"
         "from stoker.scriptprofile import profile_script\n"
-        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]))\n"
+        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]), mfu=False)\n"
         "print(json.dumps(told.to_json()))\n"
     )
     command = [
@@ -310,25 +325,87 @@ print(*[tf.reduce_sum(tf.abs(v)).numpy().tobytes().hex() for v in net.variables
 """
 
 
-def test_a_loops_step_is_run_again_on_one_batch_and_nothing_is_changed_by_it(
-    tmp_path: Path,
-) -> None:
-    script = tmp_path / "loop.py"
-    script.write_text(LOOP.replace("{extra}", "pass"))
+HELD = """
+import tensorflow as tf
+
+weight = tf.Variable(1.0)
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = (weight - x) ** 2
+    weight.assign_sub(0.01 * tape.gradient(loss, weight))
+
+batches = iter(tf.data.Dataset.from_tensors(1.0).repeat(400))
+for x in batches:
+    step(x)
+for _ in range(300):
+    step(tf.constant(2.0))
+"""
+
+PLAIN = LOOP.replace("{extra}", "pass")
+PRINTING = LOOP.replace("{extra}", "tf.print('step', output_stream='file://steps')")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralLoops:
+    """A script of a loop, one whose step prints, and two whose steps one function does."""
+
+    profile: ScriptProfile
+    printed: str
+    without_profile: str
+    """What it printed when it was run without the profile."""
+
+    steps: str
+    """What the second loop's step printed."""
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> SeveralLoops:
+    """The script, run both ways."""
+    folder = tmp_path_factory.mktemp("loops")
+    script = folder / "loops.py"
+    script.write_text(PLAIN + PRINTING + HELD)
     plain = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, check=True
     ).stdout
+    (folder / "steps").unlink()
+    told, printed = profile(folder, "sh", "-c", f"cd {folder} && {sys.executable} {script}")
+    return SeveralLoops(
+        profile=told,
+        printed=printed,
+        without_profile=plain,
+        steps=(folder / "steps").read_text(),
+    )
 
-    told, printed = profile(tmp_path, sys.executable, str(script))
 
-    assert plain.startswith("900 900 ")
-    assert printed == plain
-    [loop] = told.loops
+def test_a_loops_step_is_run_again_on_one_batch_and_nothing_is_changed_by_it(
+    several: SeveralLoops,
+) -> None:
+    assert several.without_profile.startswith("900 900 ")
+    assert several.printed == several.without_profile
+    loop = several.profile.loops[0]
     assert len(loop.rounds) == 3
-    assert told.failures == ()
-    [step] = [each["step"] for each in told.to_json()["loops"]]
+    assert several.profile.failures == ()
+    step = several.profile.to_json()["loops"][0]["step"]
     assert step["busy_fraction"] > 0
     assert step["busy_not_measured"] == ""
+
+
+def test_a_loops_step_that_does_more_is_not_run_again(several: SeveralLoops) -> None:
+    assert several.printed.splitlines()[2].startswith("900 900 ")
+    assert several.steps.count("step") == 900
+    step = several.profile.to_json()["loops"][1]["step"]
+    assert step["busy_fraction"] is None
+    assert "PrintV2" in step["busy_not_measured"]
+
+
+def test_each_loop_has_its_own_steps_though_one_function_does_them_all(
+    several: SeveralLoops,
+) -> None:
+    above = (PLAIN + PRINTING).count("\n")
+    steps = {(loop.kind, loop.place.line - above): loop.steps for loop in several.profile.loops[2:]}
+    assert steps == {("dataset", 12): 400, ("calls", 16): 299}, "the last one has no end"
 
 
 def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
@@ -359,46 +436,3 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
     assert "takes its batches from an iterator by itself" in taken["step"]["busy_not_measured"]
     for loop in (captured, taken):
         assert loop["step"]["busy_fraction"] is None
-
-
-def test_a_loops_step_that_does_more_is_not_run_again(tmp_path: Path) -> None:
-    script = tmp_path / "prints.py"
-    script.write_text(LOOP.replace("{extra}", "tf.print('step', output_stream='file://steps')"))
-
-    told, printed = profile(tmp_path, "sh", "-c", f"cd {tmp_path} && {sys.executable} {script}")
-
-    assert printed.startswith("900 900 ")
-    assert (tmp_path / "steps").read_text().count("step") == 900
-    [step] = [each["step"] for each in told.to_json()["loops"]]
-    assert step["busy_fraction"] is None
-    assert "PrintV2" in step["busy_not_measured"]
-
-
-HELD = """
-import tensorflow as tf
-
-weight = tf.Variable(1.0)
-
-@tf.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = (weight - x) ** 2
-    weight.assign_sub(0.01 * tape.gradient(loss, weight))
-
-batches = iter(tf.data.Dataset.from_tensors(1.0).repeat(400))
-for x in batches:
-    step(x)
-for _ in range(300):
-    step(tf.constant(2.0))
-"""
-
-
-def test_each_loop_has_its_own_steps_though_one_function_does_them_all(tmp_path: Path) -> None:
-    script = tmp_path / "held.py"
-    script.write_text(HELD)
-
-    told, _ = profile(tmp_path, sys.executable, str(script))
-
-    assert told.failures == ()
-    steps = {(loop.kind, loop.place.line): loop.steps for loop in told.loops}
-    assert steps == {("dataset", 12): 400, ("calls", 16): 299}, "the last one has no end"

@@ -6,8 +6,6 @@ import itertools
 import json
 import logging
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from tests.integration.train.killed import Trainer
 from tests.integration.train.small import small_dataset
 
 from stoker.cluster.devices import Devices
@@ -32,7 +31,9 @@ PACKS = {0: 1, 1: GRADIENTS + 1, 40: 2}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], list[int]]:
+def trained(
+    trainer: Trainer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[list[Any]], list[int]]:
     """The weights of each scenario, and in how many packs TensorFlow sent, in its order."""
     folder = tmp_path_factory.mktemp("packs")
     dataset = small_dataset(folder / "dataset")
@@ -41,21 +42,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], 
         {"model": "plain", "replicas": 2, "settings": {"reduction_bytes_per_pack": size_bytes}}
         for size_bytes in PACKS
     ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            Path(__file__).with_name("packs_child.py"),
-            dataset.root,
-            transform.root,
-            folder,
-        ],
-        input=json.dumps(scenarios),
-        text=True,
-        capture_output=True,
-        timeout=400,
-        check=False,
+    trainer.script(
+        Path(__file__).with_name("packs_child.py"),
+        *(dataset.root, transform.root, folder),
+        stdin=json.dumps(scenarios),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     said = (folder / "sent.log").read_text().splitlines()
     sent = [re.findall(r"tensors: (\d+) all_reduces.*num_packs = (\d+)", line) for line in said]
     packs = [int(packs) for [(tensors, packs)] in sent if int(tensors) == GRADIENTS + 1]

@@ -88,7 +88,7 @@ def whole(dataset: Dataset) -> np.ndarray[Any, Any]:
 
 
 @given(drawn=vectors(), form=st.sampled_from(["list", "large_list", "fixed_size_list"]))
-@settings(max_examples=30)  # each one fsyncs a whole dataset
+@settings(max_examples=12)  # each one fsyncs a whole dataset
 def test_vectors_come_back_through_shards_and_manifest(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Column, list[list[Any]]], form: str
 ) -> None:
@@ -318,7 +318,7 @@ def test_a_bad_value_in_a_list_is_shown_and_its_neighbors_stay(tmp_path: Path) -
 
 
 @given(drawn=lists())
-@settings(max_examples=10)  # each one fsyncs two whole datasets
+@settings(max_examples=6)  # each one fsyncs two whole datasets
 def test_lists_come_back_alike_from_parquet_and_json_lines(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[Column, list[list[Any]]]
 ) -> None:

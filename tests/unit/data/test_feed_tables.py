@@ -91,7 +91,7 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     batch_size=st.integers(1, 70),
     start=st.floats(0, 1, exclude_max=True),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_batches_are_the_stored_rows_in_the_order_of_the_windows(
     cut_table: CutTable, cuts: list[list[int]], batch_size: int, start: float
 ) -> None:
@@ -215,7 +215,7 @@ LISTS = (
     most=st.integers(0, 4),
 )
 @settings(
-    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 def test_lists_of_varying_length_are_padded_to_the_longest_of_their_batch(
     cut_table: CutTable, cuts: list[list[int]], batch_size: int, most: int

@@ -64,7 +64,7 @@ shares = st.lists(st.integers(1, 9), min_size=2, max_size=4).map(
     block_bytes=st.integers(60, 4000),
     seed=st.integers(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_no_row_is_lost_or_doubled_and_the_order_is_kept(
     tmp_path_factory: pytest.TempPathFactory,
     count: int,
@@ -98,7 +98,7 @@ def test_no_row_is_lost_or_doubled_and_the_order_is_kept(
 
 
 @given(st.permutations(range(5)), st.integers(0, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_a_rows_split_does_not_depend_on_the_order_of_files_or_columns(
     tmp_path_factory: pytest.TempPathFactory, order: list[int], seed: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_rows_split_does_not_depend_on_the_order_of_files_or_columns(
         unique_by=lambda row: row[0],
     )
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_values_come_back_as_they_went_in(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, float | None, str]]
 ) -> None:

@@ -324,7 +324,7 @@ def test_images_stored_smaller_are_counted_by_what_the_source_holds(
     st.sampled_from([0, 200, 1 << 30]),
     st.integers(1, 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_copies_are_counted_exactly_in_memory_and_on_disk(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]], memory: int, chunk: int
 ) -> None:

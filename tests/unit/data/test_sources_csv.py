@@ -387,7 +387,7 @@ cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 
 @given(st.lists(st.tuples(cells, cells), min_size=1, max_size=30), st.integers(400, 2000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_text_that_a_csv_writer_writes_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]], block_bytes: int
 ) -> None:

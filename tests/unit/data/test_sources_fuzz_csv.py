@@ -33,7 +33,7 @@ from stoker.data.sources.source import open_source
 ALWAYS_THE_SAME = "STOKER_FUZZ_EXAMPLES" not in os.environ
 """`make soak` draws new examples; a finding there is kept here."""
 
-EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "250"))
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "150"))
 """About 8 s; `make soak` sets more."""
 
 BOM = b"\xef\xbb\xbf"

@@ -86,6 +86,12 @@ def loaded(config: FeedConfig, **options: Any) -> list[Any]:
     return [batch for _, batch in elements(feed(config, **options))]
 
 
+@pytest.fixture(scope="module")
+def plain() -> list[Any]:
+    """The batches of a feed without settings."""
+    return loaded(FeedConfig())
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -100,11 +106,13 @@ def loaded(config: FeedConfig, **options: Any) -> list[Any]:
     ids=repr,
 )
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_however_they_are_made_ready_batches_are_the_same(config: FeedConfig, cache: str) -> None:
-    expected, found = loaded(FeedConfig()), loaded(config, cache=cache)
+def test_however_they_are_made_ready_batches_are_the_same(
+    plain: list[Any], config: FeedConfig, cache: str
+) -> None:
+    found = loaded(config, cache=cache)
 
-    tf.nest.assert_same_structure(expected, found)
-    for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(found), strict=True):
+    tf.nest.assert_same_structure(plain, found)
+    for one, other in zip(tf.nest.flatten(plain), tf.nest.flatten(found), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -128,7 +136,7 @@ def test_tensorflow_is_told_what_is_set(cache: str) -> None:
 @pytest.mark.parametrize("buffer", [tf.data.AUTOTUNE, 7], ids=["autotuned", "7"])
 @pytest.mark.parametrize("autotune", [True, False], ids=["tuned", "as written"])
 def test_a_last_prefetch_stays_unless_tensorflow_has_one_of_its_own_behind_it(
-    *, autotune: bool, buffer: int
+    *, plain: list[Any], autotune: bool, buffer: int
 ) -> None:
     def prefetched(split: str) -> tf.data.Dataset[Any]:
         return dataset(split).prefetch(buffer)
@@ -142,8 +150,7 @@ def test_a_last_prefetch_stays_unless_tensorflow_has_one_of_its_own_behind_it(
     # TensorFlow puts one of its own behind all passes where it tunes them.
     by_tensorflow = autotune and buffer == tf.data.AUTOTUNE
     assert written == ([] if by_tensorflow else [buffer])
-    plainly = loaded(FeedConfig())
-    for one, other in zip(loaded(FeedConfig(), function=prefetched), plainly, strict=True):
+    for one, other in zip(loaded(FeedConfig(), function=prefetched), plain, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, one, other)
 
 

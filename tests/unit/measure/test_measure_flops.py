@@ -62,7 +62,8 @@ def test_convolutions(layer: layers.Layer, expected: int) -> None:
 @pytest.mark.parametrize(
     ("name", "multiplications"),
     [
-        ("ResNet50", 3.8e9),  # He et al., arXiv:1512.03385, table 1
+        # He et al., arXiv:1512.03385, table 1
+        pytest.param("ResNet50", 3.8e9, marks=pytest.mark.soak),
         ("MobileNetV2", 300e6),  # Sandler et al., arXiv:1801.04381, table 4
     ],
 )
