@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
     return Trials(load_experiment(folder), folder / "trials", progress=print)
 
 
-def fail(trials: Trials, name: str, settings: dict[str, object]) -> TrialFailed:
+def fail(trials: Trials, name: str, settings: Mapping[str, object]) -> TrialFailed:
     with pytest.raises(TrialFailed) as failed:
         trials.open(settings, name=name, limits=TrialLimits.within(LONG_S))
     return failed.value
