@@ -149,6 +149,7 @@ $(SOAKS): soak-%: $(STAMP)
 
 run-soak-train:
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
+	@STOKER_KILL_STEP=1 $(BIN)/python -m pytest -k "publishing" tests/integration/app/test_app_kill.py $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
@@ -161,7 +162,7 @@ run-soak-serve:
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 run-soak-jobs:
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@$(BIN)/python -m pytest -m "soak and not alone" $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
 	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,11 +117,17 @@ class Folder:
         return run_chain(experiment, recorder, until=until), recorder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def brief_ceiling() -> Iterator[None]:
+@contextmanager
+def brief_ceiling_of_utilization() -> Iterator[None]:
     """How busy the device was is no matter here; to measure it takes a second of every training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilization, "CEILING_S", 0.02)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brief_ceiling() -> Iterator[None]:
+    with brief_ceiling_of_utilization():
         yield
 
 
@@ -139,16 +146,17 @@ def make_folder(tmp_path: Path) -> Callable[[], Folder]:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """The small experiment, run once; tests copy it before they change it."""
+    """The small experiment, run once in a process of tests; they copy it before they change it."""
     path = tmp_path_factory.mktemp("finished") / "small"
     path.mkdir()
     (path / "stoker.yaml").write_text(STOKER_YAML)
     (path / "model.py").write_text(MODEL_PY)
     write_csv(path / "data.csv")
     folder = Folder(path)
-    folder.run()
+    with brief_ceiling_of_utilization():
+        folder.run()
     return folder
 
 

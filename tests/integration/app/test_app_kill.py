@@ -107,7 +107,7 @@ def child(path, fatal):
 
 
 template = Path(sys.argv[1])
-for fatal in range(1, 1000):
+for fatal in range(1, 1000, int(os.environ.get("STOKER_KILL_STEP", "3"))):
     path = template.parent / f"killed-{fatal}"
     shutil.copytree(template, path)
     code = child(path, fatal)
@@ -127,7 +127,10 @@ print("calls", fatal - 1)
 def test_a_kill_at_any_publishing_system_call_leaves_one_run_that_continues(
     make_folder: Callable[[], Any],
 ) -> None:
-    """Through prepare, the run's folder, the shards and the record of ingest."""
+    """Through prepare, the run's folder, the shards and the record of ingest.
+
+    At every third call; `make soak` takes each of them.
+    """
     folder = make_folder()
     folder.edit("stoker.yaml", "source: data.csv", "source: made.csv, prepare: prepare:copy")
     (folder.path / "prepare.py").write_text(

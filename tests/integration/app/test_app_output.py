@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, EXIT_USER
 
 from .conftest import Folder
@@ -77,7 +78,7 @@ def test_a_read_only_folder_is_an_error_in_the_first_second(
 
 
 def test_a_run_in_a_read_only_folder_is_not_continued(
-    make_folder: Callable[[], Folder],
+    make_folder: Callable[[], Folder], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_folder()
     result, _ = folder.run(until="ingest")
@@ -87,11 +88,12 @@ def test_a_run_in_a_read_only_folder_is_not_continued(
         if done.returncode:
             pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     try:
-        done = subprocess.run(train(folder), capture_output=True, text=True)
+        code = invoke(["train", str(folder.path)], debug=False)
     finally:
         subprocess.run(["umount", "--lazy", str(runs)], check=True)
 
-    assert done.returncode == EXIT_USER, done.stderr
-    assert "can be written. Received: Read-only file system." in done.stderr
-    assert "ingest" not in done.stderr
+    error = capfd.readouterr().err
+    assert code == EXIT_USER, error
+    assert "can be written. Received: Read-only file system." in error
+    assert "ingest" not in error
     assert result.run.is_dir()

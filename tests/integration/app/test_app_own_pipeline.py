@@ -33,7 +33,7 @@ import tensorflow as tf
 from keras import layers
 
 BATCH = 32
-SLOW_S = 0.5 if os.path.exists(os.path.join(os.path.dirname(__file__), "slow")) else 0.0
+SLOW_S = 0.2 if os.path.exists(os.path.join(os.path.dirname(__file__), "slow")) else 0.0
 
 
 def dataset(split):

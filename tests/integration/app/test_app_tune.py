@@ -164,6 +164,7 @@ def test_a_slow_precision_is_found_and_fixed(
     assert found["after"]["samples_per_s"] > 1.3 * found["before"]["samples_per_s"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_healthy_experiment_is_called_so_and_left_alone(
     planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.experiment import load_experiment
 from stoker.app.tuning.trials import Trials
 from stoker.cli.main import invoke
 from stoker.core.files import read_json
@@ -33,42 +34,45 @@ def planted(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PLANTED, tmp_path / "planted"))
 
 
-def trials(planted: Path, experiment: Experiment) -> Trials:
-    return Trials(experiment, planted / "trials", progress=print)
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
+    """The stages before training are run once for all of its trials."""
+    folder = Path(shutil.copytree(PLANTED, tmp_path_factory.mktemp("trials") / "planted"))
+    return Trials(load_experiment(folder), folder / "trials", progress=print)
 
 
-def fail(planted: Path, settings: dict[str, object], *overrides: str) -> TrialFailed:
-    experiment = load_experiment(planted, overrides=overrides)
+def fail(trials: Trials, name: str, settings: Mapping[str, object]) -> TrialFailed:
     with pytest.raises(TrialFailed) as failed:
-        trials(planted, experiment).open(settings, name="one", limits=TrialLimits.within(LONG_S))
+        trials.open(settings, name=name, limits=TrialLimits.within(LONG_S))
     return failed.value
 
 
-def test_a_lever_that_ends_its_process_is_a_crash(planted: Path) -> None:
-    failed = fail(planted, {"train.precision": "mixed_bfloat16"}, "model=model:build_crashing")
+def test_a_lever_that_ends_its_process_is_a_crash(trials: Trials) -> None:
+    crashing = {"model": "model:build_crashing", "train.precision": "mixed_bfloat16"}
+    failed = fail(trials, "crash", crashing)
 
     assert failed.kind == "crash"
     assert "exit code 9" in failed.text
 
 
-def test_a_lever_that_the_settings_do_not_take_is_refused(planted: Path) -> None:
-    failed = fail(planted, {"train.steps_per_call": 0})
+def test_a_lever_that_the_settings_do_not_take_is_refused(trials: Trials) -> None:
+    failed = fail(trials, "refused", {"train.steps_per_call": 0})
 
     assert failed.kind == "refused"
     assert "train.steps_per_call must be at least 1" in failed.text
 
 
-def test_code_that_fails_under_a_lever_is_refused_with_its_reason(planted: Path) -> None:
-    failed = fail(planted, {"train.replicas": 2, "train.strategy": "one_device"})
+def test_code_that_fails_under_a_lever_is_refused_with_its_reason(trials: Trials) -> None:
+    failed = fail(trials, "fails", {"train.replicas": 2, "train.strategy": "one_device"})
 
     assert failed.kind == "refused"
     assert "one_device has one replica" in failed.text
 
 
 def test_a_graph_that_xla_does_not_compile_is_refused_with_tensorflows_reason(
-    planted: Path,
+    trials: Trials,
 ) -> None:
-    failed = fail(planted, {"train.xla": True}, "model=model:build_without_xla")
+    failed = fail(trials, "xla", {"model": "model:build_without_xla", "train.xla": True})
 
     assert failed.kind == "refused"
     assert "PyFunc" in failed.text
@@ -76,16 +80,16 @@ def test_a_graph_that_xla_does_not_compile_is_refused_with_tensorflows_reason(
     assert len(failed.text.splitlines()) == 1
 
 
-def test_levers_of_devices_and_memory_are_settings_that_train(planted: Path) -> None:
-    experiment = load_experiment(
-        planted,
-        overrides=["model=model:build_blocks", "train.strategy=mirrored", "train.replicas=2"],
-    )
-
-    of_experiment = trials(planted, experiment)
+def test_levers_of_devices_and_memory_are_settings_that_train(trials: Trials) -> None:
+    mirrored = {
+        "model": "model:build_blocks",
+        "train.strategy": "mirrored",
+        "train.replicas": 2,
+    }
 
     def opened(settings: dict[str, object], name: str) -> Situation:
-        trial = of_experiment.open(settings, name=name, limits=TrialLimits.within(LONG_S))
+        added = mirrored | settings
+        trial = trials.open(added, name=name, limits=TrialLimits.within(LONG_S))
         try:
             assert trial.speed() > 0
             return trial.situation
@@ -110,7 +114,7 @@ def test_levers_of_devices_and_memory_are_settings_that_train(planted: Path) -> 
 
 
 def test_trials_of_the_same_data_read_stages_that_were_run_once(planted: Path) -> None:
-    of_experiment = trials(planted, load_experiment(planted))
+    of_experiment = Trials(load_experiment(planted), planted / "trials", progress=print)
     for name, settings in (("one", {}), ("two", {"train.steps_per_call": 2})):
         limits = TrialLimits.within(LONG_S)
         of_experiment.open(settings, name=name, limits=limits).close()

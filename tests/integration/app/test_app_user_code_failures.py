@@ -146,22 +146,29 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_failure_of_the_users_code_exits_with_2_and_shows_the_users_line(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    top, layer, model, compiled = CASES[case]
-    source = HEAD + top + BUILD.format(layer=layer or "pass", model=model, compile=compiled)
-    (tmp_path / "model.py").write_text(source)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One table for all: the stages before training are run once."""
+    folder = tmp_path_factory.mktemp("failing")
     rows = "".join(f"{row},{row / 40},{row % 3}\n" for row in range(40))
-    (tmp_path / "data.csv").write_text("key,a,y\n" + rows)
-    (tmp_path / "stoker.yaml").write_text(
+    (folder / "data.csv").write_text("key,a,y\n" + rows)
+    (folder / "stoker.yaml").write_text(
         "name: failing\ndata: {source: data.csv, splits: {train: 0.6, eval: 0.4}}\n"
         "model: model:build\nlabel: y\ntrain: {epochs: 1, batch_size: 16}\n"
     )
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_failure_of_the_users_code_exits_with_2_and_shows_the_users_line(
+    case: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    top, layer, model, compiled = CASES[case]
+    source = HEAD + top + BUILD.format(layer=layer or "pass", model=model, compile=compiled)
+    (folder / "model.py").write_text(source)
     line = 1 + next(n for n, text in enumerate(source.splitlines()) if text.endswith("# here"))
 
-    code = invoke(["train", str(tmp_path)], debug=False)
+    code = invoke(["train", str(folder)], debug=False)
 
     said = capfd.readouterr().err
     assert code == 2, said

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from stoker.app.experiment import Experiment, load_experiment
+from stoker.cli.main import invoke
 from stoker.core.config import build
 
 HANG_S = 600.0
@@ -359,12 +360,14 @@ def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_
 
 
 @pytest.mark.multiworker
-def test_what_parameter_servers_trained_is_exported_and_evaluated(folder: Path) -> None:
+def test_what_parameter_servers_trained_is_exported_and_evaluated(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     served = ["--set", "train.deterministic=false"]
 
     trained, said = train(folder, "--workers", "2", "--parameter-servers", "1", *served)
-    command = [sys.executable, "-m", "stoker", "evaluate", str(folder), "--json", *served]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    code = invoke(["evaluate", str(folder), "--json", *served], debug=False)
+    evaluation = capfd.readouterr()
 
     resolved = trained["resolved"]
     assert (resolved["strategy"], resolved["replicas"]) == ("parameter_server", 1)
@@ -373,10 +376,10 @@ def test_what_parameter_servers_trained_is_exported_and_evaluated(folder: Path) 
     assert (trained["busy_fraction"], trained["ceiling_step_time_s"]) == (None, None)
     assert 0 <= trained["input_wait"] < 1
     assert "ended by SIGTERM" not in said, "servers are let go in silence"
-    assert done.returncode == 0, done.stderr
-    evaluated = json.loads(done.stdout)
+    assert code == 0, evaluation.err
+    evaluated = json.loads(evaluation.out)
     assert evaluated["run"] == trained["run"]
-    assert re.search(r"train +\d+\.\d s +skipped", done.stderr)
+    assert re.search(r"train +\d+\.\d s +skipped", evaluation.err)
 
 
 @pytest.mark.multiworker
@@ -429,15 +432,13 @@ def test_a_user_error_is_one_line_however_many_workers_report_it(folder: Path) -
     ],
 )
 def test_invalid_options_are_refused_before_anything_is_read(
-    folder: Path, options: list[str], rule: str
+    folder: Path, options: list[str], rule: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "stoker", "train", str(folder), *options]
+    assert invoke(["train", str(folder), *options], debug=False) == 2
 
-    done = subprocess.run(command, capture_output=True, text=True)
-
-    assert done.returncode == 2
-    assert rule in done.stderr
-    assert "ingest" not in done.stderr
+    error = capfd.readouterr().err
+    assert rule in error
+    assert "ingest" not in error
 
 
 def test_workers_receive_every_setting_of_the_experiment(folder: Path) -> None:

@@ -137,10 +137,14 @@ def test_the_first_command_serves_one_model_by_both_protocols(
     assert over_grpc == 5.5
 
 
-def test_the_second_command_takes_models_batching_and_monitoring_from_their_files(
+def test_the_second_command_reads_its_files_and_takes_up_a_change_of_the_models(
     srv: Path, ask_at: Callable[..., Any]
 ) -> None:
+    """It looks every 60 s, as the page has it; here every second, so that nobody waits for it."""
     _, flags = theirs_and_ours(blocks_of("move-from-tensorflow-serving.md")[1])
+    poll = "--model_config_file_poll_wait_seconds"
+    assert f"{poll}=60" in flags
+    flags = [f.replace(f"{poll}=60", f"{poll}=1") for f in flags]
 
     with running(flags, srv) as server:
         port = server.rest_port
@@ -156,6 +160,7 @@ def test_the_second_command_takes_models_batching_and_monitoring_from_their_file
         ]
         metrics = ask_at(port, "/monitoring/prometheus/metrics")
         logged = server.log.read_text()
+        over_rest = answer_after_the_file_changed(srv, server, ask_at)
 
     assert [answer["predictions"] for answer in answers.values()] == [
         [[5.0]],
@@ -168,28 +173,18 @@ def test_the_second_command_takes_models_batching_and_monitoring_from_their_file
     assert metrics.status == 200
     assert ":tensorflow:serving:request_count" in metrics.body
     assert "WARNING" not in logged
+    assert over_rest == {"predictions": [[5.0]]}
 
 
-def test_the_second_command_takes_up_a_change_of_the_models_file(
-    srv: Path, ask_at: Callable[..., Any]
-) -> None:
-    """It looks every 60 s, as the page has it; here every second, so that nobody waits for it."""
-    _, flags = theirs_and_ours(blocks_of("move-from-tensorflow-serving.md")[1])
-    poll = "--model_config_file_poll_wait_seconds"
-    assert f"{poll}=60" in flags
-    flags = [f.replace(f"{poll}=60", f"{poll}=1") for f in flags]
-
-    with running(flags, srv) as server:
-        file = srv / "models.config"
-        changed = file.read_text().replace('"stable" value: 1', '"stable" value: 2')
-        assert changed != file.read_text()
-        file.write_text(changed)
-        give_up_s = time.monotonic() + LONG_S
-        while predicted(server.grpc_port, 4.0, label="stable") != 5.0:
-            assert time.monotonic() < give_up_s, server.log.read_text()
-            time.sleep(0.1)  # another process's work
-        over_rest = ask_at(
-            server.rest_port, "/v1/models/half/labels/stable:predict", {"instances": [[4.0]]}
-        )
-
-    assert over_rest.json() == {"predictions": [[5.0]]}
+def answer_after_the_file_changed(srv: Path, server: Running, ask_at: Callable[..., Any]) -> Any:
+    """Move a label in the file of the models, and wait until gRPC has it; what REST answers then."""
+    file = srv / "models.config"
+    changed = file.read_text().replace('"stable" value: 1', '"stable" value: 2')
+    assert changed != file.read_text()
+    file.write_text(changed)
+    give_up_s = time.monotonic() + LONG_S
+    while predicted(server.grpc_port, 4.0, label="stable") != 5.0:
+        assert time.monotonic() < give_up_s, server.log.read_text()
+        time.sleep(0.1)  # another process's work
+    path = "/v1/models/half/labels/stable:predict"
+    return ask_at(server.rest_port, path, {"instances": [[4.0]]}).json()

@@ -29,7 +29,7 @@ from tests.integration.serve.conftest import half_plus
 
 from stoker.registry.repository import Repository
 
-SWAPS = int(os.environ.get("STOKER_SWAPS", "3"))
+SWAPS = int(os.environ.get("STOKER_SWAPS", "2"))
 """How often the version that serves is replaced by the next one."""
 
 SMALL, LARGE = 3, 5000

@@ -70,7 +70,7 @@ class Served:
     grpc: str
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server in a process of its own, over all of the models."""
     folder = tmp_path_factory.mktemp("tools")

@@ -190,7 +190,6 @@ def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, 
     [
         ("betainc", "litert-int8", "Betainc"),
         ("betainc", "onnx", "Betainc"),
-        ("betainc", "tfjs", "Betainc"),
         ("table", "litert", "HashTableV2"),
         ("table", "tfjs", "HashTableV2"),
     ],
@@ -431,15 +430,16 @@ def test_rows_with_lists_of_different_lengths_are_compared(
     command = ["convert", saved_model, *arguments, "--data", str(rows)]
     assert invoke([*command, "--out", str(tmp_path / "out")], debug=False) == 0, capfd.readouterr()
     found = json.loads(capfd.readouterr().out)
-    raw = ["--signature", "serving_transformed", "--out", str(tmp_path / "raw")]
-    assert invoke([*command, *raw], debug=False) == 0, capfd.readouterr()
-    transformed = json.loads(capfd.readouterr().out)
 
-    assert (found["rows"], transformed["rows"]) == (3, 3)
+    assert found["rows"] == 3
     # ONNX has the operations that cut the padding off.
     usual = SERVING_DEFAULT if form == "onnx" else SERVING_TRANSFORMED
     assert (own["signature"], found["signature"]) == (usual, usual)
-    assert transformed["signature"] == SERVING_TRANSFORMED
+    if form in ("onnx", "litert"):  # the others would do once more what they did without the option
+        raw = ["--signature", "serving_transformed", "--out", str(tmp_path / "raw")]
+        assert invoke([*command, *raw], debug=False) == 0, capfd.readouterr()
+        transformed = json.loads(capfd.readouterr().out)
+        assert (transformed["rows"], transformed["signature"]) == (3, SERVING_TRANSFORMED)
     assert max(found["differences"].values()) <= (0.3 if form == "litert-int8" else 1e-2)
 
 

@@ -25,7 +25,7 @@ from stoker.data.sources.source import list_source
 ALWAYS_THE_SAME = "STOKER_FUZZ_EXAMPLES" not in os.environ
 """`make soak` draws new examples; a finding there is kept here."""
 
-EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "250"))
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "150"))
 """About 7 s for both tests; `make soak` sets more."""
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"

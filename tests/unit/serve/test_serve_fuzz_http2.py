@@ -49,8 +49,8 @@ from stoker.serve.grpc_server.limits import MAX_FRAME_BYTES, ServerLimits
 from stoker.serve.grpc_server.server import GrpcServer
 from stoker.serve.limits import HttpLimits
 
-EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "70"))
-"""Of each machine: together about 20 s; `make soak` sets more."""
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "40"))
+"""Of each machine: together about 12 s; `make soak` sets more."""
 
 STEPS = 40
 """Most actions of a client. Fewer than the pings that the server allows without a response."""

@@ -25,7 +25,7 @@ from stoker.serve.errors import ServeError
 from stoker.serve.rest import decode, numbers
 from stoker.serve.rest.json_text import QuickJson, parse_json
 
-EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "1000"))
 """About 15 s; `make soak` sets more."""
 
 INTEGERS = {
