@@ -28,7 +28,7 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.requests import Answered, ModelSpec, PredictResponse
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.process.server import Server
 from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.runtime.background import MAX_BYTES, Background

@@ -24,7 +24,7 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.observability.access_log import Entry
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.process.server import Server
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.tracing.traces import Traces

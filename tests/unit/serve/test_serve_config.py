@@ -11,7 +11,7 @@ from stoker.cli.serve.configuration import configured
 from stoker.core.errors import ConfigError, UserError
 from stoker.serve.config import ServeConfig, what_to_serve
 from stoker.serve.errors import Code
-from stoker.serve.observability.metrics import Counter, Histogram
+from stoker.serve.observability.counters import Counter, Histogram
 
 
 def test_a_folder_of_numbered_versions_is_one_model_by_its_name(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from stoker.serve.dataplane.requests import (
 )
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.observability.metrics import UNKNOWN_MODEL, ServeMetrics
+from stoker.serve.observability.counters import UNKNOWN_MODEL
+from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.routing import AnsweredRun, Headers, Route, Router, RunningRequest

@@ -25,13 +25,15 @@ from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessFile, AccessLog, CombinedLog
-from stoker.serve.observability.metrics import Counter, ServeMetrics
+from stoker.serve.observability.counters import Counter
+from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.ready import Ready
 from stoker.serve.process.worker import stuck_file
 from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.rest.app import PROBES, RestApp, RestOptions
 from stoker.serve.rest.http import HttpServer
 from stoker.serve.rest.inline_predict import InlinePredict
+from stoker.serve.rest.scrape import forms_of
 from stoker.serve.routing import Router
 from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
@@ -83,7 +85,9 @@ class Server:
             if config.max_run_s
             else None
         )
-        self._metrics = metrics = ServeMetrics(config.worker_folder, worker=config.worker)
+        self._metrics = metrics = ServeMetrics(
+            config.worker_folder, worker=config.worker, max_series=config.max_series
+        )
         session = _session_config(config)
         open_devices(session)
         options = LoadOptions(
@@ -312,7 +316,7 @@ def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
         from stoker.serve.tracing.traces import Traces
 
         scheme = "http" if config.ssl_config_file is None else "https"
-        silent = {*PROBES, config.metrics_path or METRICS_PATH}
+        silent = {*PROBES, *forms_of(config.metrics_path or METRICS_PATH)}
         parts.append(Traces(dropped=dropped, scheme=scheme, silent=silent))
     return CombinedLog(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
