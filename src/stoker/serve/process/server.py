@@ -27,6 +27,7 @@ from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessFile, AccessLog, CombinedLog
 from stoker.serve.observability.counters import Counter
 from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.observability.prediction_quality import PredictionQuality
 from stoker.serve.process.ready import Ready
 from stoker.serve.process.worker import stuck_file
 from stoker.serve.request_log.writer import RequestLog
@@ -122,6 +123,12 @@ class Server:
             dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
         )
         self.plane.on_answered = self._request_log.add
+        self._quality = (
+            PredictionQuality(metrics, self.models.folder_of, window_s=config.skew_window_s)
+            if config.skew_window_s
+            else None
+        )
+        self.plane.quality = self._quality
         self._access_log = _access_log(config, metrics.log_dropped)
         self._health = Health(self.plane)
         self._bound = bound = _bind_all(config)
@@ -257,6 +264,8 @@ class Server:
         self._app.close()
         self._route_finally()
         self._request_log.close()
+        if self._quality is not None:
+            self._quality.close()
         if self._access_log is not None:
             self._access_log.close()
         if self._runs is not None:

@@ -69,7 +69,9 @@ class Scrapes:
         try:
             async with self._building:
                 await asyncio.sleep(max(self._not_before_s - time.monotonic(), 0.0))
-                del self._next[form, gzip]  # a scrape that comes from now on waits for another build
+                del self._next[
+                    form, gzip
+                ]  # a scrape that comes from now on waits for another build
                 loop = asyncio.get_running_loop()
                 answer, cpu_s = await loop.run_in_executor(self._thread, self._built, form, gzip)
                 self._not_before_s = time.monotonic() + cpu_s * (1.0 / MOST_LOAD - 1.0)

@@ -150,6 +150,11 @@ class Models:
             for name, model in list(self._by_name.items())
         }
 
+    def folder_of(self, name: str, version: int) -> Path | None:
+        """The folder of a version that can be called; None if it cannot."""
+        model = self._by_name.get(name)
+        return None if model is None else model.folder_of(version)
+
     def loaded(self) -> dict[Sequence[str], float]:
         """Model and version -> 1 if it can be called, 0 if it failed to load, for `MODEL_LOADED`."""
         return {
