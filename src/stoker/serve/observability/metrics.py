@@ -64,7 +64,8 @@ class ServeMetrics:
         self._folder = folder
         self.worker = worker
         self._cells = SharedCounters(None if folder is None else folder / f"{worker}{FILE_SUFFIX}")
-        cells, limit = self._cells, SeriesLimit(folder, most=max_series)
+        self.limit = SeriesLimit(folder, most=max_series)
+        cells, limit = self._cells, self.limit
         counter = partial(Counter, cells=cells, limit=limit)
         gauge = partial(Gauge, cells=cells, limit=limit)
         level = partial(Level, cells=cells, limit=limit)

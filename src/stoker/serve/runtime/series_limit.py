@@ -36,6 +36,11 @@ class SeriesLimit:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = None if folder is None else os.open(folder / SHARED_FILE, flags, 0o600)
 
+    @property
+    def used(self) -> int:
+        """Number of admitted series that this process knows."""
+        return len(self._admitted)
+
     def admits(self, key: str) -> bool:
         """Return whether a series is among the admitted ones, or is one of them from now on.
 
