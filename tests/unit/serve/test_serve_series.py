@@ -84,7 +84,7 @@ def test_a_line_that_a_killed_worker_left_unfinished_harms_no_other(tmp_path: Pa
 
     other = SeriesLimit(tmp_path, most=3)
     assert (other.admits("b"), one.admits("b"), one.admits("a")) == (True, True, True)
-    assert [SeriesLimit(tmp_path, most=3).admits(name) for name in ("a", "new", "newer")][0]
+    assert SeriesLimit(tmp_path, most=3).admits("a")
     for limit in (one, other):
         limit.close()
 
