@@ -280,6 +280,11 @@ def test_latencies_lie_in_tensorflow_servings_buckets(
 def test_our_own_metrics_are_true_of_this_process(
     served: Server, channel: grpc.Channel, ask_at: AskAt
 ) -> None:
+    asked = {
+        line.split("{")[0] for line in exposition(served, ask_at).splitlines() if "half" in line
+    }
+    assert asked == {"stoker_model_loaded"}, "a model without requests has no other series"
+
     ask_all(served, channel, ask_at)
 
     found = series(exposition(served, ask_at))

@@ -225,6 +225,12 @@ class Level(Gauge):
             if self._limit.admits(self._key(values)):
                 self._row(self._labels(values))[0] = 1.0 + value
 
+    def unset(self, **labels: str) -> None:
+        """Take the value of these labels back, if there is one."""
+        values = self._in_order(labels)
+        if self._labels(values) in self._rows:
+            self.reset(values)
+
     def combined(self, rows: Sequence[Row]) -> Row:
         """Return the largest value."""
         return max(rows)

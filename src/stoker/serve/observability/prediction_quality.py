@@ -44,6 +44,9 @@ MAX_BYTES = 64 << 20
 _MAX_VERSIONS = 10_000
 """Versions whose last sample is remembered."""
 
+_SWEEP_S = 1.0
+"""Shortest time between two looks whether versions are still loaded, seconds."""
+
 _NEVER_S = float("inf")
 
 Version = tuple[str, int]
@@ -79,6 +82,8 @@ class PredictionQuality:
         self._metrics, self._folder_of, self._window_s = metrics, folder_of, window_s
         self._next_s: dict[Version, float] = {}
         self._windows: dict[str, InputWindow] = {}
+        self._versions: dict[str, int] = {}
+        self._swept_s = time.monotonic()
         self._before: dict[str, dict[str, ColumnStatistics]] = {}
         self._waiting: Background[_Sampled] = Background(
             self._take, name="stoker-prediction-quality", on_drop=lambda _: None
@@ -111,6 +116,7 @@ class PredictionQuality:
         self._waiting.close()
 
     def _take(self, batch: Sequence[_Sampled]) -> None:
+        self._sweep()
         for sampled in batch:
             window = self._window_of(sampled.model, sampled.version)
             if window is None:
@@ -132,7 +138,21 @@ class PredictionQuality:
             self._next_s[model, version] = _NEVER_S
             return None
         window = self._windows[model] = InputWindow(training, began_s=time.monotonic())
+        self._versions[model] = version
         return window
+
+    def _sweep(self) -> None:
+        """Forget models whose version is not loaded any more; another one begins again."""
+        if time.monotonic() - self._swept_s < _SWEEP_S:
+            return
+        self._swept_s = time.monotonic()
+        for model, version in list(self._versions.items()):
+            if self._folder_of(model, version) is None:
+                del self._versions[model]
+                self._windows.pop(model, None)
+                for column in self._before.pop(model, {}):
+                    self._metrics.prediction_skew.unset(model_name=model, column=column)
+                    self._metrics.prediction_drift.unset(model_name=model, column=column)
 
     def _training(self, model: str, version: int) -> Mapping[str, ColumnStatistics]:
         folder = self._folder_of(model, version)
