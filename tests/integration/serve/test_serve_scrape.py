@@ -18,7 +18,8 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from prometheus_client import openmetrics, parser
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as strict_parser
 from tests.integration.serve.conftest import export
 from tests.integration.serve.test_serve_metrics import ask_all
 
@@ -229,7 +230,7 @@ def test_promtool_and_prometheus_clients_parsers_read_it(served: Server, ask_at:
     assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert strict.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     there = list(parser.text_string_to_metric_families(plain.body))
-    here = list(openmetrics.parser.text_string_to_metric_families(strict.body))
+    here = list(strict_parser.text_string_to_metric_families(strict.body))
     assert len(here) == len(there) > 20
     assert {sample.name for one in here for sample in one.samples} == {
         line.split("{")[0] for line in plain.body.splitlines() if line[0] != "#"

@@ -190,8 +190,8 @@ def test_a_level_is_the_largest_of_the_living_workers_and_can_be_beyond_the_limi
     assert "stoker_prediction_skew_ratio{" not in other.exposition()
 
     other.prediction_skew.set(0.5, model_name="m", column="kind")
-    other.prediction_skew.set(0.5, model_name="m", column="beyond")
+    other.prediction_skew.set(0.5, model_name="m", column="third")
     text = one.exposition()
     assert 'column="kind"' in text
-    assert "beyond" not in text
+    assert "third" not in text
     assert "other" not in "".join(line for line in text.splitlines() if "skew" in line)

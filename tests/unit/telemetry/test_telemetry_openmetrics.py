@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from prometheus_client import openmetrics, parser
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as strict_parser
 
 from stoker.rollout.metrics import RolloutMetrics
 from stoker.serve.observability.metrics import ServeMetrics
@@ -51,7 +52,7 @@ def test_prometheus_clients_parser_reads_the_same_numbers_in_both_formats(lines:
     strict = "\n".join([*as_openmetrics(lines), END]) + "\n"
 
     there = numbers(parser.text_string_to_metric_families(plain))
-    here = numbers(openmetrics.parser.text_string_to_metric_families(strict))
+    here = numbers(strict_parser.text_string_to_metric_families(strict))
 
     assert here == there
     models = {dict(labels).get("model_name") for _, labels in here}
@@ -103,7 +104,7 @@ def test_every_listed_metric_is_valid_in_both_formats() -> None:
 
     plain = list(parser.text_string_to_metric_families("\n".join(lines) + "\n"))
     strict = "\n".join([*as_openmetrics(lines), END]) + "\n"
-    read = list(openmetrics.parser.text_string_to_metric_families(strict))
+    read = list(strict_parser.text_string_to_metric_families(strict))
 
     assert len(plain) == len(read) == len(METRICS)
     assert [line for one in RolloutMetrics().families({}) for line in one] == []
