@@ -53,11 +53,15 @@ ROWS, PER_REQUEST = 512, 64
 
 KINDS = np.array(["cash", "card", "app"])
 NEEDS_A_GPU = {serving.GPU_MEMORY.name, serving.GPU_MEMORY_USED.name}
-NOT_HERE = {serving.LOG_DROPPED.name, serving.WORKERS_REPLACED.name} | {
+NOT_HERE = {
+    serving.LOG_DROPPED.name,
+    serving.WORKERS_REPLACED.name,
     serving.COPIES.name,
     serving.COPY_LATENCY.name,
+    serving.QUEUED_REQUESTS.name,
 }
-"""Have no series without a full disk, a killed worker or a version in shadow; tests of those see them."""
+"""Have no series without a full disk, a killed worker, a version in shadow or a request that waits; tests of those see
+them."""
 
 
 def rides(count: int, *, seed: int, mostly_app: bool = False) -> list[dict[str, Any]]:

@@ -233,7 +233,7 @@ class Level(Gauge):
 
     def combined(self, rows: Sequence[Row]) -> Row:
         """Return the largest value."""
-        return max(rows)
+        return max(rows, key=lambda row: row[0])
 
     def lines_of(self, values: Values, row: Row) -> list[str]:
         """Return the line of one series; none where no value is set."""
