@@ -54,7 +54,7 @@ SOAKS := soak-train soak-serve soak-jobs
 .PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve bench-rollout rollout-picture test-gpu bench-gpu
+	bench-tune bench-serve bench-rollout bench-monitor rollout-picture test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -240,6 +240,10 @@ bench-rollout: $(STAMP) ## routing, shadow, A/B tests, planted faults, checked a
 	@$(BIN)/python benchmarks/rollout/ab_scale.py
 	@$(BIN)/python benchmarks/rollout/planted.py
 	@$(BIN)/python benchmarks/rollout/answers.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-monitor: $(STAMP) ## scrapes of a server with 1,000 models (about 3 minutes)
+	@$(BIN)/python benchmarks/monitor/scrape.py
 	@$(BIN)/python benchmarks/report.py
 
 rollout-picture: $(STAMP) ## docs/rollout.svg, drawn from a real rollout (2 minutes)

@@ -142,6 +142,15 @@ AREAS = (
         "`kill -9` takes workers and servers. The picture is of one run (`make rollout-picture`).",
         picture="rollout.svg",
     ),
+    Area(
+        title="Monitoring",
+        results=("monitor_scrape",),
+        command="make bench-monitor",
+        method="A server process with one small model, and the counts of 200 and of 1,000 models with two versions each, "
+        "made by the calls that count requests. CPU time of the whole process for a scrape with gzip. The 99th percentile "
+        "is of small REST requests on one connection while one scrape follows the other, client and server on the same "
+        "two cores.",
+    ),
 )
 
 INTRODUCTION = """# Benchmarks

@@ -1,4 +1,7 @@
-"""Write docs/reference/configuration.md from the dataclasses; --check says whether it is current."""
+"""Write docs/reference/configuration.md from the dataclasses and metrics.md from the catalogue of metrics.
+
+--check says whether both are current.
+"""
 
 import ast
 import dataclasses
@@ -18,10 +21,12 @@ from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.rollout.state.state import RolloutSettings
 from stoker.rollout.state.user_gates import UserGate
 from stoker.rollout.state.webhook import Webhook
+from stoker.telemetry.catalogue.all import METRICS
+from stoker.telemetry.catalogue.metric import Metric, Writer
 from stoker.train.config import CheckpointConfig, MemoryConfig, TensorBoardConfig, TrainConfig
 from stoker.train.health.divergence import DivergenceConfig
 
-PAGE = Path(__file__).parent / "reference" / "configuration.md"
+REFERENCE = Path(__file__).parent / "reference"
 SECTIONS: list[tuple[str, type]] = [
     ("stoker.yaml", Experiment),
     ("data", IngestConfig),
@@ -75,8 +80,8 @@ def default_text(field: dataclasses.Field[object]) -> str:
     return f"`{made}`" if isinstance(made, dict) and made else "none"
 
 
-def page() -> str:
-    """The whole page."""
+def configuration() -> str:
+    """The page of `stoker.yaml`."""
     lines = [
         "# stoker.yaml",
         "",
@@ -90,19 +95,75 @@ def page() -> str:
             if field.name == "folder":
                 continue
             kind, text = texts[field.name]
-            cells = (f"`{field.name}`", f"`{kind}`", default_text(field), text)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(row(f"`{field.name}`", f"`{kind}`", default_text(field), text))
     return "\n".join(lines) + "\n"
 
 
+def row(*cells: str) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+WRITERS = {
+    Writer.TRAINING: "Training",
+    Writer.SERVER: "Server",
+    Writer.ROLLOUT: "Rollout",
+    Writer.EXPORTER: "GPUs and hosts",
+}
+"""What writes metrics -> the title of its section."""
+
+
+def metrics() -> str:
+    """The page of the metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        "Made by `docs/make_reference.py` from `stoker.telemetry.catalogue`, which the code writes through. Names are",
+        "as Prometheus stores them; a histogram has the series `_bucket`, `_sum` and `_count`. Units are base units except",
+        "in TensorFlow Serving's metrics and those next to them. A metric that TensorBoard and `metrics.jsonl` have too",
+        "has the name that it has there in the last column.",
+    ]
+    for writer, title in WRITERS.items():
+        listed = [metric for metric in METRICS if metric.writer is writer]
+        if not listed:
+            continue
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            row("name", "kind", "unit", "labels", "meaning", "TensorBoard"),
+        ]
+        lines += ["|---|---|---|---|---|---|", *map(metric_row, listed)]
+    return "\n".join(lines) + "\n"
+
+
+def metric_row(metric: Metric) -> str:
+    """The line of one metric."""
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    board = f"`{metric.tensorboard}`" if metric.tensorboard else ""
+    return row(f"`{metric.name}`", metric.kind, metric.unit, labels, metric.help, board)
+
+
+PAGES = {"configuration.md": configuration, "metrics.md": metrics}
+"""File of the reference -> what makes it."""
+
+
 def main() -> int:
-    """Write the page, or with --check compare it."""
-    if "--check" not in sys.argv:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    current = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
-    print("docs: the configuration reference is " + ("current" if current else "out of date"))
-    return 0 if current else 1
+    """Write the pages, or with --check compare them."""
+    outdated = []
+    for name, make in PAGES.items():
+        path, text = REFERENCE / name, make()
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            outdated.append(name)
+    if "--check" in sys.argv:
+        print(
+            f"docs: out of date: {', '.join(outdated)}"
+            if outdated
+            else "docs: the reference is current"
+        )
+    return 1 if outdated else 0
 
 
 if __name__ == "__main__":

@@ -322,7 +322,18 @@ def _export(context: Context, folder: Path) -> Done:
         "vetted_rows": vetted["rows"],
     }
     write_json(folder / LINEAGE, {**_lineage(context), **facts})
+    _write_training_statistics(context, folder, set(facts["inputs"]))
     return Done(result=facts, columns=context.hashed(transform.serving_columns))
+
+
+def _write_training_statistics(context: Context, folder: Path, served: set[str]) -> None:
+    """Let the model carry the statistics of the columns that it takes, for a server's metrics of skew."""
+    from stoker.data.features.analysis.statistics import TRAIN, load_statistics
+    from stoker.registry.training_statistics import write_training_statistics
+
+    found = load_statistics(context.outputs["analyze"] / "statistics.json")
+    columns = found.splits.get(TRAIN, ())
+    write_training_statistics(folder, [column for column in columns if column.name in served])
 
 
 def _multi_hot(context: Context) -> dict[str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,8 @@ from stoker.rollout.control.announcer import LEASE
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 from stoker.serve.routing import Served
-from stoker.telemetry.exposition import sample
-
-_PHASE = "stoker_rollout_phase"
-_SHARE = "stoker_rollout_traffic_share"
-_EVENTS = "stoker_rollout_events_total"
+from stoker.telemetry.catalogue.rollout import EVENTS, PHASE, TRAFFIC_SHARE
+from stoker.telemetry.exposition import family
 
 
 @dataclass(kw_only=True)
@@ -31,6 +28,10 @@ class _Read:
     events: Counter[str] = field(default_factory=Counter)
 
 
+_Found = tuple[str, _Read, RolloutState]
+"""A model, what was read of it, and its newest state."""
+
+
 class RolloutMetrics:
     """Phase, share and events of each model with a rollout; may be used by many threads."""
 
@@ -39,22 +40,24 @@ class RolloutMetrics:
         self._lock = threading.Lock()
         self._read: dict[Path, _Read] = {}
 
-    def exposition(self, served: Mapping[str, Served]) -> str:
-        """The text for Prometheus; empty without a rollout.
+    def families(self, served: Mapping[str, Served]) -> list[list[str]]:
+        """The lines of each metric for Prometheus; none without a rollout.
 
         Args:
             served: model -> where it is.
         """
-        found: list[tuple[str, _Read, RolloutState]] = []
+        found: list[_Found] = []
         with self._lock:
             for model, each in sorted(served.items()):
                 with contextlib.suppress(DataError, OSError):  # the controller reports it
                     read = self._take_up(each.base / FOLDER)
                     if read is not None and read.state is not None:
                         found.append((model, read, read.state))
-            if not found:
-                return ""
-            return "\n".join([*_phases(found), *_shares(found), *_events(found)]) + "\n"
+            return [
+                family(PHASE, _phases(found)),
+                family(TRAFFIC_SHARE, _shares(found)),
+                family(EVENTS, _events(found)),
+            ]
 
     def _take_up(self, folder: Path) -> _Read | None:
         if not folder.is_dir():
@@ -69,42 +72,28 @@ class RolloutMetrics:
         return read
 
 
-def _phases(found: list[tuple[str, _Read, RolloutState]]) -> list[str]:
-    return [
-        f"# HELP {_PHASE} 1 for the phase that a model's rollout is in, 0 for the others.",
-        f"# TYPE {_PHASE} gauge",
-        *(
-            sample(_PHASE, (("model_name", model), ("phase", phase)), float(phase is state.phase))
-            for model, _, state in found
-            for phase in Phase
-        ),
-    ]
+def _phases(found: list[_Found]) -> dict[Sequence[str], float]:
+    return {
+        (model, phase): float(phase is state.phase) for model, _, state in found for phase in Phase
+    }
 
 
-def _shares(found: list[tuple[str, _Read, RolloutState]]) -> list[str]:
-    return [
-        f"# HELP {_SHARE} Share of the traffic that a version is to take, 0 to 1.",
-        f"# TYPE {_SHARE} gauge",
-        *(
-            sample(_SHARE, (("model_name", model), ("version", str(version))), share)
-            for model, _, state in found
-            # One version has all of it where a push is still to come.
-            for version, share in {
-                state.baseline: 1.0 - state.share,
-                state.candidate: state.share,
-            }.items()
-        ),
-    ]
+def _shares(found: list[_Found]) -> dict[Sequence[str], float]:
+    return {
+        (model, str(version)): share
+        for model, _, state in found
+        # One version has all of it where a push is still to come.
+        for version, share in {
+            state.baseline: 1.0 - state.share,
+            state.candidate: state.share,
+        }.items()
+    }
 
 
-def _events(found: list[tuple[str, _Read, RolloutState]]) -> list[str]:
-    return [
-        f"# HELP {_EVENTS} Changes of a model's rollouts, by what changed; the same at each server.",
-        f"# TYPE {_EVENTS} counter",
-        *(
-            sample(_EVENTS, (("model_name", model), ("event", event)), count)
-            for model, read, _ in found
-            for event, count in sorted(read.events.items())
-            if event != LEASE
-        ),
-    ]
+def _events(found: list[_Found]) -> dict[Sequence[str], float]:
+    return {
+        (model, event): count
+        for model, read, _ in found
+        for event, count in sorted(read.events.items())
+        if event != LEASE
+    }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,9 +172,9 @@ class RolloutRoutes:
         answer = route[1](model, self._open(served, request.who), request)
         return answer if isinstance(answer, ExtraAnswer) else ExtraAnswer(content=answer)
 
-    def exposition(self, served: Mapping[str, Served]) -> str:
+    def families(self, served: Mapping[str, Served]) -> Sequence[Sequence[str]]:
         """The metrics of all rollouts, in Prometheus' text format."""
-        return self._metrics.exposition(served)
+        return self._metrics.families(served)
 
     def _all(self, served: Mapping[str, Served]) -> list[dict[str, Any]]:
         return [

@@ -12,6 +12,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.repository import check_is_folder, checked_name, version_folders
 from stoker.serve.batching.config import BatchingConfig, WarmSizes
 from stoker.serve.limits import METRICS_PATH, HttpLimits
+from stoker.serve.runtime.series_limit import MAX_SERIES
 from stoker.serve.security.auth import is_loopback
 from stoker.serve.security.tls import read_tls
 from stoker.serve.text_files import read_text_file
@@ -142,6 +143,12 @@ class ServeConfig:
     metrics_path: str | None = METRICS_PATH
     """Where the metrics are; nowhere if None."""
 
+    max_series: int = MAX_SERIES
+    """Most series of metrics of all models together, over all workers; further ones count as `other`."""
+
+    skew_window_s: float = 300.0
+    """Shortest window of requests that is compared with the training data, seconds. 0: none is."""
+
     max_run_s: float = 120.0
     """Longest that a model may work on one call; then another worker takes the place of its own.
     0: for ever, and the server is one process."""
@@ -216,11 +223,13 @@ class ServeConfig:
             "max_in_flight",
             "rest_timeout_s",
             "warm_up_times",
+            "max_series",
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"serve.{name} must be above 0", got=getattr(self, name))
         for name in (
             "max_run_s",
+            "skew_window_s",
             "max_memory_bytes",
             "request_log_bytes",
             "warm_s",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,8 +58,8 @@ class ExtraRoutes(Protocol):
             ServeError: it cannot be answered; the code says why.
         """
 
-    def exposition(self, served: Mapping[str, Served]) -> str:
-        """Lines for Prometheus that follow the server's own, each with its end; empty if there are none.
+    def families(self, served: Mapping[str, Served]) -> Sequence[Sequence[str]]:
+        """Lines of each further metric for Prometheus.
 
         Args:
             served: model -> where it is.

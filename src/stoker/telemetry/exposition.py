@@ -24,8 +24,12 @@ def header(name: str, kind: str, help_text: str) -> list[str]:
 
 def sample(name: str, labels: Labels, value: float) -> str:
     """Return one line of the exposition."""
-    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value:.16g}"
+    return f"{name}{{{label_text(labels)}}} {value:.16g}"
+
+
+def label_text(labels: Labels) -> str:
+    """Return what stands between the braces of a sample."""
+    return ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
 
 
 def family(metric: Metric, samples: Mapping[Sequence[str], float]) -> list[str]:

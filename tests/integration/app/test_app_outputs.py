@@ -21,6 +21,8 @@ from stoker.app.stage_outputs import open_dataset, open_transform
 from stoker.cli.summary import print_summary
 from stoker.core.errors import CheckFailed, ConfigError, DataError
 from stoker.core.files import read_json
+from stoker.data.features.analysis.statistics import TRAIN, load_statistics
+from stoker.registry.training_statistics import read_training_statistics
 
 from .conftest import Recorder
 
@@ -156,6 +158,10 @@ def test_what_is_evaluated_are_the_named_answers_of_the_exported_model(
     lineage = read_json(chain.output("export") / "lineage.json")
     assert lineage["classes"] == {"species": ["iris", "lily", "rose"], "width": None}
     assert lineage["from_logits"] == {"species": True, "width": False}
+    carried = read_training_statistics(chain.output("export"))
+    analyzed = load_statistics(chain.output("analyze") / "statistics.json").splits[TRAIN]
+    assert carried == {each.name: each for each in analyzed if each.name in lineage["inputs"]}
+    assert set(carried) == set(lineage["inputs"])
     report = (chain.output("evaluate") / "report.html").read_text()
     assert "Confusion of species" in report
     assert "Calibration of width" in report

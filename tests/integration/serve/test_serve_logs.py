@@ -28,13 +28,14 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.requests import Answered, ModelSpec, PredictResponse
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.process.server import Server
 from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.runtime.background import MAX_BYTES, Background
 from stoker.serve.servables.model_config import RequestLogConfig, read_model_config
 from stoker.serve.servables.prediction_logs import read_records
 from stoker.serve.servables.servable import Servable
+from stoker.telemetry.catalogue.serving import LOG_DROPPED
 
 KEY = "a-key-that-nobody-guesses"
 CONFIG = """model_config_list {
@@ -265,7 +266,7 @@ def test_the_share_of_the_requests_that_was_asked_for_is_logged(
     """Of 1,000 requests; the bounds are seven standard deviations away."""
     import numpy as np
 
-    dropped = Counter("dropped", "")
+    dropped = Counter(LOG_DROPPED)
     log = RequestLog(dropped=dropped)
     for number in range(1000):
         log.add(answered(tmp_path / "m", np.full(1, number, np.float32), rate=rate))
@@ -285,7 +286,7 @@ def test_the_share_of_the_requests_that_was_asked_for_is_logged(
 def test_files_are_bounded_in_size_and_what_cannot_be_written_is_counted(tmp_path: Path) -> None:
     import numpy as np
 
-    dropped = Counter("dropped", "")
+    dropped = Counter(LOG_DROPPED)
     log = RequestLog(dropped=dropped, max_file_bytes=4096)
     for number in range(20):
         log.add(answered(tmp_path / "deep" / "m", np.full(100, number, np.float32)))
@@ -306,7 +307,7 @@ def test_a_log_keeps_its_limit_and_its_newest_records(tmp_path: Path) -> None:
     import numpy as np
 
     limit, prefix = 64 << 10, tmp_path / "m"
-    dropped = Counter("dropped", "")
+    dropped = Counter(LOG_DROPPED)
     (tmp_path / "other").write_bytes(b"x" * limit)
     log = RequestLog(dropped=dropped, max_bytes=limit)
     for number in range(400):
@@ -366,7 +367,7 @@ def test_a_server_keeps_the_limit_of_a_log_that_is_written_past_it(
 def test_nothing_waits_for_a_disk_that_does_not_answer() -> None:
     from threading import Event
 
-    going_on, dropped = Event(), Counter("dropped", "")
+    going_on, dropped = Event(), Counter(LOG_DROPPED)
 
     def write(_items: Any) -> None:
         going_on.wait(60)

@@ -30,7 +30,6 @@ from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.limits import METRICS_PATH
-from stoker.serve.observability import metrics
 from stoker.serve.process.server import Server
 from stoker.serve.runtime import machine
 
@@ -195,9 +194,12 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         "stoker_log_dropped counter",
         "stoker_rollout_copies counter",
         "stoker_rollout_copy_latency histogram",
+        "stoker_prediction_skew_ratio gauge",
+        "stoker_prediction_drift_ratio gauge",
+        "stoker_model_loaded gauge",
         "stoker_worker_pid gauge",
         "process_resident_memory_bytes gauge",
-        *(f"{name} gauge" for name, _, _ in machine.gpu_memory()),
+        *(f"{metric.name} gauge" for metric, _ in machine.gpu_memory()),
     }
     assert {key: value for key, value in found.items() if key[0] == f"{SERVING}request_count"} == {
         (f"{SERVING}request_count", of(model_name="half", status="OK")): 5,
@@ -278,11 +280,18 @@ def test_latencies_lie_in_tensorflow_servings_buckets(
 def test_our_own_metrics_are_true_of_this_process(
     served: Server, channel: grpc.Channel, ask_at: AskAt
 ) -> None:
+    asked = {
+        line.split("{")[0] for line in exposition(served, ask_at).splitlines() if "half" in line
+    }
+    assert asked == {"stoker_model_loaded"}, "a model without requests has no other series"
+
     ask_all(served, channel, ask_at)
 
     found = series(exposition(served, ask_at))
 
     assert found["stoker_worker_pid", of(worker="0")] == os.getpid()
+    loaded = {key[1]: value for key, value in found.items() if key[0] == "stoker_model_loaded"}
+    assert loaded == {of(model_name=name, version="1"): 1 for name in ("half", "judge")}
     assert found["process_resident_memory_bytes", of(worker="0")] > 10 << 20
     under_way = {key: value for key, value in found.items() if key[0].endswith("_under_way")}
     assert under_way == {
@@ -399,7 +408,8 @@ def test_names_that_are_configured_and_removed_again_make_only_so_many_series(
 ) -> None:
     """A counter's series cannot be taken back: beyond a number of them a new name is as an unknown one."""
     ask_all(served, channel, ask_at)
-    monkeypatch.setattr(metrics, "MOST_ROWS", len(served.plane.metrics._cells.rows()) + 4)
+    limit = served.plane.metrics.limit
+    monkeypatch.setattr(limit, "_most", limit.used + 4)
     reload = model_service_pb2_grpc.ModelServiceStub(channel).HandleReloadConfigRequest
     sizes = []
     for number in range(8):
@@ -416,7 +426,8 @@ def test_names_that_are_configured_and_removed_again_make_only_so_many_series(
     found = series(text)
     assert sizes[3:] == sizes[3:4] * 5
     assert "passing0" in text
-    assert "passing7" not in text
+    last = {line.split("{")[0] for line in text.splitlines() if "passing7" in line}
+    assert last == {"stoker_model_loaded"}, "which does not stay"
     name = f"{SERVING}request_count"
     counted = sum(
         value

@@ -24,10 +24,11 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.observability.access_log import Entry
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.process.server import Server
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.tracing.traces import Traces
+from stoker.telemetry.catalogue.serving import LOG_DROPPED
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SERVER, INTERNAL = 2, 1
@@ -332,7 +333,7 @@ def test_a_share_is_taken_of_what_begins_a_trace_and_all_that_a_client_has_taken
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
     before = len(receiver.spans())
-    traces = Traces(dropped=Counter("dropped", ""))
+    traces = Traces(dropped=Counter(LOG_DROPPED))
     for number in range(1000):
         traces.add(entry(number))
     for number in range(1000, 1020):
@@ -357,7 +358,7 @@ def test_opentelemetrys_own_switch_turns_it_off(
     record = RequestRecord(model="m")
     record.ran(record.began_s, record.began_s, came_s=record.began_s)
     before = len(receiver.spans())
-    traces = Traces(dropped=Counter("dropped", ""), silent=("/livez",))
+    traces = Traces(dropped=Counter(LOG_DROPPED), silent=("/livez",))
     for path in ("/livez", "/v1/models/m:predict"):
         traces.add(Entry(protocol="REST", method=f"GET {path}", status=200, record=record))
     traces.close()

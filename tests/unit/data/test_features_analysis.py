@@ -17,6 +17,7 @@ import pytest
 
 from stoker.core.errors import DataError
 from stoker.core.files import sha256_file
+from stoker.core.statistics.columns import HISTOGRAM_BINS, TOP_VALUES
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.data.features.analysis.analyze import analyze
@@ -24,8 +25,6 @@ from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.splits import relate_splits
 from stoker.data.features.analysis.statistics import (
-    HISTOGRAM_BINS,
-    TOP_VALUES,
     Schema,
     Statistics,
     infer_schema,

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.core.files import sha256_file
+from stoker.core.statistics.columns import ColumnStatistics
 from stoker.data.columns import Column, Dtype
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analysis.anomalies import find_skew
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.statistics import ColumnStatistics
 
 
 def column_of(folder: Path, values: Any, dtype: Dtype) -> ColumnStatistics:

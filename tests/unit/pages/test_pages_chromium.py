@@ -15,15 +15,10 @@ from tests.unit.evaluate.test_evaluate_evaluation import EVERY
 from tests.unit.scriptprofile.test_script_page import a_finding, a_loop, profile
 from tests.unit.tune.test_tune_search import World, tuned
 
+from stoker.core.statistics.columns import ColumnStatistics, NumberStatistics, ValueCount
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.report import render_report
-from stoker.data.features.analysis.statistics import (
-    ColumnStatistics,
-    NumberStatistics,
-    Statistics,
-    ValueCount,
-    infer_schema,
-)
+from stoker.data.features.analysis.statistics import Statistics, infer_schema
 from stoker.evaluate.report import report_html
 from stoker.pages.html import page, section
 from stoker.pages.table import Code, Number, Prose, facts, table

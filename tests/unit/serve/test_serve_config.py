@@ -11,7 +11,8 @@ from stoker.cli.serve.configuration import configured
 from stoker.core.errors import ConfigError, UserError
 from stoker.serve.config import ServeConfig, what_to_serve
 from stoker.serve.errors import Code
-from stoker.serve.observability.metrics import Counter, Histogram
+from stoker.serve.observability.counters import Counter, Histogram
+from stoker.telemetry.catalogue.metric import Kind, Metric, Writer
 
 
 def test_a_folder_of_numbered_versions_is_one_model_by_its_name(tmp_path: Path) -> None:
@@ -88,10 +89,15 @@ def test_every_code_has_tensorflow_servings_http_status() -> None:
 def test_prometheus_reads_what_is_counted() -> None:
     from prometheus_client.parser import text_string_to_metric_families as parse
 
-    counter = Counter("asked", "How often.")
+    about: Any = {"unit": "", "writer": Writer.SERVER}
+    asked = Metric(
+        name="asked", kind=Kind.COUNTER, labels=("model", "status"), help="How often.", **about
+    )
+    took = Metric(name="took", kind=Kind.HISTOGRAM, labels=("model",), help="How long.", **about)
+    counter = Counter(asked)
     counter.add(model='a"\\\n', status="OK")
     counter.add(2, model='a"\\\n', status="OK")
-    histogram = Histogram("took", "How long.", bounds=(1.0, 10.0))
+    histogram = Histogram(took, bounds=(1.0, 10.0))
     for value in (0.5, 1.0, 5.0, 50.0):
         histogram.observe(value, model="a")
     text = "\n".join(["# TYPE asked counter", *counter.lines()])

@@ -207,6 +207,8 @@ def test_a_flag_of_tensorflow_serving_sets_its_field_and_no_other(
         (["--max-body-mb=5"], "max_body_bytes", 5 << 20),
         (["--max-memory-mb=6"], "max_memory_bytes", 6 << 20),
         (["--request-log-mb=7"], "request_log_bytes", 7 << 20),
+        (["--max-series=70"], "max_series", 70),
+        (["--skew-window-s=0"], "skew_window_s", 0.0),
         (["--max-run-s=8"], "max_run_s", 8.0),
         (["--workers=2"], "workers", 2),
         (["--access-log=-"], "access_log", "-"),

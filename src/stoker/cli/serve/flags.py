@@ -353,6 +353,22 @@ RequestLogMb = Annotated[
     ),
 ]
 
+MaxSeries = Annotated[
+    int,
+    typer.Option(
+        "--max-series",
+        help="Maximum number of series of metrics of all models together; further ones count as model `other`.",
+    ),
+]
+
+SkewWindowS = Annotated[
+    float,
+    typer.Option(
+        "--skew-window-s",
+        help="Shortest window of requests that is compared with the training data, seconds. 0: off.",
+    ),
+]
+
 Workers = Annotated[
     int, typer.Option("--workers", help="Number of processes that share the two ports.")
 ]

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stoker.core.files import sha256_file
+from stoker.core.statistics.columns import ColumnStatistics, LengthStatistics, NumberStatistics
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analysis.analyze import write_analysis
@@ -25,12 +26,7 @@ from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.label_summary import LabelCounter, LabelSummary
 from stoker.data.features.analysis.leaks import find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.statistics import (
-    ColumnStatistics,
-    LengthStatistics,
-    NumberStatistics,
-    Statistics,
-)
+from stoker.data.features.analysis.statistics import Statistics
 from stoker.data.features.engine import Progress
 from stoker.data.feed.config import ByteForm
 from stoker.data.user_dataset.byte_features import ByteForms

@@ -31,7 +31,8 @@ from stoker.serve.batching.joined import (
 )
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
-from stoker.serve.observability.metrics import COUNTING, Count, ServeMetrics, Spread
+from stoker.serve.observability.counters import COUNTING, Count, Spread
+from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.runtime.stuck_call_watchdog import Runs, stuck_error
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code
-from stoker.serve.observability.metrics import COUNTING, Count, ServeMetrics, Spread
+from stoker.serve.observability.counters import COUNTING, Count, Spread
+from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.routing import Route
 

@@ -30,7 +30,9 @@ from stoker.serve.dataplane.requests import (
 )
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
-from stoker.serve.observability.metrics import UNKNOWN_MODEL, ServeMetrics
+from stoker.serve.observability.counters import UNKNOWN_MODEL
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.observability.prediction_quality import PredictionQuality
 from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.routing import AnsweredRun, Headers, Route, Router, RunningRequest
@@ -84,6 +86,7 @@ class DataPlane:
         self.check_method_names = check_method_names
         self.router: Router | None = None
         self.on_answered: Callable[[Answered], None] | None = None
+        self.quality: PredictionQuality | None = None
         self._versions = VersionMetrics(metrics)
         self._at_once = AtOnceCounts(metrics, self._versions)
         self._copies = Copies(metrics)
@@ -113,6 +116,7 @@ class DataPlane:
                 outputs=_filtered(outputs, request.output_filter),
             )
             self._log_request(name, response, inputs=inputs)
+            self._sample(name, served, signature, inputs)
             return response
 
     def route(self, spec: ModelSpec, headers: Headers) -> Route | None:
@@ -166,6 +170,7 @@ class DataPlane:
             servable.release()
         if outputs is None:
             return None
+        self._sample(model.name, servable.version, name, inputs)
         return RunAtOnce(
             model=model.name,
             version=servable.version,
@@ -368,6 +373,11 @@ class DataPlane:
         log = self.models.request_log_of(name)
         if log is not None:
             self.on_answered(Answered(log=log, response=response, **given))
+
+    def _sample(self, model: str, version: int, signature: str, inputs: Tensors) -> None:
+        """Let the inputs be compared with the training data; other signatures need not take raw columns."""
+        if self.quality is not None and signature == DEFAULT_SIGNATURE:
+            self.quality.offer(model, version, inputs)
 
     def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
         definition = model.signature_defs.get(task.signature)

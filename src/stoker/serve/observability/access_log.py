@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.runtime.background import Background
 

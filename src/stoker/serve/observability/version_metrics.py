@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stoker.serve.errors import Code
-from stoker.serve.observability.metrics import Count, ServeMetrics, Spread
+from stoker.serve.observability.counters import Count, Spread
+from stoker.serve.observability.metrics import ServeMetrics
 
 MOST_VERSIONS = 100
 """Versions of a model with a label of their own, of each worker; further ones are `OTHER_VERSIONS`.

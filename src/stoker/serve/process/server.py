@@ -25,13 +25,16 @@ from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.service import GrpcOptions, make_grpc_server
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessFile, AccessLog, CombinedLog
-from stoker.serve.observability.metrics import Counter, ServeMetrics
+from stoker.serve.observability.counters import Counter
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.observability.prediction_quality import PredictionQuality
 from stoker.serve.process.ready import Ready
 from stoker.serve.process.worker import stuck_file
 from stoker.serve.request_log.writer import RequestLog
 from stoker.serve.rest.app import PROBES, RestApp, RestOptions
 from stoker.serve.rest.http import HttpServer
 from stoker.serve.rest.inline_predict import InlinePredict
+from stoker.serve.rest.scrape import forms_of
 from stoker.serve.routing import Router
 from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
@@ -83,7 +86,9 @@ class Server:
             if config.max_run_s
             else None
         )
-        self._metrics = metrics = ServeMetrics(config.worker_folder, worker=config.worker)
+        self._metrics = metrics = ServeMetrics(
+            config.worker_folder, worker=config.worker, max_series=config.max_series
+        )
         session = _session_config(config)
         open_devices(session)
         options = LoadOptions(
@@ -118,6 +123,12 @@ class Server:
             dropped=metrics.log_dropped, max_bytes=config.request_log_bytes
         )
         self.plane.on_answered = self._request_log.add
+        self._quality = (
+            PredictionQuality(metrics, self.models.folder_of, window_s=config.skew_window_s)
+            if config.skew_window_s
+            else None
+        )
+        self.plane.quality = self._quality
         self._access_log = _access_log(config, metrics.log_dropped)
         self._health = Health(self.plane)
         self._bound = bound = _bind_all(config)
@@ -253,6 +264,8 @@ class Server:
         self._app.close()
         self._route_finally()
         self._request_log.close()
+        if self._quality is not None:
+            self._quality.close()
         if self._access_log is not None:
             self._access_log.close()
         if self._runs is not None:
@@ -312,7 +325,7 @@ def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
         from stoker.serve.tracing.traces import Traces
 
         scheme = "http" if config.ssl_config_file is None else "https"
-        silent = {*PROBES, config.metrics_path or METRICS_PATH}
+        silent = {*PROBES, *forms_of(config.metrics_path or METRICS_PATH)}
         parts.append(Traces(dropped=dropped, scheme=scheme, silent=silent))
     return CombinedLog(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 

@@ -118,7 +118,7 @@ class WorkerPool:
         gpus = usable_gpus(os.environ)
         # A Unix socket's name belongs to the last process that bound it.
         self._may_overlap = not config.grpc_socket_path
-        self._metrics = ServeMetrics(folder, worker=PARENT)
+        self._metrics = ServeMetrics(folder, worker=PARENT, max_series=config.max_series)
         self._retired: list[Worker] = []
         self._places: list[_WorkerSlot] = []
         shares = gpu_shares(

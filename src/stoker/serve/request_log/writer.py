@@ -28,7 +28,7 @@ from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 from stoker.core.errors import UserError
 from stoker.serve.dataplane.requests import Answered, InferResponse, PredictResponse, Tensors
 from stoker.serve.grpc.inference import classification_of, regression_of, spec_proto
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.runtime.background import Background
 from stoker.serve.servables.examples import CLASSIFY
 from stoker.serve.servables.prediction_logs import framed

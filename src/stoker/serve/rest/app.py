@@ -27,7 +27,6 @@ from stoker.serve.rest import outcomes, routes, v2
 from stoker.serve.rest.extra import answered_by, check_sender
 from stoker.serve.rest.messages import (
     CODINGS,
-    TEXT,
     Answer,
     Headers,
     HttpError,
@@ -42,6 +41,7 @@ from stoker.serve.rest.messages import (
     value_of,
 )
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S, ROUTE
+from stoker.serve.rest.scrape import Scrapes, forms_of
 from stoker.serve.security.auth import Keys, Role
 
 Message = MutableMapping[str, Any]
@@ -109,6 +109,8 @@ class RestApp:
         self.plane = plane
         self.options = options
         self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
+        self._scrapes = Scrapes(plane, options.extra)
+        self._forms = forms_of(options.metrics_path)
         self._in_flight = 0
         self.held_bytes = 0
         self.headers: Headers = _cors_headers(options) if options.cors else ()
@@ -121,7 +123,7 @@ class RestApp:
         try:
             answer = await self._answer(scope, receive, state)
             if takes_gzip(header(scope, b"accept-encoding")):
-                packed = await self._in_thread(compressed, answer.raw())
+                packed = answer.packed or await self._in_thread(compressed, answer.raw())
         except HttpError as error:
             answer = Answer(status=error.status, body=error.body, close=True)
         except ConnectionResetError:  # the client left before its request was complete
@@ -141,6 +143,7 @@ class RestApp:
     def close(self) -> None:
         """Stop the threads; those that a model blocks last until the process ends."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._scrapes.close()
 
     async def _answer(self, scope: Scope, receive: Receive, state: _RequestState) -> Answer:
         method, path = scope["method"], scope["path"]
@@ -149,14 +152,13 @@ class RestApp:
             return probe(self.plane)
         if method == "OPTIONS" and _interface(path) is not None:  # a browser sends no key with it
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
-        monitored = self._monitored(path) if method in ("GET", "HEAD") else None
+        monitored = self._monitored(path, scope) if method in ("GET", "HEAD") else None
         interface = _interface(path)
         extra = None if monitored or outcomes.matches(path) else self.options.extra
         role = None if extra is None else extra.role_of(method, path)
         state.key = self._checked(scope, role or _role(path), is_extra=role is not None)
         if monitored is not None:
-            answer: Answer = await self._in_thread(monitored)
-            return answer
+            return await monitored()
         if extra is not None and role is not None:
             interface = functools.partial(answered_by, extra, who=state.key)
         if interface is None:
@@ -174,11 +176,14 @@ class RestApp:
             state.deadline, self._api_answer, scope, (body, packed), state, interface
         )
 
-    def _monitored(self, path: str) -> Callable[[], Answer] | None:
+    def _monitored(self, path: str, scope: Scope) -> Callable[[], Awaitable[Answer]] | None:
         """What answers a path of the monitoring; None for another path."""
-        if path == self.options.metrics_path:
-            return lambda: Answer(body=self._exposition(), content_type=TEXT)
-        return routes.rollout_counts(self.plane, path)
+        form = self._forms.get(path)
+        if form is not None:
+            gzip = takes_gzip(header(scope, b"accept-encoding"))
+            return functools.partial(self._scrapes.answer, form, gzip=gzip)
+        counts = routes.rollout_counts(self.plane, path)
+        return None if counts is None else functools.partial(self._in_thread, counts)
 
     def _checked(self, scope: Scope, role: Role, *, is_extra: bool) -> str:
         """Return the owner of the request's key, "" where the server has no keys.
@@ -194,10 +199,6 @@ class RestApp:
             return self.options.keys.check(headers(scope), role=role).name
         except ServeError as error:
             raise HttpError(error.code.http_status, error.message) from error
-
-    def _exposition(self) -> str:
-        extra, text = self.options.extra, self.plane.metrics.exposition()
-        return text if extra is None else text + extra.exposition(self.plane.models.served())
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)

@@ -20,7 +20,7 @@ from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.access_log import AccessLog
-from stoker.serve.observability.metrics import COUNTING
+from stoker.serve.observability.counters import COUNTING
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.rest import decode, encode, routes
 from stoker.serve.rest.header_cache import Head, HeaderCache

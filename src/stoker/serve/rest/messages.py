@@ -14,7 +14,6 @@ from stoker.serve.deadline import Deadline
 Scope = MutableMapping[str, Any]
 
 JSON = "application/json"
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 RAW = "application/octet-stream"
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -71,6 +70,9 @@ class Answer:
 
     close: bool = False
     """Whether to close the connection, because a part of the request was not read."""
+
+    packed: bytes | None = None
+    """The body as gzip, if it was compressed already; sent only to clients that accept it."""
 
     def raw(self) -> bytes:
         """Return the body as bytes."""

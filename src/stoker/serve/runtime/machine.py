@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.cluster.doctor.gpus import read_gpus
+from stoker.telemetry.catalogue.metric import Metric
+from stoker.telemetry.catalogue.serving import GPU_MEMORY, GPU_MEMORY_USED
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -33,21 +36,13 @@ def limit_memory(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def gpu_memory() -> list[tuple[str, str, dict[str, float]]]:
-    """Name, help and value by GPU of each metric; empty without a GPU that tells."""
+def gpu_memory() -> list[tuple[Metric, dict[Sequence[str], float]]]:
+    """Each metric with its values by GPU; empty without a GPU that tells."""
     states = () if _no_gpu.is_set() else read_gpus().states
     if not states:
         _no_gpu.set()
         return []
     return [
-        (
-            "stoker_gpu_memory_used_bytes",
-            "Memory of a GPU in use, by all processes, bytes.",
-            {str(state.index): float(state.used_bytes) for state in states},
-        ),
-        (
-            "stoker_gpu_memory_bytes",
-            "Memory of a GPU, bytes.",
-            {str(state.index): float(state.memory_bytes) for state in states},
-        ),
+        (GPU_MEMORY_USED, {(str(state.index),): float(state.used_bytes) for state in states}),
+        (GPU_MEMORY, {(str(state.index),): float(state.memory_bytes) for state in states}),
     ]

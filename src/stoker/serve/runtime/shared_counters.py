@@ -17,6 +17,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from stoker.serve.runtime.gil_yield import YieldGil, no_yield
+
 _CHUNK_BYTES = 1 << 20
 """The file grows by so much; a row lies within one chunk."""
 
@@ -98,8 +100,13 @@ class SharedCounters:
         self._used = 0
 
 
-def read_counters(path: Path) -> dict[str, list[float]]:
-    """Every key with its values, of a file that another process writes; empty if it is gone."""
+def read_counters(path: Path, yield_gil: YieldGil = no_yield) -> dict[str, list[float]]:
+    """Every key with its values, of a file that another process writes; empty if it is gone.
+
+    Args:
+        path: The file.
+        yield_gil: Called often.
+    """
     try:
         raw = memoryview(path.read_bytes())
     except FileNotFoundError:
@@ -109,6 +116,7 @@ def read_counters(path: Path) -> dict[str, list[float]]:
         chunk = raw[begin : begin + _CHUNK_BYTES]
         for key, start, size in _rows_in(chunk):
             found[key] = list(_values(chunk, start, size))
+            yield_gil()
     return found
 
 

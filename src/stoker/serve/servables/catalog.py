@@ -150,6 +150,20 @@ class Models:
             for name, model in list(self._by_name.items())
         }
 
+    def folder_of(self, name: str, version: int) -> Path | None:
+        """The folder of a version that can be called; None if it cannot."""
+        model = self._by_name.get(name)
+        return None if model is None else model.folder_of(version)
+
+    def loaded(self) -> dict[Sequence[str], float]:
+        """Model and version -> 1 if it can be called, 0 if it failed to load, for `MODEL_LOADED`."""
+        return {
+            (name, str(version)): float(state is State.AVAILABLE)
+            for name, model in sorted(self._by_name.items())
+            for version, state, reason in model.statuses()
+            if state is State.AVAILABLE or (state is State.END and reason)
+        }
+
     def request_log_of(self, name: str) -> RequestLogConfig | None:
         """Which requests to a model are logged."""
         model = self._by_name.get(name)

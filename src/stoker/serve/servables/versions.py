@@ -101,6 +101,11 @@ class ModelVersions:
         """Whether a version can be called."""
         return version in self._available
 
+    def folder_of(self, version: int) -> Path | None:
+        """The folder of a version that can be called; None if it cannot."""
+        servable = self._available.get(version)
+        return None if servable is None else servable.path
+
     def are_quick(self, versions: Iterable[int], signature: str, *, least_runs: int) -> bool:
         """Whether each of some versions can be called, and has proven that its runs are quick.
 

@@ -28,7 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from stoker.core.errors import ConfigError, Plain
 from stoker.serve.dataplane.open_inference import SERVER_NAME, SERVER_VERSION
 from stoker.serve.observability.access_log import Entry
-from stoker.serve.observability.metrics import Counter
+from stoker.serve.observability.counters import Counter
 from stoker.serve.runtime.background import Background
 from stoker.serve.tracing.spans import Span, span_of
 

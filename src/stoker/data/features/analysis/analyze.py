@@ -13,11 +13,7 @@ from stoker.data.features.analysis.leaks import find_leaks
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.report import render_report
 from stoker.data.features.analysis.splits import find_split_anomalies, relate_splits
-from stoker.data.features.analysis.statistics import (
-    Schema,
-    Statistics,
-    infer_schema,
-)
+from stoker.data.features.analysis.statistics import Schema, Statistics, infer_schema
 from stoker.data.features.engine import Progress, no_progress
 from stoker.data.sources.config import IngestConfig
 

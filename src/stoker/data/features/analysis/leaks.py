@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from stoker.cluster.limits import usable_cores
 from stoker.core.files import sha256_file
+from stoker.core.statistics.columns import ColumnStatistics
 from stoker.data.columns import Column, Dtype
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.measure import compute_statistics
-from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, Statistics
+from stoker.data.features.analysis.statistics import TRAIN, Statistics
 from stoker.data.features.spec import LabelSpec
 
 LEAST_ROWS = 100

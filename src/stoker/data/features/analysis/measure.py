@@ -15,19 +15,19 @@ import ibis
 import ibis.expr.types as ir
 
 from stoker.cluster.limits import usable_cores
-from stoker.data.columns import Column
-from stoker.data.dataset import Dataset
-from stoker.data.features import analyzers, engine
-from stoker.data.features.analysis.statistics import (
+from stoker.core.statistics.columns import (
     HISTOGRAM_BINS,
     QUANTILE_BUCKETS,
     TOP_VALUES,
     ColumnStatistics,
     LengthStatistics,
     NumberStatistics,
-    Statistics,
     ValueCount,
 )
+from stoker.data.columns import Column
+from stoker.data.dataset import Dataset
+from stoker.data.features import analyzers, engine
+from stoker.data.features.analysis.statistics import Statistics
 from stoker.data.features.engine import Progress, no_progress
 
 _NUMBERS = ("int64", "float32", "float64")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from stoker.core.statistics.columns import ColumnStatistics, ValueCount
 from stoker.data.features.analysis.anomalies import Anomaly
-from stoker.data.features.analysis.statistics import (
-    ColumnStatistics,
-    Schema,
-    Statistics,
-    ValueCount,
-)
+from stoker.data.features.analysis.statistics import Schema, Statistics
 from stoker.pages.bars import histogram, meter
 from stoker.pages.html import Html, element, join, page, paragraph, section
 from stoker.pages.numbers import count_of, number, percent

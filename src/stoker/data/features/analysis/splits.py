@@ -12,11 +12,12 @@ import ibis
 import ibis.expr.types as ir
 
 from stoker.cluster.limits import usable_cores
+from stoker.core.statistics.columns import ColumnStatistics
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly, find_skew
-from stoker.data.features.analysis.statistics import TRAIN, ColumnStatistics, SplitFacts, Statistics
+from stoker.data.features.analysis.statistics import TRAIN, SplitFacts, Statistics
 from stoker.data.sources.config import Duplicates, IngestConfig
 
 CHANCE = 4.0

@@ -1,0 +1,124 @@
+"""How far the distribution of a column is from the one of training: what `stoker skew` reports and a server measures."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.core.statistics.columns import QUANTILE_BUCKETS, TOP_VALUES, ColumnStatistics
+
+_CHANCE = 1.63
+"""Times sqrt(1/n + 1/m): two samples of one distribution differ by more in one of 100 cases.
+Source: Kolmogorov-Smirnov test of two samples."""
+
+Bounds = tuple[float, float]
+"""Least and greatest possible value of a share."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistributionGap:
+    """The largest difference between shares of values."""
+
+    share: float
+    """The difference, 0 to 1."""
+
+    chance: float
+    """The difference that chance explains, given the number of rows."""
+
+    text: str
+    """Which values differ, for people."""
+
+    @property
+    def beyond_chance(self) -> float:
+        """The difference that chance does not explain, 0 to 1."""
+        return max(self.share - self.chance, 0.0)
+
+
+def distribution_gap(
+    column: ColumnStatistics, training: ColumnStatistics
+) -> DistributionGap | None:
+    """Compare the distribution of one column with that of the training split.
+
+    Numbers are compared by their cumulative shares at the quantiles and values in the statistics;
+    strings by the share of each value, if both have at most `TOP_VALUES`.
+
+    Args:
+        column: The column.
+        training: The same column in the training split.
+
+    Returns:
+        The largest difference; None if the two cannot be compared.
+    """
+    if column.dtype != training.dtype or not column.count or not training.count:
+        return None
+    if column.numbers is not None:
+        share, text = _numbers(column, training)
+    elif _is_whole(column) and _is_whole(training):
+        share, text = _strings(column, training)
+    else:
+        return None
+    chance = _CHANCE * math.sqrt(1 / _rows(column) + 1 / _rows(training))
+    return DistributionGap(share=share, chance=chance, text=text)
+
+
+def _rows(column: ColumnStatistics) -> float:
+    """Number of independent samples: values of one vector or list count as one."""
+    mean = None if column.list_lengths is None else column.list_lengths.mean
+    return column.count / max(mean or column.length or 1, 1)
+
+
+def _is_whole(column: ColumnStatistics) -> bool:
+    return bool(column.top) and (column.distinct or 0) <= TOP_VALUES
+
+
+def _strings(column: ColumnStatistics, training: ColumnStatistics) -> tuple[float, str]:
+    now, then = ({t.value: t.count / c.count for t in c.top} for c in (column, training))
+    value = max({**now, **then}, key=lambda name: abs(now.get(name, 0.0) - then.get(name, 0.0)))
+    here, there = now.get(value, 0.0), then.get(value, 0.0)
+    text = f"{value[:40]!r} is {here:.1%} of its values, in the training split {there:.1%}"
+    return abs(here - there), text
+
+
+def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[float, str]:
+    points = {*_thresholds(column), *_thresholds(training)}
+    at = [
+        (_gap(_cumulative_share(column, p), _cumulative_share(training, p)), p)
+        for p in sorted(points)
+    ]
+    gap, point = max(at, default=(0.0, 0.0))
+    here, there = _cumulative_share(column, point), _cumulative_share(training, point)
+    text = f"{_range_text(here)} of its values are at most {point:g}, in the training split {_range_text(there)}"
+    return gap, text
+
+
+def _thresholds(column: ColumnStatistics) -> Iterator[float]:
+    if column.numbers is not None:
+        yield from column.numbers.quantiles
+    if _is_whole(column):
+        yield from (float(top.value) for top in column.top)
+
+
+def _cumulative_share(column: ColumnStatistics, point: float) -> Bounds:
+    """Return the share of values that are at most `point`: exact if all are known, else to a tenth."""
+    if _is_whole(column):
+        share = sum(t.count for t in column.top if float(t.value) <= point) / column.count
+        return share, share
+    numbers = column.numbers
+    if numbers is None or numbers.min is None or numbers.max is None or not numbers.quantiles:
+        return 0.0, 1.0
+    if point < numbers.min or point >= numbers.max:
+        share = float(point >= numbers.max)
+        return share, share
+    below = bisect_right(numbers.quantiles, point)
+    return below / QUANTILE_BUCKETS, (below + 1) / QUANTILE_BUCKETS
+
+
+def _gap(one: Bounds, other: Bounds) -> float:
+    return max(one[0] - other[1], other[0] - one[1], 0.0)
+
+
+def _range_text(share: Bounds) -> str:
+    low, high = share
+    return f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"

@@ -1,0 +1,95 @@
+"""Statistics of a column from its values in memory, equal to those that the analysis computes by queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.core.statistics.columns import (
+    HISTOGRAM_BINS,
+    QUANTILE_BUCKETS,
+    TOP_VALUES,
+    ColumnStatistics,
+    NumberStatistics,
+    ValueCount,
+)
+
+
+def statistics_of_values(values: NDArray[Any], like: ColumnStatistics) -> ColumnStatistics:
+    """Compute the statistics of a column of numbers or texts.
+
+    Args:
+        values: [rows] or [rows, length]; texts as `str`.
+        like: statistics of the same column elsewhere: gives its name, type and length.
+    """
+    flat = values.reshape(-1)
+    if like.dtype == "string":
+        present = flat[flat != ""]
+        numbers = None
+    else:
+        flat = flat.astype(like.dtype)
+        present = flat[~np.isnan(flat)] if flat.dtype.kind == "f" else flat
+        numbers = _numbers(present)
+    distinct, counts = np.unique(present, return_counts=True)
+    keeps_top = like.dtype == "string" or len(distinct) <= TOP_VALUES
+    return ColumnStatistics(
+        name=like.name,
+        dtype=like.dtype,
+        length=like.length,
+        count=len(present),
+        missing=len(flat) - len(present),
+        distinct=len(distinct),
+        numbers=numbers,
+        lengths=None,
+        top=_top(distinct.tolist(), counts.tolist()) if keeps_top else (),
+    )
+
+
+def _top(distinct: Iterable[Any], counts: Iterable[int]) -> tuple[ValueCount, ...]:
+    """Return the most frequent values, the smaller first among equals."""
+    # `distinct` ascends, and sorting keeps the order of equals.
+    ordered = sorted(zip(distinct, counts, strict=True), key=lambda each: -each[1])
+    return tuple(
+        ValueCount(value=_text(value), count=count) for value, count in ordered[:TOP_VALUES]
+    )
+
+
+def _text(value: object) -> str:
+    return str(value + 0.0 if isinstance(value, float) else value)  # 0.0 and -0.0 are one value
+
+
+def _numbers(present: NDArray[Any]) -> NumberStatistics:
+    is_finite = np.isfinite(present)
+    finite = np.sort(present[is_finite])
+    wide = finite.astype(np.float64)
+    size = len(finite)
+    positions = [index * size // QUANTILE_BUCKETS for index in range(1, QUANTILE_BUCKETS)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = (float(wide.mean()), float(wide.std())) if size else (math.nan, math.nan)
+    return NumberStatistics(
+        mean=mean if math.isfinite(mean) else None,
+        std=std if math.isfinite(std) else None,
+        min=float(wide[0]) if size else None,
+        max=float(wide[-1]) if size else None,
+        zeros=int(np.count_nonzero(wide == 0.0)),
+        infinite=int(len(present) - size),
+        quantiles=tuple(float(wide[at]) + 0.0 for at in positions) if size else (),
+        histogram=_histogram(wide),
+    )
+
+
+def _histogram(ascending: NDArray[np.float64]) -> tuple[int, ...]:
+    if not len(ascending) or ascending[0] == ascending[-1]:
+        return (len(ascending),) if len(ascending) else ()
+    # Halves, because the width of a column that spans all of float64 would overflow.
+    start = ascending[0] / 2
+    width = ascending[-1] / 2 - start
+    places = np.floor((ascending / 2 - start) / width * HISTOGRAM_BINS)
+    bins = np.bincount(
+        places.clip(0, HISTOGRAM_BINS - 1).astype(np.int64), minlength=HISTOGRAM_BINS
+    )
+    return tuple(bins.tolist())

@@ -1,0 +1,286 @@
+"""Counters, gauges and histograms of a server, whose numbers lie in rows that all its workers read."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from stoker.serve.runtime.gil_yield import YieldGil, no_yield
+from stoker.serve.runtime.series_limit import SeriesLimit
+from stoker.serve.runtime.shared_counters import SharedCounters
+from stoker.telemetry.catalogue.metric import Metric
+from stoker.telemetry.exposition import Labels, label_text, sample
+
+UNKNOWN_MODEL = "other"
+"""The label of models that are not served, and of those beyond the limit of series: clients must not be able to create series."""
+
+OF_MODELS = frozenset({"model_name", "model", "version", "column"})
+"""Labels whose values models bring with them."""
+
+COUNTING = threading.Lock()
+"""Lock of all numbers; code that counts several things of a request takes it once."""
+
+Values = tuple[str, ...]
+"""Values of a metric's labels, in their order."""
+
+Row = Sequence[float]
+"""The numbers of one series."""
+
+
+class Instrument:
+    """Writes one metric: a row of numbers for each combination of labels."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        cells: SharedCounters | None = None,
+        limit: SeriesLimit | None = None,
+    ) -> None:
+        """Args: metric: of the catalogue; cells: storage of the numbers; limit: of the series of models."""
+        self.metric = metric
+        self._cells = cells or SharedCounters()
+        self._limit = limit or SeriesLimit()
+        self._is_of_models = not OF_MODELS.isdisjoint(metric.labels)
+        self._rows: dict[Labels, memoryview[float]] = {}
+
+    @property
+    def _width(self) -> int:
+        """Numbers per row."""
+        return 1
+
+    def combined(self, rows: Sequence[Row]) -> Row:
+        """Return the numbers of one series from those of several workers."""
+        if len(rows) == 1:
+            return rows[0]
+        return [sum(numbers) for numbers in zip(*rows, strict=True)]
+
+    def lines_of(self, values: Values, row: Row) -> list[str]:
+        """Return the lines of one series."""
+        return [sample(self.metric.name, self._labels(values), row[0])]
+
+    def lines(self) -> list[str]:
+        """Return the samples of this process, one per line."""
+        found = grouped(self._cells.rows()).get(self.metric.name, {})
+        return [line for values, row in found.items() for line in self.lines_of(values, row)]
+
+    def total(self) -> float:
+        """Return the sum of the first number of every row of this process."""
+        with COUNTING:
+            return sum(row[0] for row in self._rows.values())
+
+    def _labels(self, values: Values) -> Labels:
+        return tuple(zip(self.metric.labels, values, strict=True))
+
+    def _row(self, labels: Labels) -> memoryview[float]:
+        row = self._rows.get(labels)
+        if row is None:
+            row = self._rows[labels] = self._new_row(dict(labels))
+        return row
+
+    def _new_row(self, labels: Mapping[str, str]) -> memoryview[float]:
+        values = self._in_order(labels)
+        if self._is_of_models and not self._limit.admits(self._key(values)):
+            values = self._beyond_limit(values)
+        return self._cells.row(self._key(values), self._width)
+
+    def _in_order(self, labels: Mapping[str, str]) -> Values:
+        if labels.keys() != set(self.metric.labels):
+            expected = ", ".join(self.metric.labels) or "no label"
+            raise ValueError(f"{self.metric.name} has {expected}, not {', '.join(labels)}")
+        return tuple(labels[name] for name in self.metric.labels)
+
+    def _beyond_limit(self, values: Values) -> Values:
+        return tuple(
+            UNKNOWN_MODEL if name in OF_MODELS else value for name, value in self._labels(values)
+        )
+
+    def _key(self, values: Values) -> str:
+        return json.dumps([self.metric.name, *values])
+
+
+def grouped(
+    rows: Mapping[str, Row], yield_gil: YieldGil = no_yield
+) -> dict[str, dict[Values, Row]]:
+    """Return metric's name -> values of its labels -> numbers, of the rows of a worker.
+
+    Args:
+        rows: key -> numbers.
+        yield_gil: called often.
+    """
+    found: dict[str, dict[Values, Row]] = {}
+    for key, numbers in rows.items():
+        yield_gil()
+        name, *values = json.loads(key)
+        found.setdefault(name, {})[tuple(values)] = numbers
+    return found
+
+
+class Count:
+    """The number of one combination of labels, looked up once for frequent counting."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: memoryview[float]) -> None:
+        """Args: row: its storage."""
+        self._row = row
+
+    def add(self, amount: float = 1.0) -> None:
+        """Add to the number."""
+        with COUNTING:
+            self._row[0] += amount
+
+    def put(self, amount: float = 1.0) -> None:
+        """Add to the number; the caller holds `COUNTING`."""
+        self._row[0] += amount
+
+
+class Spread:
+    """The buckets of one combination of labels, looked up once for frequent counting."""
+
+    __slots__ = ("_bounds", "_row")
+
+    def __init__(self, row: memoryview[float], bounds: tuple[float, ...]) -> None:
+        """Args: row: their storage; bounds: the metric's."""
+        self._row, self._bounds = row, bounds
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        with COUNTING:
+            self.put(value)
+
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count several values."""
+        with COUNTING:
+            for value in values:
+                self.put(value)
+
+    def put(self, value: float, times: int = 1) -> None:
+        """Count a value `times` times; the caller holds `COUNTING`."""
+        row = self._row
+        row[1 + bisect_left(self._bounds, value)] += times
+        row[0] += value * times
+
+
+class Counter(Instrument):
+    """A number per combination of labels that never decreases."""
+
+    def of(self, **labels: str) -> Count:
+        """Return the number of these labels."""
+        with COUNTING:
+            return Count(self._row(tuple(labels.items())))
+
+    def add(self, amount: float = 1.0, **labels: str) -> None:
+        """Add to the number of these labels."""
+        self.of(**labels).add(amount)
+
+
+class Gauge(Instrument):
+    """A current value per combination of labels; only living processes count."""
+
+    def add(self, amount: float, **labels: str) -> None:
+        """Add to the number of these labels."""
+        with COUNTING:
+            self._row(tuple(labels.items()))[0] += amount
+
+    def reset(self, values: Values) -> None:
+        """Set the number of a series to zero."""
+        with COUNTING:
+            self._row(self._labels(values))[0] = 0.0
+
+    @contextmanager
+    def held(self, **labels: str) -> Iterator[None]:
+        """Count one more while the context is open."""
+        self.add(1.0, **labels)
+        try:
+            yield
+        finally:
+            self.add(-1.0, **labels)
+
+
+class Age(Gauge):
+    """How long ago something last happened, seconds, per combination of labels; those of workers differ."""
+
+    def happened(self, at_s: float, **labels: str) -> None:
+        """It happened at a time of the monotonic clock, which all processes of a machine share."""
+        with COUNTING:
+            self._row(tuple(labels.items()))[0] = at_s
+
+    def lines_of(self, values: Values, row: Row) -> list[str]:
+        """Return the line of one series; none of what has not happened."""
+        return super().lines_of(values, [time.monotonic() - row[0]]) if row[0] else []
+
+
+class Level(Gauge):
+    """A value that is set, or taken back; of several workers the largest counts. A row holds it plus 1."""
+
+    def set(self, value: float, **labels: str) -> None:
+        """Set the value of these labels, which must not be below 0; beyond the limit of series it is left out."""
+        with COUNTING:
+            values = self._in_order(labels)
+            if self._limit.admits(self._key(values)):
+                self._row(self._labels(values))[0] = 1.0 + value
+
+    def unset(self, **labels: str) -> None:
+        """Take the value of these labels back, if there is one."""
+        values = self._in_order(labels)
+        if self._labels(values) in self._rows:
+            self.reset(values)
+
+    def combined(self, rows: Sequence[Row]) -> Row:
+        """Return the largest value."""
+        return max(rows, key=lambda row: row[0])
+
+    def lines_of(self, values: Values, row: Row) -> list[str]:
+        """Return the line of one series; none where no value is set."""
+        return super().lines_of(values, [row[0] - 1.0]) if row[0] else []
+
+
+class Histogram(Instrument):
+    """Counts of values per bucket, per combination of labels."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        bounds: Sequence[float],
+        cells: SharedCounters | None = None,
+        limit: SeriesLimit | None = None,
+    ) -> None:
+        """Args: metric, cells, limit: as of every instrument; bounds: ascending, without +Inf."""
+        super().__init__(metric, cells=cells, limit=limit)
+        self._bounds = tuple(bounds)
+        self._bound_texts = (*(f"{bound:g}" for bound in self._bounds), "+Inf")
+
+    @property
+    def _width(self) -> int:
+        return len(self._bounds) + 2  # the sum, and a count per bound and for +Inf
+
+    def of(self, **labels: str) -> Spread:
+        """Return the buckets of these labels."""
+        with COUNTING:
+            return Spread(self._row(tuple(labels.items())), self._bounds)
+
+    def observe(self, value: float, **labels: str) -> None:
+        """Count one value."""
+        self.of(**labels).observe(value)
+
+    def observe_all(self, values: Iterable[float], **labels: str) -> None:
+        """Count several values."""
+        self.of(**labels).observe_all(values)
+
+    def lines_of(self, values: Values, row: Row) -> list[str]:
+        """Return the lines of one series, with cumulative buckets."""
+        labels, name = label_text(self._labels(values)), self.metric.name
+        begin = f"{name}_bucket{{{labels}{',' if labels else ''}le="
+        lines, below = [], 0.0
+        for text, count in zip(self._bound_texts, row[1:], strict=True):
+            below += count
+            lines.append(f'{begin}"{text}"}} {below:.16g}')
+        lines.append(f"{name}_sum{{{labels}}} {row[0]:.16g}")
+        lines.append(f"{name}_count{{{labels}}} {below:.16g}")
+        return lines

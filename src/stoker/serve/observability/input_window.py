@@ -1,0 +1,109 @@
+"""A random sample of the rows of requests in a window of time, and its statistics."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.core.statistics.columns import ColumnStatistics
+from stoker.core.statistics.values import statistics_of_values
+
+MAX_ROWS = 2_000
+"""Rows of a sample; two samples of one distribution then differ by 5 % of the rows at most, as a rule."""
+
+MAX_WIDTH = 64
+"""Most values of a row in one column; wider columns are not compared."""
+
+MAX_TEXT = 256
+"""Most characters of a text that are kept."""
+
+_CELL_BYTES = 8
+_TEXT_BYTES = 60
+"""Memory of a number, and of a text without its characters."""
+
+Inputs = Mapping[str, NDArray[Any]]
+"""Input -> [rows, ...] values."""
+
+
+class InputWindow:
+    """Rows of a window; each row that came has the same chance to be among them. For one thread."""
+
+    def __init__(self, training: Mapping[str, ColumnStatistics], *, began_s: float) -> None:
+        """Args: training: statistics by column; began_s: when it began, by the monotonic clock."""
+        self.training = training
+        self.began_s = began_s
+        self.seen = 0
+        self.held_bytes = 0
+        self._columns: dict[str, NDArray[Any]] = {}
+
+    def add(self, inputs: Inputs) -> None:
+        """Add the rows of a request; one without a column of the others is left out."""
+        rows = flat_rows(inputs, self.training)
+        if not self._columns:
+            self._columns = {
+                name: np.empty((MAX_ROWS, values.shape[1]), values.dtype)
+                for name, values in rows.items()
+            }
+            self.held_bytes = sum(each.size for each in self._columns.values()) * _CELL_BYTES
+        if not rows or any(
+            name not in rows or rows[name].shape[1] != held.shape[1]
+            for name, held in self._columns.items()
+        ):
+            return
+        count = len(next(iter(rows.values())))
+        places = [self._place(self.seen + row) for row in range(count)]
+        kept = [row for row in range(count) if places[row] < MAX_ROWS]
+        for name, held in self._columns.items():
+            self._keep(held, rows[name][kept], [places[row] for row in kept])
+        self.seen += count
+
+    def statistics(self) -> Iterator[ColumnStatistics]:
+        """Yield the statistics of each column."""
+        rows = min(self.seen, MAX_ROWS)
+        for name, held in self._columns.items():
+            yield statistics_of_values(held[:rows], self.training[name])
+
+    def _place(self, number: int) -> int:
+        """Return where the row of a number goes; from `MAX_ROWS` on it is left out."""
+        if number < MAX_ROWS:
+            return number
+        return random.randrange(number + 1)  # noqa: S311 - a sample, not a secret
+
+    def _keep(self, held: NDArray[Any], rows: NDArray[Any], places: list[int]) -> None:
+        if held.dtype == object:
+            before = held[places].reshape(-1).tolist()
+            self.held_bytes += sum(_TEXT_BYTES + len(text) for text in rows.reshape(-1).tolist())
+            self.held_bytes -= sum(_TEXT_BYTES + len(text) for text in before if text is not None)
+        held[places] = rows
+
+
+def flat_rows(inputs: Inputs, training: Mapping[str, ColumnStatistics]) -> dict[str, NDArray[Any]]:
+    """Return column -> [rows, values], of the columns that can be compared: texts as `str`, numbers as float64 or int64."""
+    found = {}
+    for name, column in training.items():
+        values = inputs.get(name)
+        width = 1 if column.length is None else column.length
+        if values is None or values.ndim == 0 or not 0 < width <= MAX_WIDTH:
+            continue
+        if column.dtype == "image" or math.prod(values.shape[1:]) != width:
+            continue
+        flat = values.reshape(len(values), width)
+        is_text = values.dtype.kind in "OSU"
+        if is_text != (column.dtype == "string"):
+            continue
+        if is_text:
+            texts = np.empty(flat.shape, object)
+            texts[:] = [[_text(value) for value in row] for row in flat.tolist()]
+            found[name] = texts
+        else:
+            found[name] = flat.astype(np.int64 if column.dtype == "int64" else np.float64)
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return (value if isinstance(value, str) else value.decode(errors="replace"))[:MAX_TEXT]

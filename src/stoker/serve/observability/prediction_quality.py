@@ -1,0 +1,181 @@
+"""Skew and drift of requests: computed in the background from a sample, for models that carry training statistics.
+
+Skew compares the last window of requests with the training data, drift with the window before it. Both are the
+difference that `stoker skew` computes, less what chance explains: `stoker skew` reports a column above 0.1.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stoker.core.errors import DataError
+from stoker.core.statistics.columns import ColumnStatistics
+from stoker.core.statistics.gap import distribution_gap
+from stoker.registry.training_statistics import read_training_statistics
+from stoker.serve.observability.counters import Level
+from stoker.serve.observability.input_window import MAX_WIDTH, Inputs, InputWindow
+from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.runtime.background import Background
+from stoker.serve.runtime.gil_yield import GilYield
+
+_log = logging.getLogger(__name__)
+
+LEAST_ROWS = 200
+"""A window with fewer rows goes on: chance alone explains a difference of 0.1 then."""
+
+INTERVAL_S = 0.1
+"""Shortest time between two sampled requests of a version, seconds: the cost has a limit at any load."""
+
+REQUEST_ROWS = 64
+"""Most rows of a request that are taken."""
+
+REQUEST_BYTES = 1 << 20
+"""Largest input that is looked at, bytes."""
+
+MAX_BYTES = 64 << 20
+"""Most memory of the windows of all models; beyond it a model's requests are not sampled."""
+
+_MAX_VERSIONS = 10_000
+"""Versions whose last sample is remembered."""
+
+_SWEEP_S = 1.0
+"""Shortest time between two looks whether versions are still loaded, seconds."""
+
+_NEVER_S = float("inf")
+
+Version = tuple[str, int]
+"""A model and the number of one of its versions."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sampled:
+    """A request that is part of the sample."""
+
+    model: str
+    version: int
+    inputs: Inputs
+
+
+class PredictionQuality:
+    """Samples the inputs of requests, and sets the metrics at the end of each window."""
+
+    def __init__(
+        self,
+        metrics: ServeMetrics,
+        folder_of: Callable[[str, int], Path | None],
+        *,
+        window_s: float,
+    ) -> None:
+        """Wait for requests.
+
+        Args:
+            metrics: has the two metrics.
+            folder_of: gives the folder of a model's version; None if it is not loaded.
+            window_s: shortest length of a window, seconds.
+        """
+        self._metrics, self._folder_of, self._window_s = metrics, folder_of, window_s
+        self._next_s: dict[Version, float] = {}
+        self._windows: dict[str, InputWindow] = {}
+        self._versions: dict[str, int] = {}
+        self._swept_s = time.monotonic()
+        self._before: dict[str, dict[str, ColumnStatistics]] = {}
+        self._waiting: Background[_Sampled] = Background(
+            self._take, name="stoker-prediction-quality", on_drop=lambda _: None
+        )
+
+    def offer(self, model: str, version: int, inputs: Inputs) -> None:
+        """Take a request into the sample if it is time; returns at once.
+
+        Args:
+            model: the model that answered it.
+            version: its version.
+            inputs: of the signature that takes raw columns; copied.
+        """
+        key, now_s = (model, version), time.monotonic()
+        if now_s < self._next_s.get(key, 0.0):
+            return
+        if len(self._next_s) >= _MAX_VERSIONS:
+            self._next_s.clear()
+        self._next_s[key] = now_s + INTERVAL_S
+        copied = {
+            name: np.array(values[:REQUEST_ROWS])
+            for name, values in inputs.items()
+            if values.ndim and values.nbytes <= REQUEST_BYTES and values[:1].size <= MAX_WIDTH
+        }
+        size = sum(values.nbytes for values in copied.values())
+        self._waiting.offer(_Sampled(model=model, version=version, inputs=copied), size=size)
+
+    def close(self) -> None:
+        """Take what waits, and end."""
+        self._waiting.close()
+
+    def _take(self, batch: Sequence[_Sampled]) -> None:
+        self._sweep()
+        for sampled in batch:
+            window = self._window_of(sampled.model, sampled.version)
+            if window is None:
+                continue
+            window.add(sampled.inputs)
+            is_over = time.monotonic() - window.began_s >= self._window_s
+            if is_over and window.seen >= LEAST_ROWS:
+                del self._windows[sampled.model]
+                self._compare(sampled.model, window)
+
+    def _window_of(self, model: str, version: int) -> InputWindow | None:
+        window = self._windows.get(model)
+        if window is not None:
+            return window
+        if sum(each.held_bytes for each in self._windows.values()) >= MAX_BYTES:
+            return None
+        training = self._training(model, version)
+        if not training:
+            self._next_s[model, version] = _NEVER_S
+            return None
+        window = self._windows[model] = InputWindow(training, began_s=time.monotonic())
+        self._versions[model] = version
+        return window
+
+    def _sweep(self) -> None:
+        """Forget models whose version is not loaded any more; another one begins again."""
+        if time.monotonic() - self._swept_s < _SWEEP_S:
+            return
+        self._swept_s = time.monotonic()
+        for model, version in list(self._versions.items()):
+            if self._folder_of(model, version) is None:
+                del self._versions[model]
+                self._windows.pop(model, None)
+                for column in self._before.pop(model, {}):
+                    self._metrics.prediction_skew.unset(model_name=model, column=column)
+                    self._metrics.prediction_drift.unset(model_name=model, column=column)
+
+    def _training(self, model: str, version: int) -> Mapping[str, ColumnStatistics]:
+        folder = self._folder_of(model, version)
+        try:
+            return {} if folder is None else read_training_statistics(folder)
+        except (DataError, OSError) as error:
+            _log.warning("requests to %s are not compared with its training: %s", model, error)
+            return {}
+
+    def _compare(self, model: str, window: InputWindow) -> None:
+        yield_gil, before = GilYield(), self._before.get(model, {})
+        now: dict[str, ColumnStatistics] = {}
+        for column in window.statistics():
+            now[column.name] = column
+            yield_gil()
+            self._set(self._metrics.prediction_skew, model, column, window.training[column.name])
+            if column.name in before:
+                self._set(self._metrics.prediction_drift, model, column, before[column.name])
+        self._before[model] = now
+
+    def _set(
+        self, level: Level, model: str, column: ColumnStatistics, other: ColumnStatistics
+    ) -> None:
+        gap = distribution_gap(column, other)
+        if gap is not None:
+            level.set(gap.beyond_chance, model_name=model, column=column.name)

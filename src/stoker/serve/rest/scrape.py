@@ -1,0 +1,126 @@
+"""Answers scrapes: each text is built in one thread of its own, and shared by the scrapes that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
+
+from stoker.serve.dataplane.plane import DataPlane
+from stoker.serve.extra_routes import ExtraRoutes
+from stoker.serve.rest.messages import Answer, compressed
+from stoker.serve.runtime.gil_yield import GilYield, YieldGil
+from stoker.telemetry import exposition, openmetrics
+from stoker.telemetry.catalogue.serving import MODEL_LOADED
+
+MOST_LOAD = 0.2
+"""Share of a core that scrapes take at most, however often they are sent: the rest is for requests to models."""
+
+
+class Form(enum.Enum):
+    """Formats of a scrape, each on a path of its own: none is negotiated by headers."""
+
+    PROMETHEUS = exposition.CONTENT_TYPE
+    OPENMETRICS = openmetrics.CONTENT_TYPE
+
+
+def forms_of(metrics_path: str | None) -> dict[str, Form]:
+    """Return path -> what is there; nothing if there are no metrics."""
+    if metrics_path is None:
+        return {}
+    return {
+        metrics_path: Form.PROMETHEUS,
+        f"{metrics_path.rstrip('/')}/openmetrics": Form.OPENMETRICS,
+    }
+
+
+class Scrapes:
+    """Builds the answers to scrapes; its methods are for the thread of the event loop."""
+
+    def __init__(self, plane: DataPlane, extra: ExtraRoutes | None) -> None:
+        """Args: plane: what is scraped; extra: has further metrics."""
+        self._plane, self._extra = plane, extra
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-scrape")
+        self._building = asyncio.Lock()
+        self._next: dict[tuple[Form, bool], asyncio.Task[Answer]] = {}
+        self._not_before_s = 0.0
+
+    async def answer(self, form: Form, *, gzip: bool) -> Answer:
+        """Return the metrics; their collection begins after this call.
+
+        Args:
+            form: the format.
+            gzip: whether the client accepts a compressed answer.
+        """
+        key = form, gzip
+        building = self._next.get(key)
+        if building is None:
+            building = self._next[key] = asyncio.create_task(self._build(form, gzip))
+        return await asyncio.shield(building)
+
+    def close(self) -> None:
+        """End the thread after the answer that it builds."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _build(self, form: Form, gzip: bool) -> Answer:
+        try:
+            async with self._building:
+                await asyncio.sleep(max(self._not_before_s - time.monotonic(), 0.0))
+                del self._next[
+                    form, gzip
+                ]  # a scrape that comes from now on waits for another build
+                loop = asyncio.get_running_loop()
+                answer, cpu_s = await loop.run_in_executor(self._thread, self._built, form, gzip)
+                self._not_before_s = time.monotonic() + cpu_s * (1.0 / MOST_LOAD - 1.0)
+                return answer
+        finally:
+            if self._next.get((form, gzip)) is asyncio.current_task():
+                del self._next[form, gzip]
+
+    def _built(self, form: Form, gzip: bool) -> tuple[Answer, float]:
+        """Return an answer, and the CPU time that it took, seconds."""
+        began_s = time.thread_time()
+        yield_gil = GilYield()
+        lines: Iterator[str] = chain.from_iterable(
+            scraped(self._plane, self._extra, yield_gil=yield_gil)
+        )
+        if form is Form.OPENMETRICS:
+            lines = chain(openmetrics.as_openmetrics(lines), [openmetrics.END])
+        body = b"".join(_pieces(lines))
+        answer = Answer(
+            body=body,
+            content_type=form.value,
+            packed=compressed(body) if gzip else None,
+        )
+        return answer, time.thread_time() - began_s
+
+
+def scraped(
+    plane: DataPlane, extra: ExtraRoutes | None, *, yield_gil: YieldGil
+) -> Iterator[Sequence[str]]:
+    """Yield the lines of all metrics in the text format of Prometheus.
+
+    Args:
+        plane: knows the models and their counts.
+        extra: has further metrics.
+        yield_gil: called often.
+    """
+    yield from plane.metrics.blocks(yield_gil)
+    yield exposition.family(MODEL_LOADED, plane.models.loaded())
+    if extra is not None:
+        yield from extra.families(plane.models.served())
+
+
+_PIECE_LINES = 500
+"""Lines that are joined at a time, which takes less than a pause of the GIL."""
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[bytes]:
+    while True:
+        piece = list(islice(lines, _PIECE_LINES))
+        if not piece:
+            return
+        yield ("\n".join(piece) + "\n").encode()

@@ -1,0 +1,12 @@
+"""All metrics of all writers."""
+
+from __future__ import annotations
+
+from stoker.telemetry.catalogue import rollout, serving
+from stoker.telemetry.catalogue.metric import Metric
+
+METRICS: tuple[Metric, ...] = (
+    *serving.METRICS,
+    *rollout.METRICS,
+)
+"""Every metric once; a file of another writer joins with one line."""

@@ -1,0 +1,33 @@
+"""The metrics of rollouts, which each server of a repository reports alike."""
+
+from __future__ import annotations
+
+from stoker.telemetry.catalogue.metric import Kind, Metric, Writer
+
+PHASE = Metric(
+    name="stoker_rollout_phase",
+    kind=Kind.GAUGE,
+    unit="",
+    writer=Writer.ROLLOUT,
+    labels=("model_name", "phase"),
+    help="1 for the phase that a model's rollout is in, 0 for the others.",
+)
+TRAFFIC_SHARE = Metric(
+    name="stoker_rollout_traffic_share",
+    kind=Kind.GAUGE,
+    unit="ratio",
+    writer=Writer.ROLLOUT,
+    labels=("model_name", "version"),
+    help="Share of the traffic that a version is to take, 0 to 1.",
+)
+EVENTS = Metric(
+    name="stoker_rollout_events_total",
+    kind=Kind.COUNTER,
+    unit="",
+    writer=Writer.ROLLOUT,
+    labels=("model_name", "event"),
+    help="Changes of a model's rollouts, by what changed; the same at each server.",
+)
+
+METRICS = (PHASE, TRAFFIC_SHARE, EVENTS)
+"""All of them."""
