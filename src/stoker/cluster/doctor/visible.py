@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice, read_gpus
+from stoker.cluster.doctor.gpus import Gpus, GpuState, read_gpus
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.nvml import MigSlice
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable that selects the GPUs that CUDA shows."""
