@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from stoker.serve.runtime.machine import gpu_memory, resident_bytes
+from stoker.serve.runtime.machine import gpu_lines, resident_bytes
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 from stoker.telemetry.exposition import Labels, header, sample
 
@@ -346,7 +346,7 @@ class ServeMetrics:
         return any(_is_alive(int(row[0])) for row in self._pid.found_in(rows).values())
 
     def _machine_lines(self, living: Sequence[dict[str, list[float]]]) -> list[str]:
-        """Return the current memory of every worker and every GPU."""
+        """Return the current memory of every worker, and the GPUs."""
         pids = {
             labels: int(row[0])
             for rows in living
@@ -355,10 +355,7 @@ class ServeMetrics:
         name = "process_resident_memory_bytes"
         lines = header(name, "gauge", "Memory of each worker, bytes.")
         lines += [sample(name, labels, resident_bytes(pid)) for labels, pid in sorted(pids.items())]
-        for name, help_text, values in gpu_memory():
-            lines += header(name, "gauge", help_text)
-            lines += [sample(name, (("gpu", gpu),), value) for gpu, value in values.items()]
-        return lines
+        return lines + gpu_lines()
 
 
 def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[float]]:

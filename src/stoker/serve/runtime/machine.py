@@ -1,4 +1,4 @@
-"""Memory in use by processes and GPUs, now."""
+"""Memory in use by processes, and the GPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ import threading
 from pathlib import Path
 
 from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_gpus
+from stoker.telemetry.gpu.sampler import GpuSampler
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _no_gpu = threading.Event()
 """Set once a look has found none: the driver is not asked for ever in vain."""
+
+_FIRST_SAMPLE_S = 2.0
+"""Longest wait of the first scrape for a sample, seconds."""
+
+_lock = threading.Lock()
+_sampler: GpuSampler | None = None
 
 
 def resident_bytes(pid: int) -> int:
@@ -33,21 +41,22 @@ def limit_memory(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def gpu_memory() -> list[tuple[str, str, dict[str, float]]]:
-    """Name, help and value by GPU of each metric; empty without a GPU that tells."""
-    states = () if _no_gpu.is_set() else read_gpus().states
-    if not states:
-        _no_gpu.set()
-        return []
-    return [
-        (
-            "stoker_gpu_memory_used_bytes",
-            "Memory of a GPU in use, by all processes, bytes.",
-            {str(state.index): float(state.used_bytes) for state in states},
-        ),
-        (
-            "stoker_gpu_memory_bytes",
-            "Memory of a GPU, bytes.",
-            {str(state.index): float(state.memory_bytes) for state in states},
-        ),
-    ]
+def gpu_lines() -> list[str]:
+    """Return the lines of the metrics of the GPUs that this process may use; empty without one.
+
+    The first call begins to sample them, once a second: a server that is never scraped samples nothing.
+    """
+    global _sampler
+    with _lock:
+        if _no_gpu.is_set():
+            return []
+        if _sampler is None:
+            visible = visible_gpus(read_gpus().states, os.environ)
+            if not visible:
+                _no_gpu.set()
+                return []
+            uuids = {state.uuid if part is None else part.uuid for state, part in visible}
+            _sampler = GpuSampler(uuids=uuids)
+            _sampler.wait(_FIRST_SAMPLE_S)
+        sampler = _sampler
+    return [line for lines in sampler.families() for line in lines]

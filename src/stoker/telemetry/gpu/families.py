@@ -25,10 +25,8 @@ def families(readings: Sequence[GpuReading], *, driver: str, age_s: float | None
         age_s: of these readings, seconds; None: this machine has no driver.
     """
     well = [reading for reading in readings if not reading.lost]
-    whole = [reading for reading in readings if not reading.identity.mig]
     found = [
-        family(catalogue.SAMPLE_AGE, {} if age_s is None else {(): age_s}),
-        family(catalogue.LOST, {_labels(each)[:2]: float(each.lost) for each in whole}),
+        *health_families(readings, age_s=age_s),
         family(catalogue.INFO, {_info(each, driver): 1.0 for each in well}),
         *(
             family(metric, _samples(readings, values_of))
@@ -37,6 +35,20 @@ def families(readings: Sequence[GpuReading], *, driver: str, age_s: float | None
         family(catalogue.PROCESS_MEMORY, _process_memory(well)),
     ]
     return [lines for lines in found if lines]
+
+
+def health_families(readings: Sequence[GpuReading], *, age_s: float | None) -> list[list[str]]:
+    """Return the lines of what says whether the others can be believed.
+
+    Args:
+        readings: of GPUs and MIG slices.
+        age_s: of these readings, seconds; None: this machine has no driver.
+    """
+    whole = [reading for reading in readings if not reading.identity.mig]
+    return [
+        family(catalogue.SAMPLE_AGE, {} if age_s is None else {(): age_s}),
+        family(catalogue.LOST, {_labels(each)[:2]: float(each.lost) for each in whole}),
+    ]
 
 
 def _samples(

@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from stoker.core import nvml
+from stoker.telemetry.gpu.dcgm import dcgm_families
 from stoker.telemetry.gpu.device import OwnerOf
+from stoker.telemetry.gpu.families import families, health_families
 from stoker.telemetry.gpu.owners import owner_of
 from stoker.telemetry.gpu.reader import GpuReader
 from stoker.telemetry.gpu.readings import GpuReading
@@ -61,11 +63,6 @@ class GpuSampler:
         self._thread = threading.Thread(target=self._sample, name="stoker-gpus", daemon=True)
         self._thread.start()
 
-    @property
-    def driver(self) -> str:
-        """Version of the driver; empty if none answers."""
-        return self._driver
-
     def readings(self) -> tuple[GpuReading, ...]:
         """Return the newest sample: empty without a GPU or driver, or if the driver hangs."""
         sampled_s = self._sampled_s
@@ -82,6 +79,15 @@ class GpuSampler:
             return None
         since_s = self._began_s if self._sampled_s is None else self._sampled_s
         return time.monotonic() - since_s
+
+    def families(self) -> list[list[str]]:
+        """Return the lines of each metric, by Stoker's names."""
+        return families(self.readings(), driver=self._driver, age_s=self.age_s())
+
+    def dcgm_families(self) -> list[list[str]]:
+        """Return the lines of each metric, by dcgm-exporter's names, and Stoker's on the sample itself."""
+        readings = self.readings()
+        return [*health_families(readings, age_s=self.age_s()), *dcgm_families(readings)]
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the first attempt has ended.
