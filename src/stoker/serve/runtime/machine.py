@@ -1,14 +1,15 @@
-"""Memory in use by processes, and the GPUs that this process may use."""
+"""Memory in use by processes, and the GPUs that this server may use."""
 
 from __future__ import annotations
 
 import os
 import resource
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.cluster.doctor.gpus import read_gpus
-from stoker.cluster.doctor.visible import visible_gpus
+from stoker.cluster.doctor.visible import GPUS, visible_gpus
 from stoker.telemetry.gpu.sampler import GpuSampler
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -18,6 +19,11 @@ _no_gpu = threading.Event()
 
 _FIRST_SAMPLE_S = 2.0
 """Longest wait of the first scrape for a sample, seconds."""
+
+_SERVER_GPUS = "STOKER_SERVER_GPUS"
+"""Environment variable of a worker: `CUDA_VISIBLE_DEVICES` of the whole server, whose workers get one GPU each."""
+
+_ALL = "all"
 
 _lock = threading.Lock()
 _sampler: GpuSampler | None = None
@@ -41,8 +47,17 @@ def limit_memory(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
+def server_gpus(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker is told of the server's GPUs, so that each worker reports the same ones.
+
+    Args:
+        environ: The server's.
+    """
+    return {_SERVER_GPUS: environ.get(GPUS, _ALL)}
+
+
 def gpu_lines() -> list[str]:
-    """Return the lines of the metrics of the GPUs that this process may use; empty without one.
+    """Return the lines of the metrics of the GPUs that this server may use; empty without one.
 
     The first call begins to sample them, once a second: a server that is never scraped samples nothing.
     """
@@ -51,12 +66,19 @@ def gpu_lines() -> list[str]:
         if _no_gpu.is_set():
             return []
         if _sampler is None:
-            visible = visible_gpus(read_gpus().states, os.environ)
-            if not visible:
+            uuids = _server_uuids()
+            if not uuids:
                 _no_gpu.set()
                 return []
-            uuids = {state.uuid if part is None else part.uuid for state, part in visible}
             _sampler = GpuSampler(uuids=uuids)
             _sampler.wait(_FIRST_SAMPLE_S)
         sampler = _sampler
     return [line for lines in sampler.families() for line in lines]
+
+
+def _server_uuids() -> set[str]:
+    """UUIDs of the GPUs and MIG slices that this server may use."""
+    listed = os.environ.get(_SERVER_GPUS, os.environ.get(GPUS, _ALL))
+    visible = visible_gpus(read_gpus().states, {} if listed == _ALL else {GPUS: listed})
+    found = {state.uuid if part is None else part.uuid for state, part in visible}
+    return found | {each.uuid for state, part in visible if part is None for each in state.slices}
