@@ -62,7 +62,7 @@ class Discovery:
                 found += _parsed(path)
             except FileNotFoundError:
                 continue  # the run has ended since
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 # One bad file hides one run, not all of them.
                 if path.name not in self._refused:
                     self._refused.add(path.name)
