@@ -250,7 +250,9 @@ def mig_handles(handle: Handle) -> list[Handle]:
     """Return the MIG slices of a GPU, in the driver's order."""
     most = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
     # A place without a slice answers with an error.
-    found = (ask(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, n)) for n in range(most))
+    found = (
+        ask(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, n)) for n in range(most)
+    )
     return [each for each in found if each is not None]
 
 

@@ -110,7 +110,7 @@ class _Server(http.server.ThreadingHTTPServer):
         finally:
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         _log.debug("a scrape ended early: %s", client_address, exc_info=True)
 
 

@@ -79,7 +79,9 @@ def test_gpus_the_machine_and_targets_are_served_through_a_gpu_that_is_lost(
         found = json.loads(get(f"{address}/sd"))
 
     assert well['stoker_gpu_temperature_celsius{gpu="1",uuid="GPU-b",mig=""}'] == 71
-    assert not [name for name in lost if "GPU-b" in name and "lost" not in name and "xid" not in name]
+    assert not [
+        name for name in lost if "GPU-b" in name and "lost" not in name and "xid" not in name
+    ]
     disk = f'{{folder="{tmp_path / "runs"}"}}'
     assert 0 < well[f"stoker_host_disk_free_bytes{disk}"] <= well[f"stoker_host_disk_bytes{disk}"]
     available = well["stoker_host_memory_available_bytes{}"]

@@ -197,7 +197,7 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         "stoker_rollout_copy_latency histogram",
         "stoker_worker_pid gauge",
         "process_resident_memory_bytes gauge",
-        *(line.removeprefix("# TYPE ") for line in machine.gpu_lines() if "# TYPE" in line),
+        *(lines[1].removeprefix("# TYPE ") for lines in machine.gpu_families()),
     }
     assert {key: value for key, value in found.items() if key[0] == f"{SERVING}request_count"} == {
         (f"{SERVING}request_count", of(model_name="half", status="OK")): 5,

@@ -192,7 +192,8 @@ with sampling() as sampler:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(9, "Driver Not Loaded"), (18, "RM has detected an NVML/RM version mismatch")]
+    ("code", "said"),
+    [(9, "Driver Not Loaded"), (18, "RM has detected an NVML/RM version mismatch")],
 )
 def test_a_driver_that_does_not_answer_is_one_warning_and_absent_metrics(
     machine: Machine, code: int, said: str
@@ -320,11 +321,11 @@ print(len(asked))
 
 
 SERVER = """\
-from stoker.serve.runtime.machine import gpu_lines, server_gpus
+from stoker.serve.runtime.machine import gpu_families, server_gpus
 environ = server_gpus({name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ})
 os.environ |= environ | {"CUDA_VISIBLE_DEVICES": "0"}  # what a worker is given
-found.append("\\n".join(gpu_lines()))
-found.append("\\n".join(gpu_lines()))
+found.append(text_of(gpu_families()))
+found.append(text_of(gpu_families()))
 """
 
 

@@ -41,7 +41,9 @@ HOSTILE = (
 
 def read_back(text: str) -> dict[tuple[str, ...], float]:
     (found,) = text_string_to_metric_families(text)
-    return {tuple(each.labels[name] for name in METRIC.labels): each.value for each in found.samples}
+    return {
+        tuple(each.labels[name] for name in METRIC.labels): each.value for each in found.samples
+    }
 
 
 def accepted(text: str) -> subprocess.CompletedProcess[str]:

@@ -72,11 +72,11 @@ def test_a_name_that_is_not_unicode_does_not_take_the_page(server: ScrapeServer)
 def test_a_port_that_is_taken_or_is_none_is_one_line(server: ScrapeServer) -> None:
     taken = int(server.address.rpartition(":")[2])
 
-    with pytest.raises(ConfigError, match="must be free.*in use.*0 for a free one"):
+    with pytest.raises(ConfigError, match=r"must be free.*in use.*0 for a free one"):
         ScrapeServer(PAGES, port=taken)
-    with pytest.raises(ConfigError, match="127.0.0.1:70000 \\(not a port\\)"):
+    with pytest.raises(ConfigError, match=r"127.0.0.1:70000 \(not a port\)"):
         ScrapeServer(PAGES, port=70_000)
-    with pytest.raises(ConfigError, match="192.0.2.1"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         ScrapeServer(PAGES, port=0, host="192.0.2.1")
     assert get(server)[0] == 200
 
@@ -124,9 +124,7 @@ def test_connections_are_bounded_and_later_ones_are_answered(
     server: ScrapeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as clients:
-        held = [
-            clients.enter_context(connected(server)) for _ in range(scrape_server.MOST_CLIENTS)
-        ]
+        held = [clients.enter_context(connected(server)) for _ in range(scrape_server.MOST_CLIENTS)]
         _until_threads(2 + len(held))
         with connected(server) as beyond:
             beyond.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

@@ -36,6 +36,7 @@ _ANCESTORS: dict[int, LinkKind] = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "system",
 }
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuProcess:
     """A process that holds memory of a GPU."""
@@ -236,9 +237,7 @@ def _links(handles: Sequence[Handle]) -> list[Link]:
 
 
 def _kind(handle: Handle, other: Handle) -> LinkKind | None:
-    status = ask(
-        pynvml.nvmlDeviceGetP2PStatus, handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-    )
+    status = ask(pynvml.nvmlDeviceGetP2PStatus, handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status == pynvml.NVML_P2P_STATUS_OK:
         return "NVLink"
     ancestor = ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)

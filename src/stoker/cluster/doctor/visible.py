@@ -70,6 +70,20 @@ def visible_names(states: Sequence[GpuState], environ: Mapping[str, str]) -> tup
     return tuple(name.strip() for name in listed.split(",")[: len(visible)])
 
 
+def visible_uuids(states: Sequence[GpuState], environ: Mapping[str, str]) -> frozenset[str]:
+    """UUIDs of the GPUs that `visible_gpus` finds, and of their MIG slices.
+
+    Args:
+        states: All GPUs of the machine, in the driver's order.
+        environ: The process's environment.
+    """
+    visible = visible_gpus(states, environ)
+    found = {state.uuid if part is None else part.uuid for state, part in visible}
+    return frozenset(found).union(
+        each.uuid for state, part in visible if part is None for each in state.slices
+    )
+
+
 def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
     """Environment variables that make CUDA show only the listed GPUs.
 

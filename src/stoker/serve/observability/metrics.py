@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from stoker.serve.runtime.machine import gpu_lines, resident_bytes
+from stoker.serve.runtime.machine import gpu_families, resident_bytes
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 from stoker.telemetry.exposition import Labels, header, sample
 
@@ -355,7 +355,7 @@ class ServeMetrics:
         name = "process_resident_memory_bytes"
         lines = header(name, "gauge", "Memory of each worker, bytes.")
         lines += [sample(name, labels, resident_bytes(pid)) for labels, pid in sorted(pids.items())]
-        return lines + gpu_lines()
+        return lines + [line for family in gpu_families() for line in family]
 
 
 def _added(found: Iterable[dict[Labels, list[float]]]) -> dict[Labels, list[float]]:

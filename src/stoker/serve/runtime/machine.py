@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.cluster.doctor.gpus import read_gpus
-from stoker.cluster.doctor.visible import GPUS, visible_gpus
+from stoker.cluster.doctor.visible import GPUS, visible_uuids
 from stoker.telemetry.gpu.sampler import GpuSampler
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -48,7 +48,7 @@ def limit_memory(most_bytes: int) -> None:
 
 
 def server_gpus(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker is told of the server's GPUs, so that each worker reports the same ones.
+    """Return the variable that names the server's GPUs to a worker, so that each worker reports the same ones.
 
     Args:
         environ: The server's.
@@ -56,7 +56,7 @@ def server_gpus(environ: Mapping[str, str]) -> dict[str, str]:
     return {_SERVER_GPUS: environ.get(GPUS, _ALL)}
 
 
-def gpu_lines() -> list[str]:
+def gpu_families() -> list[list[str]]:
     """Return the lines of the metrics of the GPUs that this server may use; empty without one.
 
     The first call begins to sample them, once a second: a server that is never scraped samples nothing.
@@ -73,12 +73,10 @@ def gpu_lines() -> list[str]:
             _sampler = GpuSampler(uuids=uuids)
             _sampler.wait(_FIRST_SAMPLE_S)
         sampler = _sampler
-    return [line for lines in sampler.families() for line in lines]
+    return sampler.families()
 
 
-def _server_uuids() -> set[str]:
+def _server_uuids() -> frozenset[str]:
     """UUIDs of the GPUs and MIG slices that this server may use."""
     listed = os.environ.get(_SERVER_GPUS, os.environ.get(GPUS, _ALL))
-    visible = visible_gpus(read_gpus().states, {} if listed == _ALL else {GPUS: listed})
-    found = {state.uuid if part is None else part.uuid for state, part in visible}
-    return found | {each.uuid for state, part in visible if part is None for each in state.slices}
+    return visible_uuids(read_gpus().states, {} if listed == _ALL else {GPUS: listed})

@@ -54,9 +54,7 @@ MEMORY_USED = _gauge(
     help="Memory of a GPU in use, by all processes.",
     labels=_GPU,
 )
-MEMORY = _gauge(
-    name="stoker_gpu_memory_bytes", unit="bytes", help="Memory of a GPU.", labels=_GPU
-)
+MEMORY = _gauge(name="stoker_gpu_memory_bytes", unit="bytes", help="Memory of a GPU.", labels=_GPU)
 TEMPERATURE = _gauge(
     name="stoker_gpu_temperature_celsius",
     unit="celsius",

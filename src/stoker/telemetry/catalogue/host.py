@@ -8,9 +8,7 @@ from stoker.telemetry.catalogue.metric import Kind, Metric, Writer
 
 _gauge = partial(Metric, kind=Kind.GAUGE, writer=Writer.EXPORTER)
 
-MEMORY = _gauge(
-    name="stoker_host_memory_bytes", unit="bytes", help="Memory of the machine."
-)
+MEMORY = _gauge(name="stoker_host_memory_bytes", unit="bytes", help="Memory of the machine.")
 MEMORY_AVAILABLE = _gauge(
     name="stoker_host_memory_available_bytes",
     unit="bytes",

@@ -152,9 +152,7 @@ class WholeGpu:
 class MigInstance:
     """A slice of a GPU."""
 
-    def __init__(
-        self, gpu: WholeGpu, handle: nvml.Handle, number: int, owner_of: OwnerOf
-    ) -> None:
+    def __init__(self, gpu: WholeGpu, handle: nvml.Handle, number: int, owner_of: OwnerOf) -> None:
         """Ask what never changes.
 
         Args:
@@ -217,5 +215,7 @@ def _field_values(handle: nvml.Handle) -> dict[int, Any]:
 
 
 def _pcie_rates(handle: nvml.Handle) -> dict[str, float]:
-    found = {way: nvml.ask(pynvml.nvmlDeviceGetPcieThroughput, handle, n) for way, n in _PCIE.items()}
+    found = {
+        way: nvml.ask(pynvml.nvmlDeviceGetPcieThroughput, handle, n) for way, n in _PCIE.items()
+    }
     return {way: kib * _KIB for way, kib in found.items() if kib is not None}

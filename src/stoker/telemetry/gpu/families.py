@@ -16,7 +16,9 @@ Values = Mapping[tuple[str, ...], float]
 _HERTZ = 1_000_000
 
 
-def families(readings: Sequence[GpuReading], *, driver: str, age_s: float | None) -> list[list[str]]:
+def families(
+    readings: Sequence[GpuReading], *, driver: str, age_s: float | None
+) -> list[list[str]]:
     """Return the lines of each metric.
 
     Args:
@@ -28,10 +30,7 @@ def families(readings: Sequence[GpuReading], *, driver: str, age_s: float | None
     found = [
         *health_families(readings, age_s=age_s),
         family(catalogue.INFO, {_info(each, driver): 1.0 for each in well}),
-        *(
-            family(metric, _samples(readings, values_of))
-            for metric, values_of in _VALUES.items()
-        ),
+        *(family(metric, _samples(readings, values_of)) for metric, values_of in _VALUES.items()),
         family(catalogue.PROCESS_MEMORY, _process_memory(well)),
     ]
     return [lines for lines in found if lines]
