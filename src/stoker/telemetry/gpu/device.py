@@ -130,10 +130,12 @@ class WholeGpu:
             self._gpm.close()
 
     def _slow_fields(self) -> SlowFields:
+        # Processes on a divided GPU are those of its slices.
+        divided = nvml.mig_enabled(self.handle)
         return SlowFields(
             power_limit_w=nvml.power_limit_w(self.handle),
             ecc_errors=nvml.ecc_errors(self.handle),
-            processes=_processes(self.handle, self._owner_of),
+            processes=() if divided else _processes(self.handle, self._owner_of),
             pcie_bytes_per_s={} if self._gpm else _pcie_rates(self.handle),
         )
 

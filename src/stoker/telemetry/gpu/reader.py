@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 from collections.abc import Collection
@@ -76,17 +77,21 @@ class GpuReader:
         for index in tuple(self._gpus):
             self._drop(index)
         if self._events is not None:
-            nvml.ask(pynvml.nvmlEventSetFree, self._events)
+            with contextlib.suppress(nvml.GpuLostError):
+                nvml.ask(pynvml.nvmlEventSetFree, self._events)
         nvml.close_driver()
 
     def _find(self, index: int) -> None:
-        """Begin to read a GPU, or note that it is lost."""
+        """Begin to read a GPU, or note that it is lost; leave out one that this process may not use."""
         try:
             found = WholeGpu(index, nvml.gpu(index), self._owner_of)
-        except (nvml.GpuLostError, nvml.NvmlError) as error:
+        except nvml.GpuLostError as error:
             if index not in self._lost:
-                _log.warning("GPU %d does not answer: %s", index, error)
+                _log.warning("GPU %d is not sampled: %s", index, error)
                 self._lost[index] = GpuIdentity(index=index)
+            return
+        except nvml.NvmlError as error:
+            _log.debug("GPU %d is not sampled: %s", index, error)
             return
         if self._lost.pop(index, None) is not None:
             _log.warning("GPU %d answers again", index)
