@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -11,13 +13,18 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.nvml import driver_folder, environment, samples, set_state
 
-from stoker.core.errors import EXIT_DONE, EXIT_USER
+from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_USER
+
+ROOT = Path(__file__).parents[3]
+
+UNWELL = '{gpu="1",uuid="GPU-b",mig=""}'
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def test_gpus_the_machine_and_targets_are_served_through_a_gpu_that_is_lost(
         lost = until(f"{address}/metrics", 'stoker_gpu_lost{gpu="1",uuid="GPU-b"} 1')
         found = json.loads(get(f"{address}/sd"))
 
-    assert well['stoker_gpu_temperature_celsius{gpu="1",uuid="GPU-b",mig=""}'] == 71
+    assert well[f"stoker_gpu_temperature_celsius{UNWELL}"] == 71
     assert not [
         name for name in lost if "GPU-b" in name and "lost" not in name and "xid" not in name
     ]
@@ -93,6 +100,51 @@ def test_gpus_the_machine_and_targets_are_served_through_a_gpu_that_is_lost(
         "labels": {"__metrics_path__": "/monitoring/prometheus/metrics"},
     }
     assert found == [*run, server]
+
+
+def test_a_flood_of_scrapes_does_not_stop_the_samples(driver: Path, tmp_path: Path) -> None:
+    set_state(tmp_path / "state")
+    with exporter(driver, tmp_path, "--interval", "0.1") as (address, _):
+        until(f"{address}/metrics", "stoker_gpu_sm_active_ratio")
+        host, _, port = address.removeprefix("http://").partition(":")
+        with contextlib.ExitStack() as clients:
+            for _ in range(20):  # they ask and never read
+                slow = clients.enter_context(socket.create_connection((host, int(port))))
+                slow.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with ThreadPoolExecutor(4) as pool:
+                found = [samples(text) for text in pool.map(get, [f"{address}/metrics"] * 200)]
+
+    ages = [each["stoker_exporter_last_sample_age_seconds{}"] for each in found]
+    assert max(ages) < 1  # ten intervals, after which values would be absent
+    assert all(f"stoker_gpu_memory_bytes{UNWELL}" in each for each in found)
+
+
+def test_the_benchmark_runs_and_compares_with_nvidia_smi(driver: Path, tmp_path: Path) -> None:
+    """On the stand-in its figures mean nothing, except that a wrong value is found."""
+    shown = tmp_path / "nvidia-smi"
+    # index, temperature, power, limit, memory: total, used, free, clocks: sm, memory, utilization
+    well = "0, 35, 70.1, 350.00, 81920, 1024, 80384, 345, 345, 0"
+    hot = "1, 99, 350.0, 350.00, 81920, 20480, 60928, 1200, 1200, 93"
+    shown.write_text(f"#!/bin/sh\necho '{well}'\necho '{hot}'\n")
+    shown.chmod(0o755)
+    set_state(tmp_path / "state")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+
+    script = ROOT / "benchmarks" / "monitor" / "gpu_exporter.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--seconds", "0.5", "--every", "0.1"],
+        env=environment(driver, tmp_path / "state", PATH=path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    found = json.loads(done.stdout)
+    assert done.returncode == EXIT_CHECK, done.stderr
+    assert found["different_from_nvidia_smi"] == ["GPU 1 temperature.gpu: 71, nvidia-smi 99"]
+    assert (found["gpus"], found["activity"]) == (2, [0.625, 0.625])
+    assert 0 < found["cores_per_gpu"] < 0.5
 
 
 def test_names_of_dcgm_and_no_host_where_they_are_asked_for(driver: Path, tmp_path: Path) -> None:
