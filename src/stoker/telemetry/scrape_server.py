@@ -93,6 +93,7 @@ class _Server(http.server.ThreadingHTTPServer):
     """Bounds its threads; a client that leaves or fails is not worth a line."""
 
     daemon_threads = True
+    request_queue_size = MOST_CLIENTS
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
         self._free = threading.BoundedSemaphore(MOST_CLIENTS)

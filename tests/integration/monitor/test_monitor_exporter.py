@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 from tests.nvml import driver_folder, environment, samples, set_state
 
+from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_USER
 
 ROOT = Path(__file__).parents[3]
@@ -33,8 +35,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def exporter(driver: Path | None, folder: Path, *flags: str) -> Iterator[tuple[str, int]]:
-    """Its address and process number; checks that it ends well."""
+def exporter(driver: Path | None, folder: Path, *flags: str) -> Iterator[str]:
+    """Its address; checks that it ends well."""
     command = [sys.executable, "-m", "stoker", "monitor", "exporter", "--port", "0", *flags]
     with subprocess.Popen(
         command,
@@ -49,7 +51,7 @@ def exporter(driver: Path | None, folder: Path, *flags: str) -> Iterator[tuple[s
             first = process.stdout.readline()
             found = re.fullmatch(r"metrics: (http://127\.0\.0\.1:\d+)/metrics\n", first)
             assert found, process.communicate()[1]
-            yield found[1], process.pid
+            yield found[1]
         finally:
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=20)
@@ -69,50 +71,64 @@ def until(address: str, text: str) -> dict[str, float]:
     return samples(found)
 
 
-def test_gpus_the_machine_and_targets_are_served_through_a_gpu_that_is_lost(
-    driver: Path, tmp_path: Path
-) -> None:
-    set_state(tmp_path / "state")
-    targets = tmp_path / "runs" / ".targets"
-    targets.mkdir(parents=True)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the exporter of `address` works, with the driver's state."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "runs" / ".targets").mkdir(parents=True)
+    set_state(folder / "state")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(driver: Path, folder: Path) -> Iterator[str]:
+    """An exporter that samples ten times a second."""
+    with exporter(driver, folder, "--interval", "0.1", "--server", "127.0.0.1:8501") as running:
+        until(f"{running}/metrics", "stoker_gpu_sm_active_ratio")
+        yield running
+
+
+def test_gpus_the_machine_and_targets_are_served(address: str, folder: Path) -> None:
+    runs = folder / "runs"
     run = [{"targets": ["127.0.0.1:4100"], "labels": {"run": 'a "run"\n'}}]
-    (targets / "a.json").write_text(json.dumps(run))
+    (runs / ".targets" / "a.json").write_text(json.dumps(run))
 
-    flags = ["--interval", "0.1", "--server", "127.0.0.1:8501"]
-    with exporter(driver, tmp_path, *flags) as (address, _):
-        well = until(f"{address}/metrics", "stoker_gpu_sm_active_ratio")
-        set_state(tmp_path / "state", lost1=1)
-        lost = until(f"{address}/metrics", 'stoker_gpu_lost{gpu="1",uuid="GPU-b"} 1')
-        found = json.loads(get(f"{address}/sd"))
+    found = samples(get(f"{address}/metrics"))
+    targets = json.loads(get(f"{address}/sd"))
 
-    assert well[f"stoker_gpu_temperature_celsius{UNWELL}"] == 71
-    assert not [
-        name for name in lost if "GPU-b" in name and "lost" not in name and "xid" not in name
-    ]
-    disk = f'{{folder="{tmp_path / "runs"}"}}'
-    assert 0 < well[f"stoker_host_disk_free_bytes{disk}"] <= well[f"stoker_host_disk_bytes{disk}"]
-    available = well["stoker_host_memory_available_bytes{}"]
-    assert 0 < available < well["stoker_host_memory_bytes{}"]
-    assert well["stoker_host_cores{}"] >= 1
-    assert well["stoker_host_load{}"] >= 0
+    assert found[f"stoker_gpu_temperature_celsius{UNWELL}"] == 71
+    disk = f'{{folder="{runs}"}}'
+    assert 0 < found[f"stoker_host_disk_free_bytes{disk}"] <= found[f"stoker_host_disk_bytes{disk}"]
+    available = found["stoker_host_memory_available_bytes{}"]
+    assert 0 < available < found["stoker_host_memory_bytes{}"]
+    assert found["stoker_host_cores{}"] >= 1
+    assert found["stoker_host_load{}"] >= 0
     server = {
         "targets": ["127.0.0.1:8501"],
         "labels": {"__metrics_path__": "/monitoring/prometheus/metrics"},
     }
-    assert found == [*run, server]
+    assert targets == [*run, server]
 
 
-def test_a_flood_of_scrapes_does_not_stop_the_samples(driver: Path, tmp_path: Path) -> None:
-    set_state(tmp_path / "state")
-    with exporter(driver, tmp_path, "--interval", "0.1") as (address, _):
-        until(f"{address}/metrics", "stoker_gpu_sm_active_ratio")
-        host, _, port = address.removeprefix("http://").partition(":")
-        with contextlib.ExitStack() as clients:
-            for _ in range(20):  # they ask and never read
-                slow = clients.enter_context(socket.create_connection((host, int(port))))
-                slow.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            with ThreadPoolExecutor(4) as pool:
-                found = [samples(text) for text in pool.map(get, [f"{address}/metrics"] * 200)]
+def test_a_lost_gpu_is_served_as_lost_and_comes_back(address: str, folder: Path) -> None:
+    set_state(folder / "state", lost1=1)
+    lost = until(f"{address}/metrics", 'stoker_gpu_lost{gpu="1",uuid="GPU-b"} 1')
+
+    rest = [name for name in lost if "GPU-b" in name and "stoker_gpu_lost" not in name]
+    assert all(name.startswith("stoker_gpu_xid") for name in rest)
+    assert lost['stoker_gpu_temperature_celsius{gpu="0",uuid="GPU-a",mig=""}'] == 35
+    set_state(folder / "state")
+    until(f"{address}/metrics", f"stoker_gpu_temperature_celsius{UNWELL}")
+
+
+def test_a_flood_of_scrapes_does_not_stop_the_samples(address: str) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    with contextlib.ExitStack() as clients:
+        for _ in range(20):  # they ask and never read
+            slow = clients.enter_context(socket.create_connection((host, int(port))))
+            slow.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        with ThreadPoolExecutor(4) as pool:
+            found = [samples(text) for text in pool.map(get, [f"{address}/metrics"] * 200)]
 
     ages = [each["stoker_exporter_last_sample_age_seconds{}"] for each in found]
     assert max(ages) < 1  # ten intervals, after which values would be absent
@@ -149,15 +165,18 @@ def test_the_benchmark_runs_and_compares_with_nvidia_smi(driver: Path, tmp_path:
 
 def test_names_of_dcgm_and_no_host_where_they_are_asked_for(driver: Path, tmp_path: Path) -> None:
     set_state(tmp_path / "state")
-    with exporter(driver, tmp_path, "--dcgm-names", "--no-host-metrics") as (address, _):
-        found = until(f"{address}/metrics", "DCGM_FI_DEV_FB_USED")
+    with exporter(driver, tmp_path, "--dcgm-names", "--no-host-metrics") as running:
+        found = until(f"{running}/metrics", "DCGM_FI_DEV_FB_USED")
 
     assert f'Hostname="{socket.gethostname()}"' in next(name for name in found if "DCGM" in name)
     assert not [name for name in found if name.startswith("stoker_host")]
     assert not [name for name in found if "stoker_gpu_memory" in name]
 
 
-def test_a_port_that_is_taken_and_wrong_settings_are_one_line(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_and_wrong_settings_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         wrong = {
@@ -167,16 +186,9 @@ def test_a_port_that_is_taken_and_wrong_settings_are_one_line(tmp_path: Path) ->
             ("--interval", "nan"): "--interval must be at least 0.1 s",
         }
         for flags, said in wrong.items():
-            done = subprocess.run(
-                [sys.executable, "-m", "stoker", "monitor", "exporter", *flags],
-                env=environment(None, tmp_path / "state"),
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert done.returncode == EXIT_USER, done.stderr
-            assert said in done.stderr
-            assert done.stderr.count("\n") == 1
+            assert invoke(["monitor", "exporter", *flags], debug=False) == EXIT_USER
+            errors = capsys.readouterr().err
+            assert said in errors
+            assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+    assert "stoker-gpus" not in [thread.name for thread in threading.enumerate()]

@@ -181,7 +181,7 @@ with sampling() as sampler:
     state(xid1=79)
     until(lambda: "stoker_gpu_xid{gpu=\\"1\\",uuid=\\"GPU-b\\",mig=\\"\\"} 79" in text())
     found.append(text())
-state(events=0)
+state(events=0, xid1=79)
 with sampling() as sampler:
     found.append(text())
 """)

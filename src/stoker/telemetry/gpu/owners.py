@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from stoker.telemetry.gpu.readings import GpuProcess
@@ -71,7 +72,7 @@ def _model_of(command: Sequence[str]) -> str:
         return ""
     after = command[command.index("serve") + 1 :]
     values: dict[str, str] = {}
-    for word, following in zip(after, [*after[1:], ""], strict=True):
+    for word, following in zip_longest(after, after[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
         flag = "--" + flag.lstrip("-").replace("-", "_")
         if flag in _MODEL_FLAGS:
