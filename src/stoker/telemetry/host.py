@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.telemetry.catalogue import host as catalogue
@@ -38,7 +39,7 @@ def host_families(folder: Path) -> list[list[str]]:
     ]
 
 
-def _one(value: float | None) -> dict[tuple[()], float]:
+def _one(value: float | None) -> dict[Sequence[str], float]:
     return {} if value is None else {(): value}
 
 

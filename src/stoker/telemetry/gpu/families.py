@@ -10,6 +10,9 @@ from stoker.telemetry.catalogue.metric import Metric
 from stoker.telemetry.exposition import family
 from stoker.telemetry.gpu.readings import GpuActivity, GpuReading
 
+Samples = dict[Sequence[str], float]
+"""Values of all labels -> number."""
+
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after gpu, uuid and mig -> number."""
 
@@ -50,9 +53,7 @@ def health_families(readings: Sequence[GpuReading], *, age_s: float | None) -> l
     ]
 
 
-def _samples(
-    readings: Sequence[GpuReading], values_of: Callable[[GpuReading], Values]
-) -> dict[tuple[str, ...], float]:
+def _samples(readings: Sequence[GpuReading], values_of: Callable[[GpuReading], Values]) -> Samples:
     return {
         (*_labels(reading), *more): number
         for reading in readings
@@ -94,7 +95,7 @@ def _throttled(reading: GpuReading) -> Values:
     return _each({reason: float(reason in reasons) for reason in THROTTLE_REASONS})
 
 
-def _process_memory(readings: Sequence[GpuReading]) -> dict[tuple[str, ...], float]:
+def _process_memory(readings: Sequence[GpuReading]) -> Samples:
     return {
         (*_labels(reading)[:2], str(each.pid), each.run, each.model): each.memory_bytes
         for reading in readings
@@ -108,8 +109,10 @@ _VALUES: Mapping[Metric, Callable[[GpuReading], Values]] = {
     catalogue.TENSOR_ACTIVE: _by_gpm(lambda activity: activity.tensor),
     catalogue.DRAM_ACTIVE: _by_gpm(lambda activity: activity.dram),
     catalogue.KERNEL_RAN: lambda reading: _one(reading.kernel_ran),
-    catalogue.MEMORY_USED: lambda reading: _one(reading.memory and reading.memory.used_bytes),
-    catalogue.MEMORY: lambda reading: _one(reading.memory and reading.memory.total_bytes),
+    catalogue.MEMORY_USED: lambda reading: _one(
+        reading.memory.used_bytes if reading.memory else None
+    ),
+    catalogue.MEMORY: lambda reading: _one(reading.memory.total_bytes if reading.memory else None),
     catalogue.TEMPERATURE: lambda reading: _one(reading.temperature_c),
     catalogue.POWER: lambda reading: _one(reading.power_w),
     catalogue.POWER_LIMIT: lambda reading: _one(reading.slow.power_limit_w),
