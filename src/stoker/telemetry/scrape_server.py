@@ -17,7 +17,10 @@ from stoker.telemetry.exposition import CONTENT_TYPE
 _log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""A client that is silent for this long is left, seconds."""
+"""A client that sends or takes nothing for this long is left, seconds."""
+
+MOST_CLIENTS = 64
+"""Connections at a time, a thread each; further ones are closed at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +52,14 @@ class ScrapeServer:
             of_server = pages
 
         try:
-            self._server = http.server.ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
+            self._server = _Server((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "not a port"
             raise ConfigError(
                 "The port of the metrics must be free",
-                got=Plain(f"{host}:{port} ({error.strerror})"),
+                got=Plain(f"{host}:{port} ({why})"),
                 fix="Set another port, or 0 for a free one.",
             ) from error
-        self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="stoker-metrics", daemon=True
         )
@@ -86,6 +89,32 @@ class ScrapeServer:
         self.close()
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """Bounds its threads; a client that leaves or fails is not worth a line."""
+
+    daemon_threads = True
+    request_queue_size = MOST_CLIENTS
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._free = threading.BoundedSemaphore(MOST_CLIENTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        _log.debug("a scrape ended early: %s", client_address, exc_info=True)
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     of_server: Mapping[str, Page] = {}
     timeout = TIMEOUT_S
@@ -96,7 +125,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            body = page.content().encode()
+            # A name that is not valid Unicode must not take the other metrics with it.
+            body = page.content().encode(errors="replace")
         except Exception as error:  # noqa: BLE001 - whatever it is, what is measured goes on
             _log.warning("%s cannot be answered: %s: %s", self.path, type(error).__name__, error)
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)

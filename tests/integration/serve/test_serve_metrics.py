@@ -25,7 +25,7 @@ from tensorflow_serving.apis import (
 )
 from tests.integration.serve.conftest import started
 
-from stoker.cluster.doctor.gpus import Gpus, GpuState
+from stoker.cluster.doctor.gpus import Gpus
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE
@@ -199,7 +199,7 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         "stoker_model_loaded gauge",
         "stoker_worker_pid gauge",
         "process_resident_memory_bytes gauge",
-        *(f"{metric.name} gauge" for metric, _ in machine.gpu_memory()),
+        *(lines[1].removeprefix("# TYPE ") for lines in machine.gpu_families()),
     }
     assert {key: value for key, value in found.items() if key[0] == f"{SERVING}request_count"} == {
         (f"{SERVING}request_count", of(model_name="half", status="OK")): 5,
@@ -303,42 +303,6 @@ def test_our_own_metrics_are_true_of_this_process(
     found = series(exposition(served, ask_at))
     assert found["stoker_log_dropped", of(log="request")] == 3
     assert found["stoker_workers_replaced", of(reason="stuck")] == 1
-
-
-def gpu(index: int, *, used_bytes: int, memory_bytes: int) -> GpuState:
-    return GpuState(
-        index=index,
-        name="GPU",
-        uuid=f"GPU-{index}",
-        compute_capability=(9, 0),
-        memory_bytes=memory_bytes,
-        used_bytes=used_bytes,
-        pci="0000:00:00.0",
-    )
-
-
-def test_the_memory_of_every_gpu_is_told(
-    served: Server, ask_at: AskAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = (
-        gpu(0, used_bytes=3 << 30, memory_bytes=80 << 30),
-        gpu(1, used_bytes=5, memory_bytes=141 << 30),
-    )
-    monkeypatch.setattr(machine, "_no_gpu", threading.Event())  # this process may have looked
-    monkeypatch.setattr(machine, "read_gpus", lambda: Gpus(driver="580", states=states))
-
-    lines = exposition(served, ask_at).splitlines()
-
-    assert [line for line in lines if "stoker_gpu" in line] == [
-        "# HELP stoker_gpu_memory_used_bytes Memory of a GPU in use, by all processes, bytes.",
-        "# TYPE stoker_gpu_memory_used_bytes gauge",
-        f'stoker_gpu_memory_used_bytes{{gpu="0"}} {3 << 30}',
-        'stoker_gpu_memory_used_bytes{gpu="1"} 5',
-        "# HELP stoker_gpu_memory_bytes Memory of a GPU, bytes.",
-        "# TYPE stoker_gpu_memory_bytes gauge",
-        f'stoker_gpu_memory_bytes{{gpu="0"}} {80 << 30}',
-        f'stoker_gpu_memory_bytes{{gpu="1"}} {141 << 30}',
-    ]
 
 
 def test_a_machine_without_a_gpu_is_asked_once_and_has_no_such_metric(

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice
+from stoker.cluster.doctor.gpus import Gpus, GpuState
 from stoker.cluster.doctor.visible import choose_gpus, unused_slices, visible_gpus, visible_names
 from stoker.core.errors import ConfigError
+from stoker.core.nvml import MigSlice
 
 GPU = GpuState(
     index=0,

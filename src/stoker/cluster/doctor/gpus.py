@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pynvml
+
+from stoker.core import nvml
+from stoker.core.nvml import Handle, MigSlice, ask
 
 LinkKind = Literal[
     "NVLink", "PCIe switch", "PCIe switches", "PCIe host bridge", "NUMA node", "system"
@@ -34,14 +36,6 @@ _ANCESTORS: dict[int, LinkKind] = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "system",
 }
 
-_SLOWED = {
-    "power limit": pynvml.nvmlClocksThrottleReasonSwPowerCap,
-    "heat (hardware)": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-    "heat (driver)": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
-    "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-}
-"""Reasons for lower clocks that can be fixed; idleness is not one."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuProcess:
@@ -55,15 +49,6 @@ class GpuProcess:
 
     memory_bytes: int | None
     """GPU memory that it holds; None if the driver does not report it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MigSlice:
-    """A slice of a GPU in MIG mode, which CUDA uses like a GPU."""
-
-    uuid: str
-    name: str
-    memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,24 +138,17 @@ class Gpus:
 def read_gpus() -> Gpus:
     """Return what NVML reports; also for a machine without GPUs or with a broken driver."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+        with nvml.driver():
+            handles = [nvml.gpu(index) for index in range(nvml.gpu_count())]
+            version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+            return Gpus(
+                driver=nvml.driver_version(),
+                cuda=None if version is None else (version // 1000, version % 1000 // 10),
+                states=tuple(_state(index, handle) for index, handle in enumerate(handles)),
+                links=tuple(_links(handles)),
+            )
+    except (nvml.NvmlError, nvml.GpuLostError) as error:
         return Gpus(unread=str(error))
-    try:
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return Gpus(
-            driver=pynvml.nvmlSystemGetDriverVersion(),
-            cuda=(version // 1000, version % 1000 // 10),
-            states=tuple(_state(index, handle) for index, handle in enumerate(handles)),
-            links=tuple(_links(handles)),
-        )
-    except pynvml.NVMLError as error:
-        return Gpus(unread=str(error))
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def best_groups(gpus: Gpus) -> tuple[tuple[int, ...], ...]:
@@ -190,74 +168,45 @@ def best_groups(gpus: Gpus) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
-def _state(index: int, handle: Any) -> GpuState:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    ecc = _told(lambda: pynvml.nvmlDeviceGetEccMode(handle)[0] == pynvml.NVML_FEATURE_ENABLED)
-    power = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-    reasons = _told(lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-    pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
-    mig = _told(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+def _state(index: int, handle: Handle) -> GpuState:
+    memory = nvml.memory(handle)
+    capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    if memory is None or capability is None:
+        raise nvml.GpuLostError(f"GPU {index} reports neither its memory nor its capability")
+    ecc = ask(pynvml.nvmlDeviceGetEccMode, handle)
+    ecc_default = ask(pynvml.nvmlDeviceGetDefaultEccMode, handle)
+    persistence = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    utilization = nvml.utilization(handle)
+    pci = nvml.pci_address(handle)
+    mig = nvml.mig_enabled(handle)
     return GpuState(
         index=index,
-        name=pynvml.nvmlDeviceGetName(handle),
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
-        compute_capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        memory_bytes=memory.total,
-        used_bytes=memory.used,
+        name=nvml.name(handle),
+        uuid=nvml.uuid(handle),
+        compute_capability=tuple(capability),
+        memory_bytes=memory.total_bytes,
+        used_bytes=memory.used_bytes,
         pci=pci,
-        persistence=_told(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
-        ecc=ecc,
-        ecc_default=_told(
-            lambda: pynvml.nvmlDeviceGetDefaultEccMode(handle)[0] == pynvml.NVML_FEATURE_ENABLED
-        ),
-        ecc_uncorrected=_told(
-            lambda: pynvml.nvmlDeviceGetTotalEccErrors(
-                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-            )
-        )
-        if ecc
-        else None,
-        slowed_by=tuple(name for name, bit in _SLOWED.items() if reasons & bit),
-        temperature_c=_told(
-            lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-        ),
-        power_w=power,
-        power_limit_w=_told(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-        clock_mhz=_told(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        clock_most_mhz=_told(
-            lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
-        ),
-        utilization=_told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
-        pcie_width=_told(lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        pcie_most_width=_told(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+        persistence=None if persistence is None else bool(persistence),
+        ecc=None if ecc is None else ecc[0] == pynvml.NVML_FEATURE_ENABLED,
+        ecc_default=None if ecc_default is None else ecc_default[0] == pynvml.NVML_FEATURE_ENABLED,
+        ecc_uncorrected=nvml.ecc_errors(handle).get("uncorrected"),
+        slowed_by=nvml.throttled_by(handle) or (),
+        temperature_c=nvml.temperature_c(handle),
+        power_w=nvml.power_w(handle),
+        power_limit_w=nvml.power_limit_w(handle),
+        clock_mhz=nvml.sm_clock_mhz(handle),
+        clock_most_mhz=ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        utilization=None if utilization is None else utilization[0],
+        pcie_width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_most_width=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         mig=mig,
-        slices=_slices(handle) if mig else (),
+        slices=nvml.mig_slices(handle) if mig else (),
         numa_node=_numa_node(pci),
-        processes=_processes(handle),
-    )
-
-
-def _told(ask: Callable[[], Any]) -> Any:
-    """Return NVML's answer; None if this GPU does not support the query or this user may not ask."""
-    try:
-        return ask()
-    except pynvml.NVMLError:
-        return None
-
-
-def _slices(handle: Any) -> tuple[MigSlice, ...]:
-    most = _told(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-    found = (_told(partial(_slice, handle, place)) for place in range(most))
-    return tuple(each for each in found if each is not None)
-
-
-def _slice(handle: Any, place: int) -> MigSlice:
-    """A slice; NVML raises an error if the index is unused."""
-    part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-    return MigSlice(
-        uuid=pynvml.nvmlDeviceGetUUID(part),
-        name=pynvml.nvmlDeviceGetName(part),
-        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(part).total,
+        processes=tuple(
+            GpuProcess(pid=pid, name=_program(pid), memory_bytes=held)
+            for pid, held in nvml.processes(handle).items()
+        ),
     )
 
 
@@ -271,14 +220,6 @@ def _numa_node(pci: str) -> int | None:
     return node if node >= 0 else None
 
 
-def _processes(handle: Any) -> tuple[GpuProcess, ...]:
-    found = _told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
-    return tuple(
-        GpuProcess(pid=each.pid, name=_program(each.pid), memory_bytes=each.usedGpuMemory)
-        for each in found
-    )
-
-
 def _program(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -286,7 +227,7 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _links(handles: Sequence[Any]) -> list[Link]:
+def _links(handles: Sequence[Handle]) -> list[Link]:
     found = []
     for (one, handle), (two, other) in itertools.combinations(enumerate(handles), 2):
         kind = _kind(handle, other)
@@ -295,11 +236,9 @@ def _links(handles: Sequence[Any]) -> list[Link]:
     return found
 
 
-def _kind(handle: Any, other: Any) -> LinkKind | None:
-    status = _told(
-        lambda: pynvml.nvmlDeviceGetP2PStatus(handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    )
+def _kind(handle: Handle, other: Handle) -> LinkKind | None:
+    status = ask(pynvml.nvmlDeviceGetP2PStatus, handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status == pynvml.NVML_P2P_STATUS_OK:
         return "NVLink"
-    ancestor = _told(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other))
+    ancestor = ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
     return None if ancestor is None else _ANCESTORS.get(ancestor)

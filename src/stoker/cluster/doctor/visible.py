@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from stoker.cluster.doctor.gpus import Gpus, GpuState, MigSlice, read_gpus
+from stoker.cluster.doctor.gpus import Gpus, GpuState, read_gpus
 from stoker.core.errors import ConfigError, Plain
+from stoker.core.nvml import MigSlice
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable that selects the GPUs that CUDA shows."""
@@ -67,6 +68,20 @@ def visible_names(states: Sequence[GpuState], environ: Mapping[str, str]) -> tup
     if listed is None:
         return tuple(str(state.index) for state, _ in visible)
     return tuple(name.strip() for name in listed.split(",")[: len(visible)])
+
+
+def visible_uuids(states: Sequence[GpuState], environ: Mapping[str, str]) -> frozenset[str]:
+    """UUIDs of the GPUs that `visible_gpus` finds, and of their MIG slices.
+
+    Args:
+        states: All GPUs of the machine, in the driver's order.
+        environ: The process's environment.
+    """
+    visible = visible_gpus(states, environ)
+    found = {state.uuid if part is None else part.uuid for state, part in visible}
+    return frozenset(found).union(
+        each.uuid for state, part in visible if part is None for each in state.slices
+    )
 
 
 def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:

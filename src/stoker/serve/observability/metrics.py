@@ -25,7 +25,7 @@ from stoker.serve.observability.counters import (
     grouped,
 )
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
-from stoker.serve.runtime.machine import gpu_memory, resident_bytes
+from stoker.serve.runtime.machine import gpu_families, resident_bytes
 from stoker.serve.runtime.series_limit import MAX_SERIES, SeriesLimit
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 from stoker.telemetry.catalogue import serving
@@ -146,8 +146,7 @@ class ServeMetrics:
             values: resident_bytes(int(rows[0][0])) for values, rows in sorted(pids.items())
         }
         yield family(serving.RESIDENT_MEMORY, memory)
-        for metric, by_gpu in gpu_memory():
-            yield family(metric, by_gpu)
+        yield from gpu_families()
 
 
 def _by_series(workers: Sequence[_Worker], name: str) -> Mapping[Values, list[Row]]:

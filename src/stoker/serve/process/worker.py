@@ -13,6 +13,7 @@ from pathlib import Path
 from stoker.cluster.processes import Child, ProcessOptions
 from stoker.serve.process.gpu_shares import GpuShare
 from stoker.serve.routing import VersionInUse
+from stoker.serve.runtime.machine import server_gpus
 from stoker.serve.runtime.versions_in_use import read_versions_in_use, versions_file
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Worker:
             f"worker {number}",
             [*command, *own],
             ProcessOptions(
-                environ=os.environ | share.environment(),
+                environ=os.environ | server_gpus(os.environ) | share.environment(),
                 stdin=subprocess.PIPE,
                 output=subprocess.DEVNULL,
                 parent_death=None,

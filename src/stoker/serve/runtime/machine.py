@@ -1,21 +1,32 @@
-"""Memory in use by processes and GPUs, now."""
+"""Memory in use by processes, and the GPUs that this server may use."""
 
 from __future__ import annotations
 
 import os
 import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.cluster.doctor.gpus import read_gpus
-from stoker.telemetry.catalogue.metric import Metric
-from stoker.telemetry.catalogue.serving import GPU_MEMORY, GPU_MEMORY_USED
+from stoker.cluster.doctor.visible import GPUS, visible_uuids
+from stoker.telemetry.gpu.sampler import GpuSampler
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _no_gpu = threading.Event()
 """Set once a look has found none: the driver is not asked for ever in vain."""
+
+_FIRST_SAMPLE_S = 2.0
+"""Longest wait of the first scrape for a sample, seconds."""
+
+_SERVER_GPUS = "STOKER_SERVER_GPUS"
+"""Environment variable of a worker: `CUDA_VISIBLE_DEVICES` of the whole server, whose workers get one GPU each."""
+
+_ALL = "all"
+
+_lock = threading.Lock()
+_sampler: GpuSampler | None = None
 
 
 def resident_bytes(pid: int) -> int:
@@ -36,13 +47,36 @@ def limit_memory(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def gpu_memory() -> list[tuple[Metric, dict[Sequence[str], float]]]:
-    """Each metric with its values by GPU; empty without a GPU that tells."""
-    states = () if _no_gpu.is_set() else read_gpus().states
-    if not states:
-        _no_gpu.set()
-        return []
-    return [
-        (GPU_MEMORY_USED, {(str(state.index),): float(state.used_bytes) for state in states}),
-        (GPU_MEMORY, {(str(state.index),): float(state.memory_bytes) for state in states}),
-    ]
+def server_gpus(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that names the server's GPUs to a worker, so that each worker reports the same ones.
+
+    Args:
+        environ: The server's.
+    """
+    return {_SERVER_GPUS: environ.get(GPUS, _ALL)}
+
+
+def gpu_families() -> list[list[str]]:
+    """Return the lines of the metrics of the GPUs that this server may use; empty without one.
+
+    The first call begins to sample them, once a second: a server that is never scraped samples nothing.
+    """
+    global _sampler
+    with _lock:
+        if _no_gpu.is_set():
+            return []
+        if _sampler is None:
+            uuids = _server_uuids()
+            if not uuids:
+                _no_gpu.set()
+                return []
+            _sampler = GpuSampler(uuids=uuids)
+            _sampler.wait(_FIRST_SAMPLE_S)
+        sampler = _sampler
+    return sampler.families()
+
+
+def _server_uuids() -> frozenset[str]:
+    """UUIDs of the GPUs and MIG slices that this server may use."""
+    listed = os.environ.get(_SERVER_GPUS, os.environ.get(GPUS, _ALL))
+    return visible_uuids(read_gpus().states, {} if listed == _ALL else {GPUS: listed})

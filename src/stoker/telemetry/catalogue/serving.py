@@ -182,20 +182,6 @@ RESIDENT_MEMORY = _metric(
     labels=("worker",),
     help="Memory of each worker, bytes.",
 )
-GPU_MEMORY_USED = _metric(
-    name="stoker_gpu_memory_used_bytes",
-    kind=Kind.GAUGE,
-    unit="bytes",
-    labels=("gpu",),
-    help="Memory of a GPU in use, by all processes, bytes.",
-)
-GPU_MEMORY = _metric(
-    name="stoker_gpu_memory_bytes",
-    kind=Kind.GAUGE,
-    unit="bytes",
-    labels=("gpu",),
-    help="Memory of a GPU, bytes.",
-)
 
 METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
 """All of them, in the order of this file."""

@@ -1,0 +1,77 @@
+"""`stoker monitor`: what watches the runs and servers of this machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Watch the GPUs, runs and servers of this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+RUNS = Path("runs")
+
+
+@app.command()
+def exporter(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")
+    ] = 9401,
+    runs: Runs = RUNS,
+    servers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT",
+            help="REST port of a server that GET /sd names; may be repeated.",
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option("--interval", help="Between two samples of the GPUs, seconds.")
+    ] = 1.0,
+    dcgm_names: Annotated[
+        bool,
+        typer.Option(
+            "--dcgm-names", help="Name the GPUs' metrics and labels as dcgm-exporter does."
+        ),
+    ] = False,
+    host_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--host-metrics/--no-host-metrics",
+            help="Report memory, load and disk; leave them out where node_exporter runs.",
+        ),
+    ] = True,
+) -> None:
+    """Serve metrics of this machine's GPUs on /metrics, and what Prometheus can scrape on /sd.
+
+    Runs until SIGINT or SIGTERM.
+    """
+    from stoker.core.signals import heard
+    from stoker.monitor.exporter import ExporterConfig, running_exporter
+
+    config = ExporterConfig(
+        host=host,
+        port=port,
+        runs=runs,
+        servers=tuple(servers or ()),
+        every_s=interval,
+        dcgm_names=dcgm_names,
+        host_metrics=host_metrics,
+    )
+    over = threading.Event()
+    with (
+        heard((signal.SIGINT, signal.SIGTERM), lambda _: over.set()),
+        running_exporter(config) as address,
+    ):
+        typer.echo(f"metrics: http://{address}/metrics")
+        typer.echo(f"targets: http://{address}/sd")
+        over.wait()

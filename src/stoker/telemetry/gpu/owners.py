@@ -1,0 +1,91 @@
+"""What a process on a GPU belongs to: the run that it trains, or the model that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from stoker.telemetry.gpu.readings import GpuProcess
+
+PROC = Path("/proc")
+
+_MOST_PARENTS = 8
+"""How far up the owner is looked for: a worker of a training or a server is a child of it."""
+
+_LOCK = "lock"
+"""File of a run's folder that its process holds open."""
+
+_RUN = "run.json"
+_MODEL_FLAGS = ("--model_name", "--model_base_path")
+
+
+def owner_of(pid: int, memory_bytes: int | None, *, proc: Path = PROC) -> GpuProcess:
+    """Return what a process belongs to; empty for processes of other users and other programs.
+
+    Args:
+        pid: its number.
+        memory_bytes: the GPU memory that it holds, bytes.
+        proc: where the kernel shows processes.
+    """
+    run = model = ""
+    for each in _with_parents(pid, proc):
+        run = run or _run_of(proc / str(each) / "fd")
+        model = model or _model_of(_command(proc / str(each)))
+    return GpuProcess(pid=pid, memory_bytes=memory_bytes, run=run, model=model)
+
+
+def _with_parents(pid: int, proc: Path) -> Iterator[int]:
+    for _ in range(_MOST_PARENTS):
+        if pid <= 1:
+            return
+        yield pid
+        try:
+            # The name, which may hold anything, ends at the last parenthesis; then state and parent.
+            pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return
+
+
+def _run_of(open_files: Path) -> str:
+    """NAME/ID of the run whose lock is among these open files; empty if there is none."""
+    try:
+        found = [path.readlink() for path in open_files.iterdir()]
+    except OSError:
+        return ""  # it has ended, or is another user's
+    for file in found:
+        if file.name == _LOCK and (file.parent / _RUN).is_file():
+            return f"{file.parent.parent.name}/{file.parent.name}"
+    return ""
+
+
+def _command(process: Path) -> list[str]:
+    try:
+        return (process / "cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def _model_of(command: Sequence[str]) -> str:
+    """The model of a `stoker serve` command: its `--model_name`, else the name of the folder that it serves."""
+    if not _is_server(command):
+        return ""
+    after = command[command.index("serve") + 1 :]
+    values: dict[str, str] = {}
+    for word, following in zip_longest(after, after[1:], fillvalue=""):
+        flag, equals, value = word.partition("=")
+        flag = "--" + flag.lstrip("-").replace("-", "_")
+        if flag in _MODEL_FLAGS:
+            values[flag] = value if equals else following
+    folder = values.get("--model_base_path", "")
+    if not folder and after and not after[0].startswith("-"):
+        folder = after[0]
+    return values.get("--model_name") or Path(folder).name
+
+
+def _is_server(command: Sequence[str]) -> bool:
+    """Whether it is `stoker serve`, or `python -m stoker serve`."""
+    if "serve" not in command:
+        return False
+    before = command[: command.index("serve")]
+    return any(Path(word).name == "stoker" for word in before)
