@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -61,21 +62,29 @@ def live_targets(runs: Path) -> list[dict[str, Any]]:
         runs: The folder `runs`.
 
     Returns:
-        As `/sd` answers (http_sd): targets and labels. A file that cannot be read is left out.
+        As `/sd` answers (http_sd): targets and labels. Left out are files that cannot be read, and
+        loopback addresses of other machines that share the folder.
     """
     found: list[dict[str, Any]] = []
     for path in sorted((runs / FOLDER).glob("*.json")):
         try:
-            groups = json.loads(path.read_text())
+            groups = json.loads(text := path.read_text())
             owners = [_owner(group["labels"]) for group in groups]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         if any(owner.is_gone() for owner in owners):
             with contextlib.suppress(OSError):
-                path.unlink()
-        else:
+                if path.read_text() == text:  # else the run has just been continued
+                    path.unlink()
+        elif all(_is_reachable(group, owner) for group, owner in zip(groups, owners, strict=True)):
             found += groups
     return found
+
+
+def _is_reachable(group: dict[str, Any], owner: ProcessId) -> bool:
+    """Return whether this machine may reach the targets: not the loopback address of another one."""
+    own = owner.host == socket.gethostname()
+    return own or not any(address.startswith("127.") for address in group["targets"])
 
 
 def _owner(labels: dict[str, str]) -> ProcessId:

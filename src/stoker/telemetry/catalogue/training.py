@@ -100,7 +100,7 @@ STEPS = _counter("stoker_train_steps_total", "", "Training steps that this proce
 WALL_SECONDS = _counter(
     "stoker_train_wall_seconds_total",
     "seconds",
-    "Wall time of this process by part; input_wait is within steps, waiting is before its start.",
+    "Wall time of this process by part; waiting: of the run, between its processes.",
     "part",
 )
 CHECKPOINT_AGE = _gauge(

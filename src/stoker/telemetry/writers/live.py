@@ -16,7 +16,7 @@ from stoker.telemetry.catalogue.metric import Metric
 from stoker.telemetry.exposition import family, header, sample, text_of
 from stoker.telemetry.run_info import RunInfo
 from stoker.telemetry.run_time import RunTime
-from stoker.telemetry.wall_time import TimeLeft
+from stoker.telemetry.wall_time import STEPS, TimeLeft
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 """Upper edges of the histogram of step times, seconds; the last bucket has none."""
@@ -184,9 +184,11 @@ class LiveMetrics:
 
     def _growing(self, report: Mapping[str, Any]) -> dict[str, float]:
         """Return the parts of this process as counters: seconds that move to another part stay in both."""
+        parts, wait_s = report["process"]["parts"], report["process"]["input_wait_s"]
         now = {
-            **report["process"]["parts"],
-            "input_wait": report["process"]["input_wait_s"],
+            **parts,
+            STEPS: max(0.0, parts[STEPS] - wait_s),
+            "input_wait": wait_s,
             "waiting": report["run"]["waiting_s"],
         }
         with self._lock:

@@ -25,6 +25,7 @@ from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
 from stoker.train.setup.strategy import Distribution
+from stoker.train.step.local_step import LocalStepTime
 from stoker.train.watch.watch import NoWatch, Watch
 
 
@@ -213,6 +214,9 @@ class RunContext:
 
     watch: Watch = field(default_factory=NoWatch)
     """Writes TensorBoard data and profiles."""
+
+    local_step: LocalStepTime | None = None
+    """Times this worker between two all-reduces; None: there is no other worker."""
 
     identity: Identity = field(default_factory=dict)
     """Identity of the run: configuration, code, data, versions."""

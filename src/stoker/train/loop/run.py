@@ -558,6 +558,8 @@ class Run:
         if (ceiling_s := self._ceiling.step_s) is not None:
             busy_fraction = (ceiling_s / self.compiled.source.rows_per_step) / (wall_s / rows)
             scalars[catalogue.BUSY_FRACTION.tensorboard] = busy_fraction
+        if (scale := self._run_health.loss_scale) is not None:
+            scalars[catalogue.LOSS_SCALE.tensorboard] = scale
         with self._time("tensorboard"):
             context.writer.write(position.step, scalars)
         # Show the loss of the epoch, and no speed for a call that is shorter than usual.
