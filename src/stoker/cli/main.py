@@ -17,7 +17,9 @@ from stoker.cli.commands import (
     data_service,
     deploy,
     doctor,
+    goodput,
     init,
+    monitor,
     profile,
     rollout,
     skew,
@@ -48,6 +50,8 @@ app.command("bench")(bench.bench)
 app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
+app.command("goodput")(goodput.goodput)
+app.add_typer(monitor.app, name="monitor")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(data_service.app, name="data-service")
 

@@ -98,17 +98,13 @@ class LiveMetrics:
         self._left = TimeLeft()
         self._left_s: float | None = None
         self._epoch = 0.0
-        self._steps, self._last_step = 0, -1
+        self._steps = self._last_step = 0
         self._most_s: dict[str, float] = {}
-
-    def begin(self, step: int) -> None:
-        """Record after how many steps this process goes on."""
-        self._last_step = step
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Keep the scalars of a call, or of an epoch."""
         with self._lock:
-            done, self._last_step = max(0, step - max(0, self._last_step)), step
+            done, self._last_step = max(0, step - self._last_step), step
             step_s = scalars.get(catalogue.STEP_TIME_S.tensorboard)
             if done and step_s is not None:
                 self._steps += done
@@ -128,7 +124,7 @@ class LiveMetrics:
             self._epoch = float(epoch)
 
     def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - as MetricWriter has it
-        """Count later steps again when they are done again."""
+        """Go on after this step: training also says so at its start."""
         with self._lock:
             self._last_step = step
 
