@@ -6,13 +6,17 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.train.killed import TIMEOUT_S, Trainer, newest, write_table
 
+from stoker.monitor.goodput import goodput_of
 from stoker.telemetry.run_time import seconds_of_run
+from stoker.telemetry.targets import FOLDER, live_targets
 from stoker.telemetry.wall_time import NAMES
 
 SLEEPS_YAML = """\
@@ -113,21 +117,29 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
 ) -> None:
     folder, runs = tmp_path / "small", tmp_path / "runs"
     write_table(folder)
-    environment = {"STEP_S": "0.03"}
-    process = trainer.start(folder, runs, environment=environment)
+    environment = {"STEP_S": "0.03", "STOKER_TEAM": "vision"}
+    served = ("--set", "train.metrics_port=0")
+    process = trainer.start(folder, runs, *served, environment=environment)
     begun_s = time.monotonic()
     try:
         # After the checkpoint of step 40, the first one after step 30 that ends a call.
         before = account(runs, until_step=60)
+        (target,) = live_targets(runs)
+        with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
+            scraped = answer.read().decode()
     finally:
         os.kill(process, signal.SIGKILL)
     assert trainer.end() == -signal.SIGKILL
     before = account(runs, until_step=0)
     saved = newest(runs).step
     killed_s = time.monotonic() - begun_s
+    check_scrape(scraped, run=newest_folder(runs).parent.name)
+    assert list((runs / FOLDER).iterdir())
+    assert live_targets(runs) == [], "a killed run is no target"
 
-    assert trainer.run(folder, runs, "--json", environment=environment) == 0, trainer.said()
+    assert trainer.run(folder, runs, *served, "--json", environment=environment) == 0
 
+    assert list((runs / FOLDER).iterdir()) == []
     facts = printed(trainer)
     run, parts = facts["wall_time"]["run"], seconds_of_run(facts["wall_time"])
     assert (run["processes"], run["repeated_steps"]) == (2, before["step"] - saved)
@@ -138,6 +150,38 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
     # Each of its steps takes at least 0.03 s.
     assert parts["repeated"] >= 0.9 * 0.03 * run["repeated_steps"]
     assert parts["steps"] >= 0.9 * 0.03 * facts["steps"]
+    assert run["restarts"] == {"killed": 1}
+    split = goodput_of(newest_folder(runs).parent)
+    seconds = {part.name: part.seconds for part in split.parts}
+    assert seconds["waiting"] == pytest.approx(run["waiting_s"])
+    assert seconds["steps"] + seconds["input_wait"] == pytest.approx(parts["steps"])
+    assert split.wall_s == pytest.approx(run["wall_s"] + run["waiting_s"], rel=0.05)
+    # The processes and the time between them are all of the time since the first one began.
+    assert split.wall_s == pytest.approx(time.monotonic() - begun_s, rel=0.05, abs=1.0)
+
+
+def check_scrape(text: str, *, run: str) -> None:
+    """What a run says of itself while it trains, read as Prometheus's client library reads it."""
+    found = {
+        (sample.name, *sample.labels.items()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    own = ("run", run)
+    assert 0 < found["stoker_train_loss", own] < 10
+    assert found["stoker_train_steps_total", own] >= 60
+    assert found["stoker_train_step_seconds_count", own] == found["stoker_train_steps_total", own]
+    # Each step sleeps so long.
+    assert found["stoker_train_step_seconds_bucket", own, ("le", "0.025")] == 0
+    assert 0 <= found["stoker_train_checkpoint_age_seconds", own] < 60
+    assert found["stoker_train_remaining_seconds", own] > 0
+    assert found["stoker_train_epoch", own] >= 1
+    assert 0 < found["stoker_train_goodput_ratio", own] < 1
+    assert 0 < found["stoker_train_metric", own, ("name", "val_loss")] < 10
+    assert found["stoker_train_wall_seconds_total", own, ("part", "steps")] > 60 * 0.02
+    assert found["stoker_train_gradient_norm", own] > 0
+    (info,) = [labels for name, *labels in found if name == "stoker_run_info"]
+    assert dict(info).items() >= {"run": run, "experiment": "small", "team": "vision"}.items()
 
 
 def account(runs: Path, *, until_step: int) -> dict[str, Any]:

@@ -39,14 +39,14 @@ from stoker.app.training.setup import (
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
-from stoker.core.errors import Finding
+from stoker.core.errors import Finding, UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.findings import StepFacts, nhwc_is_allowed
 from stoker.telemetry.run_time import RunTime
-from stoker.telemetry.writers import Everywhere
+from stoker.telemetry.writers import Everywhere, MetricWriter
 from stoker.telemetry.writers.append_only import JsonLines
 from stoker.telemetry.writers.live import LiveMetrics
 from stoker.telemetry.writers.tensorboard import TensorBoard
@@ -215,10 +215,11 @@ def _open_reports(
     wall_time = folder / WALL_TIME if job.is_chief else None
     run_time = held.enter_context(RunTime(context.wall, wall_time))
     board = live = None
+    writers: list[MetricWriter] = []
     if job.is_chief:
-        board = TensorBoard(folder / TENSORBOARD)
+        board = _open_board(folder / TENSORBOARD)
         live = offer_metrics(context, folder, run_time, timed, held)
-    writers = [] if board is None or live is None else [JsonLines(folder / METRICS), board, live]
+        writers = [JsonLines(folder / METRICS), *([] if board is None else [board]), live]
     writer = Everywhere(writers)
     held.callback(writer.close)
     profile = context.experiment.train.tensorboard.profile
@@ -231,6 +232,15 @@ def _open_reports(
     return _Reports(
         run_time=run_time, writer=writer, board=board, device=device, live=live, timed=timed
     )
+
+
+def _open_board(folder: Path) -> TensorBoard | None:
+    """Return TensorBoard's files; None if they cannot be made, which is a warning."""
+    try:
+        return TensorBoard(folder)
+    except UserError as error:
+        _LOG.warning("nothing is written for TensorBoard, training goes on: %s", error.line())
+        return None
 
 
 def _run_context(
