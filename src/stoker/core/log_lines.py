@@ -169,6 +169,8 @@ def _as_json(line: str) -> str:
         return json_line("error" if line.startswith("Error:") else "info", line.strip())
     if found.keys() >= set(KEYS):
         return line
+    if redacted(line) != line:
+        return json_line("info", line.strip())
     # E.g. a line of the access log.
     return json_line("info", "", fields=found)
 
