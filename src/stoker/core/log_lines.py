@@ -26,16 +26,22 @@ KEYS = ("time", "level", "run", "worker", "message")
 
 HIDDEN = "***"
 
+_NAMES = (
+    *("password", "passwd", "secret", "token", "signature", "credential"),
+    *("api_key", "apikey", "api-key", "access_key", "private_key"),
+)
+"""Ends of the names of secrets."""
+
+_VALUE = r"[\"']?\s*[=:]\s*[\"']?[^\s\"',&;]+"
+"""What follows the name: = or :, and the secret, perhaps in quotes."""
+
 _SECRETS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"(?<=://)[^/\s@]+(?=@)",  # user:password@ in a URL
         r"(?<=\bbearer )[^\s\"',]+",
         r"(?<=\bbasic )[a-z0-9+/=]{8,}",
-        # A name that ends in one of these words, then = or :, perhaps in quotes.
-        r"(?:(?<=password)|(?<=passwd)|(?<=secret)|(?<=token)|(?<=api_key)|(?<=apikey)|(?<=api-key)"
-        r"|(?<=access_key)|(?<=private_key)|(?<=signature)|(?<=credential))"
-        r"[\"']?\s*[=:]\s*[\"']?[^\s\"',&;]+",
+        "".join(("(?:", "|".join(f"(?<={name})" for name in _NAMES), ")")) + _VALUE,
         r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
         r"\b(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp])[-_][A-Za-z0-9_-]{16,}",
     )

@@ -35,7 +35,11 @@ def goodput_page(reports: Sequence[RunGoodput]) -> str:
 
 def _of_run(report: RunGoodput) -> Html:
     bars = [
-        Bar(label=part.label, value=part.seconds, shown=f"{seconds(part.seconds)}, {percent(part.share)}")
+        Bar(
+            label=part.label,
+            value=part.seconds,
+            shown=f"{seconds(part.seconds)}, {percent(part.share)}",
+        )
         for part in report.parts
     ]
     rows = [

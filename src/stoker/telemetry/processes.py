@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -40,6 +41,7 @@ def now() -> Moment:
     )
 
 
+@functools.cache
 def boot_id() -> str:
     """Return the ID of the system's start; "" where the system has none."""
     try:

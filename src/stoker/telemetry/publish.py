@@ -67,7 +67,9 @@ def offered(
 
 def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -> None:
     try:
-        server = held.enter_context(ScrapeServer({PATH: Page(content=live.text)}, port=where.port or 0))
+        server = held.enter_context(
+            ScrapeServer({PATH: Page(content=live.text)}, port=where.port or 0)
+        )
     except UserError as error:
         _LOG.warning("metrics are not served, training goes on: %s", error.line())
         return

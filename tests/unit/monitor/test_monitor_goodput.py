@@ -114,9 +114,8 @@ def test_the_command_prints_a_table_json_and_a_page(tmp_path: Path) -> None:
     assert lines[0] == "run r1: goodput 55.6% of 3 min 20 s, 2 restarts: 1 killed, 1 preempted"
     assert lines[2].split() == ["waiting", "for", "input", "30", "s", "15.0%"]
     (report,) = json.loads(done.stdout)
-    assert report["parts"][0] == {
-        **{"name": "steps", "label": "steps", "seconds": 70.0, "share": 0.35, "advice": ""}
-    }
+    first = {"name": "steps", "label": "steps", "seconds": 70.0, "share": 0.35, "advice": ""}
+    assert report["parts"][0] == first
     assert "Run r1" in (tmp_path / "g.html").read_text()
 
 

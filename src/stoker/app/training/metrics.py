@@ -75,9 +75,7 @@ def offer_metrics(
     """
     experiment, settings = context.experiment, context.experiment.train
     live = LiveMetrics(
-        run_info(
-            context.run_id, experiment.name, folder=experiment.folder, environ=os.environ
-        ),
+        run_info(context.run_id, experiment.name, folder=experiment.folder, environ=os.environ),
         Sources(
             run_time=run_time,
             checkpoint_age_s=lambda: checkpoint_age_s(folder / CHECKPOINTS),

@@ -296,9 +296,7 @@ def _progress_reporter(context: Context, reports: _Reports) -> Callable[[Progres
             step=progress.step, epoch=progress.epoch, scalars=progress.scalars
         )
         if reports.live is not None:
-            reports.live.progress(
-                step=progress.step, steps=progress.steps, epoch=progress.epoch
-            )
+            reports.live.progress(step=progress.step, steps=progress.steps, epoch=progress.epoch)
         if reports.timed is not None and (slow := reports.timed.stragglers.line()):
             text = f"{text}, {slow}"
         context.progress(text, progress.step / progress.steps)

@@ -48,10 +48,8 @@ def _shown(report: RunGoodput) -> str:
     from stoker.monitor.goodput import restarts_line
     from stoker.pages.numbers import percent, seconds
 
-    lines = [
-        f"run {report.run}: goodput {percent(report.goodput)} of {seconds(report.wall_s)}, "
-        f"{restarts_line(report)}"
-    ]
+    share, wall = percent(report.goodput), seconds(report.wall_s)
+    lines = [f"run {report.run}: goodput {share} of {wall}, {restarts_line(report)}"]
     width = max((len(part.label) for part in report.parts), default=0)
     lines += [
         f"  {part.label:<{width}}  {seconds(part.seconds):>14}  {percent(part.share):>6}"

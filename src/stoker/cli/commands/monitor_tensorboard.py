@@ -32,5 +32,5 @@ def tensorboard(
             fix="Run `stoker train` first.",
         )
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs)]
-    sys.stdout.flush()
-    os.execv(sys.executable, [*command, "--host", "127.0.0.1", "--port", str(port)])
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    os.execv(sys.executable, [*command, *where])  # noqa: S606 - signals reach TensorBoard itself

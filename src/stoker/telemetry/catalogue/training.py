@@ -80,9 +80,8 @@ LOSS = _gauge(
 MODEL_METRIC = _gauge(
     "stoker_train_metric",
     "",
-    "Newest value of a metric of the model, val_ for the eval split.",
+    "Newest value of a metric of the model by its own name, val_ for the eval split.",
     "name",
-    tensorboard="(the model's names)",
 )
 LOSS_SCALE = _gauge(
     "stoker_train_loss_scale",
@@ -104,10 +103,15 @@ WALL_SECONDS = _counter(
     "part",
 )
 CHECKPOINT_AGE = _gauge(
-    "stoker_train_checkpoint_age_seconds", "seconds", "Time since the newest checkpoint was written."
+    "stoker_train_checkpoint_age_seconds",
+    "seconds",
+    "Time since the newest checkpoint was written.",
 )
 RESTARTS = _counter(
-    "stoker_train_restarts_total", "", "Processes that continued the run, by the earlier one's end.", "cause"
+    "stoker_train_restarts_total",
+    "",
+    "Processes that continued the run, by the earlier one's end.",
+    "cause",
 )
 REMAINING = _gauge(
     "stoker_train_remaining_seconds", "seconds", "Estimated time until the last step."

@@ -150,9 +150,9 @@ class _Data:
             sum=histogram.sum_s,
             bucket_counts=histogram.counts,
             explicit_bounds=BUCKETS,
-            # Zero stands for an extreme that is not known: it is not sent otherwise.
-            min=0.0,
-            max=0.0,
+            # Extremes are not known: they are optional in the protocol.
+            min=None,  # type: ignore[arg-type]
+            max=None,  # type: ignore[arg-type]
         )
         return OtlpMetric(
             metric.name, metric.help, "", Histogram([point], AggregationTemporality.CUMULATIVE)

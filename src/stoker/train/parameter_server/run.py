@@ -75,7 +75,9 @@ class Meter:
             "loss": (totals.loss_sum - self._reported.loss_sum) / rows,
             catalogue.STEP_TIME_S.tensorboard: wall_s / steps,
             catalogue.SAMPLES_PER_S.tensorboard: rows / wall_s,
-            catalogue.INPUT_WAIT.tensorboard: min(1.0, (self.wait_s - self._reported_wait_s) / wall_s),
+            catalogue.INPUT_WAIT.tensorboard: min(
+                1.0, (self.wait_s - self._reported_wait_s) / wall_s
+            ),
         }
         self._reported, self._reported_s, self._reported_wait_s = totals, now_s, self.wait_s
         return found
