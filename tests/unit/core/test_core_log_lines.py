@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -18,16 +18,21 @@ from stoker.core.log_lines import HIDDEN, JsonStream, redacted
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What a process with `--log-json` writes to standard error."""
-    stream, handlers = io.StringIO(), list(logging.getLogger().handlers)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(log_lines, "_facts", {"run": "", "worker": ""})
-    log_lines.enable({})
-    yield stream
+def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], io.StringIO]]:
+    """Makes a process with `--log-json` of this one; pytest sets its own stream before each test."""
+    handlers = list(logging.getLogger().handlers)
+
+    def enable() -> io.StringIO:
+        stream = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(log_lines, "_facts", {"run": "", "worker": ""})
+        log_lines.enable({})
+        return stream
+
+    yield enable
     logging.captureWarnings(capture=False)
     for handler in list(logging.getLogger().handlers):
-        if handler not in handlers:
+        if isinstance(handler.formatter, log_lines.JsonFormatter) and handler not in handlers:
             logging.getLogger().removeHandler(handler)
 
 
@@ -35,7 +40,8 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_every_line_has_the_same_five_keys(written: io.StringIO) -> None:
+def test_every_line_has_the_same_five_keys(begin: Callable[[], io.StringIO]) -> None:
+    written = begin()
     log_lines.set_facts(run="r1")
     print("  train   12%  \n\nhalf", end="", file=sys.stderr)
     print(" a line ü", file=sys.stderr)
@@ -55,7 +61,8 @@ def test_every_line_has_the_same_five_keys(written: io.StringIO) -> None:
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in found)
 
 
-def test_a_workers_line_keeps_its_own_level_and_run(written: io.StringIO) -> None:
+def test_a_workers_line_keeps_its_own_level_and_run(begin: Callable[[], io.StringIO]) -> None:
+    written = begin()
     own = json.dumps({"time": "t", "level": "warning", "run": "r1", "worker": "", "message": "m"})
     print(f"[worker 1] {own}", file=sys.stderr)
     print("[worker 2] Segmentation fault", file=sys.stderr)
@@ -72,7 +79,8 @@ def test_a_workers_line_keeps_its_own_level_and_run(written: io.StringIO) -> Non
     assert text["message"] == "{not json"
 
 
-def test_a_traceback_is_one_message_of_the_logging_call(written: io.StringIO) -> None:
+def test_a_traceback_is_one_message_of_the_logging_call(begin: Callable[[], io.StringIO]) -> None:
+    written = begin()
     try:
         raise ValueError("no")
     except ValueError:
@@ -84,7 +92,8 @@ def test_a_traceback_is_one_message_of_the_logging_call(written: io.StringIO) ->
     assert (line["level"], line["message"]) == ("error", f"failed\n{expected}")
 
 
-def test_a_program_reads_it_so_it_is_no_terminal(written: io.StringIO) -> None:
+def test_a_program_reads_it_so_it_is_no_terminal(begin: Callable[[], io.StringIO]) -> None:
+    written = begin()
     assert isinstance(sys.stderr, JsonStream)
     assert not sys.stderr.isatty()
     with pytest.raises(TypeError):
@@ -111,7 +120,8 @@ def test_a_program_reads_it_so_it_is_no_terminal(written: io.StringIO) -> None:
         ("SharedAccessSignature = sv2020sig", "sv2020sig"),
     ],
 )
-def test_no_secret_is_written(written: io.StringIO, text: str, secret: str) -> None:
+def test_no_secret_is_written(begin: Callable[[], io.StringIO], text: str, secret: str) -> None:
+    written = begin()
     print(text, file=sys.stderr)
 
     (line,) = lines(written)

@@ -93,6 +93,7 @@ def test_steps_that_are_done_again_count_again_and_no_counter_ever_falls() -> No
     live.write(40, call(0.1))
     now[0] = 10.0
     before = scraped(live)
+    wall.enter("between")
     wall.move("steps", "repeated", 4.0)
     live.rewind(20)
     live.write(30, call(0.1))
