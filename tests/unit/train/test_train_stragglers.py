@@ -18,7 +18,7 @@ class Clock:
     """Seconds that a test moves, as an operation of a graph."""
 
     def __init__(self) -> None:
-        self.now_s = tf.Variable(0.0, dtype=tf.float64)
+        self.now_s = tf.Variable(tf.constant(0.0, tf.float64))
 
     def __call__(self) -> tf.Tensor:
         return self.now_s.read_value()

@@ -24,7 +24,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 MOST_NAMES = 200
 """Most different metrics of a model that become series; further ones are in TensorBoard only."""
 
-Samples = Mapping[tuple[str, ...], float]
+Samples = Mapping[Sequence[str], float]
 """Values of the labels, in the catalogue's order -> number."""
 
 _DIRECT = {

@@ -30,8 +30,8 @@ class LocalStepTime:
         """
         self._clock = clock
         with tf.device("CPU:0"):
-            self._ended_s = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="ended")
-            self._count = tf.Variable(0, trainable=False, dtype=tf.int64, name="count")
+            self._ended_s = tf.Variable(tf.constant(0.0, tf.float64), trainable=False, name="ended")
+            self._count = tf.Variable(tf.constant(0, tf.int64), trainable=False, name="count")
             self._seconds = tf.Variable(
                 tf.zeros([WINDOW], tf.float64), trainable=False, name="local_step"
             )
@@ -52,7 +52,7 @@ class LocalStepTime:
             place = self._count.read_value() % WINDOW
             written = self._seconds.scatter_nd_update([[place]], [passed_s])
             with tf.control_dependencies([written]):
-                counted = self._count.assign_add(tf.where(is_first, 0, tf.constant(1, tf.int64)))
+                counted = self._count.assign_add(tf.cast(tf.logical_not(is_first), tf.int64))
         return counted
 
     def after_reduction(self, reduced: Any) -> None:
