@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +116,7 @@ def newest_folder(runs: Path) -> Path:
     return found
 
 
-def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
+def test_a_killed_run_goes_on_with_its_account_and_nobody_to_report_to(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, runs = tmp_path / "small", tmp_path / "runs"
@@ -137,8 +141,17 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
     assert list((runs / FOLDER).iterdir())
     assert live_targets(runs) == [], "a killed run is no target"
 
-    assert trainer.run(folder, runs, *served, "--json", environment=environment) == 0
+    with nothing_to_report_to(newest_folder(runs)) as (broken, variables):
+        code = trainer.run(folder, runs, *broken, "--json", environment=environment | variables)
 
+    assert code == 0, trainer.said()
+    for warning in (
+        "nothing is written for TensorBoard, training goes on: ",
+        "metrics are not served, training goes on: ",
+        "stoker.prom cannot be written, training goes on: ",
+        "metrics are not sent by OTLP, training goes on: ",
+    ):
+        assert trainer.said().count(warning) == 1, (warning, trainer.said())
     assert list((runs / FOLDER).iterdir()) == []
     facts = printed(trainer)
     run, parts = facts["wall_time"]["run"], seconds_of_run(facts["wall_time"])
@@ -158,6 +171,25 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
     assert split.wall_s == pytest.approx(run["wall_s"] + run["waiting_s"], rel=0.05)
     # The processes and the time between them are all of the time since the first one began.
     assert split.wall_s == pytest.approx(time.monotonic() - begun_s, rel=0.05, abs=1.0)
+
+
+@contextlib.contextmanager
+def nothing_to_report_to(stage: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Fault 106: no folder for TensorBoard, a port that is taken, no folder for the textfile, no collector."""
+    shutil.rmtree(stage / "tensorboard")
+    (stage / "tensorboard").write_text("in the way")
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        port, collector = taken.getsockname()[1], gone.getsockname()[1]
+        textfile = stage / "tensorboard" / "stoker.prom"
+        yield (
+            ["--set", f"train.metrics_port={port}", "--set", f"train.metrics_textfile={textfile}"],
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector}",
+                "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2",
+                "OTEL_METRIC_EXPORT_INTERVAL": "50",
+            },
+        )
 
 
 def check_scrape(text: str, *, run: str) -> None:

@@ -105,7 +105,10 @@ class _Data:
 
     def __init__(self, live: LiveMetrics) -> None:
         self._live, self._began_ns = live, time.time_ns()
-        own: dict[str, str | int] = {"service.instance.id": live.info.run, "process.pid": os.getpid()}
+        own: dict[str, str | int] = {
+            "service.instance.id": live.info.run,
+            "process.pid": os.getpid(),
+        }
         named = Resource.create(own)
         if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
             named = Resource.create({**own, SERVICE_NAME: "stoker-train"})
