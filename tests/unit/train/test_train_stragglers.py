@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from stoker.train.step.local_step import LEAST, WINDOW, LocalStepTime
+from stoker.train.context.local_step import LEAST, WINDOW, LocalStepTime
 from stoker.train.watch import stragglers
 from stoker.train.watch.stragglers import Stragglers, ratios
 

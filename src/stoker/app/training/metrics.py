@@ -14,9 +14,9 @@ from stoker.telemetry.run_info import run_info
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers.live import LiveMetrics, Sources
 from stoker.train.checkpoints.store import places
+from stoker.train.context.local_step import LocalStepTime
 from stoker.train.parameter_server.cluster import ClusterConnection
 from stoker.train.setup.strategy import Distribution
-from stoker.train.step.local_step import LocalStepTime
 from stoker.train.step.multi_step import clock_function
 from stoker.train.watch.stragglers import Stragglers
 

@@ -21,11 +21,11 @@ from stoker.telemetry.writers import MetricWriter
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import Heartbeat
+from stoker.train.context.local_step import LocalStepTime
 from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
 from stoker.train.setup.strategy import Distribution
-from stoker.train.step.local_step import LocalStepTime
 from stoker.train.watch.watch import NoWatch, Watch
 
 

@@ -18,6 +18,7 @@ from stoker.core.threads import Replaced
 from stoker.internals.keras_internals import compute_loss, disable_gradient_reduction, losses_module
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
+from stoker.train.context.local_step import LocalStepTime
 from stoker.train.model.keras_model import (
     has_builtin_metrics_only,
     has_builtin_optimizer,
@@ -31,7 +32,6 @@ from stoker.train.optimizer.masked_assign import masked_assign
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, in_packs
 from stoker.train.step.jit import jit
-from stoker.train.step.local_step import LocalStepTime
 from stoker.train.step.one_program import OneProgram
 from stoker.train.step.step_totals import StepResult
 
