@@ -12,7 +12,8 @@ import tensorflow as tf
 from stoker.data.user_dataset.description import Count
 from stoker.data.user_dataset.features import OwnFeatures
 from stoker.data.user_dataset.load_dataset import OwnDataset, describe_element
-from stoker.telemetry.writers import Everywhere
+from stoker.telemetry.run_time import RunTime
+from stoker.telemetry.writers import Everywhere, MetricWriter
 from stoker.telemetry.writers.append_only import JsonLines
 from stoker.train.config import CheckpointConfig, ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
@@ -40,6 +41,10 @@ class Settings:
     steps: int = ENDLESS
     checkpoint: CheckpointConfig = SELDOM
     distribution: Distribution = field(default_factory=one_device)
+    writers: tuple[MetricWriter, ...] = ()
+    """They get the metrics too."""
+
+    run_time: RunTime = field(default_factory=RunTime)
 
 
 def build(make: Callable[..., Any], batches: tf.data.Dataset[Any], at: Settings) -> BuiltModel:
@@ -94,7 +99,8 @@ def train(
         why={},
     )
     folder.mkdir(parents=True, exist_ok=True)
-    writer = Everywhere([JsonLines(folder / f"metrics-{distribution.worker}.jsonl")])
+    lines = JsonLines(folder / f"metrics-{distribution.worker}.jsonl")
+    writer = Everywhere([lines, *at.writers])
     try:
         fit(
             built,
@@ -111,6 +117,7 @@ def train(
                 on_progress=on_progress,
                 preemption=preemption or Preemption(),
                 heartbeat=process_heartbeat(),
+                run_time=at.run_time,
             ),
         )
     finally:

@@ -40,6 +40,7 @@ from stoker.core.files import (
     sweep,
 )
 from stoker.core.fingerprint import fingerprint, library_versions
+from stoker.core.log_lines import set_facts
 from stoker.core.observed_reads import Observer, Reads, observing
 from stoker.core.signals import ends_when_asked
 from stoker.core.user_code import require_function
@@ -195,6 +196,7 @@ def run_chain(
             folder=experiment.folder,
         ) as (run, continued),
     ):
+        set_facts(run=run.id)
         listener.log(f"run {run.id}" + (" (continued)" if continued else ""))
         if not continued and (line := unfinished_training(run, identity, experiment.folder)):
             listener.log(line)

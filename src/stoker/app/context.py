@@ -111,6 +111,8 @@ class TrainingResult(StageResult, LoopFacts, DeviceFacts):
     wall_time: dict[str, Any]
     workers: NotRequired[int]
     restarts: NotRequired[list[str]]
+    stragglers: NotRequired[list[dict[str, float | str]]]
+    """Of several workers: those that were slow at any time, with their largest ratio."""
 
 
 class ExportResult(StageResult):

@@ -21,6 +21,8 @@ WITHOUT_EFFECT = (
     "divergence",
     "max_restarts",
     "memory",
+    "metrics_port",
+    "metrics_textfile",
     "nan_budget",
     "tensorboard",
     "watchdog_s",

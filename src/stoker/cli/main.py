@@ -17,6 +17,7 @@ from stoker.cli.commands import (
     data_service,
     deploy,
     doctor,
+    goodput,
     init,
     monitor,
     profile,
@@ -25,6 +26,7 @@ from stoker.cli.commands import (
     tune,
 )
 from stoker.cli.serve import serve
+from stoker.core import log_lines
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
 from stoker.core.threads import end_process
 
@@ -49,6 +51,8 @@ app.command("bench")(bench.bench)
 app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
+app.command("goodput")(goodput.goodput)
+app.add_typer(monitor.app, name="monitor")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(data_service.app, name="data-service")
@@ -65,17 +69,23 @@ def _options(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
+    log_json: bool = typer.Option(
+        False, "--log-json", help="Write messages as JSON lines: time, level, run, worker, message."
+    ),
 ) -> None:
-    """Accept the options before a command; `main` reads --debug first."""
+    """Accept the options before a command; `main` reads --debug and --log-json first."""
 
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 bug in Stoker, 2 invalid input, 3 a check failed."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
+    if log_lines.wants_json(arguments, os.environ):
+        log_lines.enable(os.environ)
     if debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
-    end_process(invoke([a for a in arguments if a != "--debug"], debug=debug))
+    read = ("--debug", log_lines.FLAG)
+    end_process(invoke([a for a in arguments if a not in read], debug=debug))
 
 
 def invoke(arguments: list[str], *, debug: bool) -> int:
@@ -87,10 +97,16 @@ def invoke(arguments: list[str], *, debug: bool) -> int:
     except UserError as error:
         if debug:
             traceback.print_exc()
-        typer.echo(f"stoker: {error.line()}", err=True)
+        _say(error.line())
         return error.exit_code
     except Exception:  # noqa: BLE001 - the edge: all but a UserError is a bug
-        traceback.print_exc()
-        typer.echo("stoker: this is a bug in Stoker; please report the lines above", err=True)
+        if not log_lines.write_error(traceback.format_exc()):
+            traceback.print_exc()
+        _say("this is a bug in Stoker; please report the lines above")
         return EXIT_BUG
     return EXIT_DONE
+
+
+def _say(line: str) -> None:
+    if not log_lines.write_error(line):
+        typer.echo(f"stoker: {line}", err=True)

@@ -14,14 +14,19 @@ import math
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stoker.telemetry.processes import Moment, end_of, now
 from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
 
 WRITE_EVERY_S = 1.0
 """Pause between two writes of the file."""
+
+KILLED = "killed"
+"""Cause of a restart: the earlier process had no time to write its end."""
 
 FILE_BYTES = 4096
 """Size of the file: values are padded with spaces, so that each write covers the previous one."""
@@ -48,6 +53,12 @@ class RunTime:
         self._repeated: int = before["repeated_steps"]
         self._last_step: int = before["step"]
         self._waited_s: float = before["input_wait_s"]
+        self._waited_before_s = self._waited_s
+        self._restarts: dict[str, int] = before["restarts"]
+        self._between_s: float = before["waiting_s"]
+        self._end = ""
+        if before["processes"]:
+            self._follow(before["alive"], before["end"])
         self._first: tuple[int, float] | None = None
         # Until training starts the last process's step stands: a second kill must not lose it.
         self._step, self._done = self._last_step, 0
@@ -112,13 +123,19 @@ class RunTime:
         """The parts of this process and of the run so far, as JSON values."""
         process, run = self.wall.parts(), self._of_run()
         return {
-            "process": {"wall_s": sum(process.values()), "parts": process},
+            "process": {
+                "wall_s": sum(process.values()),
+                "parts": process,
+                "input_wait_s": self._waited_s - self._waited_before_s,
+            },
             "run": {
                 "wall_s": sum(run.values()),
                 "parts": run,
                 "processes": self._processes,
                 "repeated_steps": self._repeated,
                 "input_wait_s": self._waited_s,
+                "waiting_s": self._between_s,
+                "restarts": dict(self._restarts),
             },
         }
 
@@ -137,12 +154,22 @@ class RunTime:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end = end_of(error)
         self._over.set()
         if self._thread is not None:
             self._thread.join()
             self._write()
             os.close(self._file)
             self._file = -1
+
+    def _follow(self, alive: Moment | None, end: str) -> None:
+        """Count the restart, and the time since the earlier process was last seen."""
+        # A process that wrote no end was killed, or its machine was lost.
+        cause = end or KILLED
+        self._restarts[cause] = self._restarts.get(cause, 0) + 1
+        if alive is not None:
+            running_s = sum(self.wall.parts().values())
+            self._between_s += max(0.0, now().since(alive) - running_s)
 
     def _settle(self, step_s: float) -> None:
         first, self._first = self._first, None
@@ -167,6 +194,10 @@ class RunTime:
                 "repeated_steps": self._repeated,
                 "input_wait_s": self._waited_s,
                 "step": self._step,
+                "waiting_s": self._between_s,
+                "restarts": self._restarts,
+                "alive": asdict(now()),
+                "end": self._end,
             },
             indent=1,
         )
@@ -181,16 +212,39 @@ def _read(path: Path | None) -> dict[str, Any]:
         "repeated_steps": 0,
         "input_wait_s": 0.0,
         "step": 0,
+        "waiting_s": 0.0,
+        "restarts": {},
+        "alive": None,
+        "end": "",
     }
     if path is None:
         return nothing
     try:
-        found = json.loads(path.read_text())
-        parts = {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES}
-        counts = {name: _count(found[name]) for name in ("processes", "repeated_steps", "step")}
-        return {"parts": parts, "input_wait_s": _seconds(found["input_wait_s"]), **counts}
+        return read_account(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return nothing
+
+
+def read_account(path: Path) -> dict[str, Any]:
+    """Return the account of a run: its parts, processes, restarts and waits.
+
+    The last four entries are missing from files of earlier versions: they count as zero.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: Its content is cut or damaged; or KeyError, TypeError, AttributeError.
+    """
+    found = json.loads(path.read_text())
+    alive = found.get("alive")
+    return {
+        "parts": {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES},
+        "input_wait_s": _seconds(found["input_wait_s"]),
+        **{name: _count(found[name]) for name in ("processes", "repeated_steps", "step")},
+        "waiting_s": _seconds(found.get("waiting_s", 0.0)),
+        "restarts": {str(c): _count(n) for c, n in found.get("restarts", {}).items()},
+        "alive": None if alive is None else Moment(**alive),
+        "end": str(found.get("end", "")),
+    }
 
 
 def _seconds(value: Any) -> float:
@@ -220,8 +274,9 @@ def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
         wall: Of the same process.
     """
     process, before = wall.parts(), report["process"]["parts"]
+    own = report["process"]
     run = {name: report["run"]["parts"][name] + process[name] - before[name] for name in NAMES}
     return {
-        "process": {"wall_s": sum(process.values()), "parts": process},
+        "process": {**own, "wall_s": sum(process.values()), "parts": process},
         "run": {**report["run"], "wall_s": sum(run.values()), "parts": run},
     }

@@ -279,6 +279,14 @@ class TrainConfig:
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     """What TensorBoard shows in addition to loss, metrics and speed."""
 
+    metrics_port: int | None = None
+    """Port of 127.0.0.1 on which the run serves its metrics for Prometheus, at /metrics. 0: a free
+    one; null: none."""
+
+    metrics_textfile: str | None = None
+    """File for node_exporter (`*.prom`) with the same metrics, written every 5 seconds and removed
+    at the end. null: none."""
+
     max_restarts: int = 3
     """How often `stoker train --workers` restarts all workers after one of them failed."""
 
@@ -315,6 +323,7 @@ class TrainConfig:
             threads = getattr(self, name)
             if threads is not None and not 1 <= threads <= MOST_THREADS:
                 raise ConfigError(f"train.{name} must be from 1 to {MOST_THREADS:,}", got=threads)
+        _require_metrics(self.metrics_port, self.metrics_textfile)
         if not 0 <= self.seed < 2**31:
             raise ConfigError("train.seed must be from 0 to 2**31 - 1", got=self.seed)
         if not self.monitor.startswith("val_"):
@@ -342,6 +351,16 @@ def _require_count(name: str, value: int | Auto, *, least: int, most: int) -> No
         raise ConfigError(f"train.{name} must be at least {least}", got=value)
     if value != "auto" and value > most:
         raise ConfigError(f"train.{name} must be at most {most:,}", got=value)
+
+
+def _require_metrics(port: int | None, textfile: str | None) -> None:
+    if port is not None and not 0 <= port < 2**16:
+        raise ConfigError("train.metrics_port must be from 0 to 65,535", got=port)
+    if textfile is not None and not textfile.endswith(".prom"):
+        raise ConfigError(
+            "train.metrics_textfile must end in .prom: node_exporter reads no other file",
+            got=textfile,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

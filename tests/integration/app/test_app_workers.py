@@ -49,12 +49,26 @@ import time
 from pathlib import Path
 
 import keras
+import tensorflow as tf
 from keras import layers
+
+
+def wait(values):
+    # The second worker computes so much longer.
+    slow = os.environ.get("STOKER_RANK") == "1"
+    time.sleep(float(os.environ.get("SLOW_S", "0")) if slow else 0)
+    return values
+
+
+class Slow(layers.Layer):
+    def call(self, inputs):
+        waited = tf.ensure_shape(tf.numpy_function(wait, [inputs], inputs.dtype), inputs.shape)
+        return inputs + 0.0 * tf.stop_gradient(waited)
 
 
 def build(features):
     x = layers.Concatenate()([keras.ops.expand_dims(features[n], -1) for n in ("age", "spent")])
-    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(x / 50.0))
+    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(Slow()(x / 50.0)))
     model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
     model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
     return model
@@ -122,7 +136,7 @@ def calm(folder: Path) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.multiworker
 @pytest.mark.slow
-def test_a_worker_that_is_killed_changes_no_weight(
+def test_a_worker_that_is_slow_is_named_and_one_that_is_killed_changes_no_weight(
     folder: Path,
     calm: tuple[dict[str, Any], str],
     tmp_path: Path,
@@ -132,8 +146,9 @@ def test_a_worker_that_is_killed_changes_no_weight(
     fault = tmp_path / "fault"
     monkeypatch.setenv("FAULT", str(fault))
     fault.write_text("once")
+    monkeypatch.setenv("SLOW_S", "0.04")
 
-    killed, said = train(folder, "--workers", "2", "--again")
+    killed, said = train(folder, "--workers", "2", "--again", "--log-json")
 
     assert not fault.exists()
     assert killed["restarts"] == ["worker 1 was killed by SIGKILL"]
@@ -143,7 +158,15 @@ def test_a_worker_that_is_killed_changes_no_weight(
         assert result["resolved"]["strategy"] == "multi_worker"
     assert weights(killed) == calm[1]
     assert killed["metrics"] == calm[0]["metrics"]
-    assert not list(Path(killed["run"]).glob(".workers*")), "nothing of the launcher is left"
+    assert not list(Path(killed["run"]).glob(".*")), "nothing of the launcher is left"
+    (slow,) = killed["stragglers"]
+    assert slow["worker"] == "1"
+    assert slow["ratio"] > 1.2
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert all(line.keys() >= {"time", "level", "run", "worker", "message"} for line in lines)
+    (named,) = [line for line in lines if "worker 1 is slow" in line["message"]]
+    assert (named["level"], named["worker"]) == ("warning", "0")
+    assert named["run"] == Path(killed["run"]).name
 
 
 class Tasks:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.train.killed import TIMEOUT_S, Trainer, newest, write_table
 
+from stoker.monitor.goodput import goodput_of
 from stoker.telemetry.run_time import seconds_of_run
+from stoker.telemetry.targets import FOLDER, live_targets
 from stoker.telemetry.wall_time import NAMES
 
 SLEEPS_YAML = """\
@@ -108,26 +116,43 @@ def newest_folder(runs: Path) -> Path:
     return found
 
 
-def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
+def test_a_killed_run_goes_on_with_its_account_and_nobody_to_report_to(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, runs = tmp_path / "small", tmp_path / "runs"
     write_table(folder)
-    environment = {"STEP_S": "0.03"}
-    process = trainer.start(folder, runs, environment=environment)
+    environment = {"STEP_S": "0.03", "STOKER_TEAM": "vision"}
+    served = ("--set", "train.metrics_port=0")
+    process = trainer.start(folder, runs, *served, environment=environment)
     begun_s = time.monotonic()
     try:
         # After the checkpoint of step 40, the first one after step 30 that ends a call.
         before = account(runs, until_step=60)
+        (target,) = live_targets(runs)
+        with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
+            scraped = answer.read().decode()
     finally:
         os.kill(process, signal.SIGKILL)
     assert trainer.end() == -signal.SIGKILL
     before = account(runs, until_step=0)
     saved = newest(runs).step
     killed_s = time.monotonic() - begun_s
+    check_scrape(scraped, run=newest_folder(runs).parent.name)
+    assert list((runs / FOLDER).iterdir())
+    assert live_targets(runs) == [], "a killed run is no target"
 
-    assert trainer.run(folder, runs, "--json", environment=environment) == 0, trainer.said()
+    with nothing_to_report_to(newest_folder(runs)) as (broken, variables):
+        code = trainer.run(folder, runs, *broken, "--json", environment=environment | variables)
 
+    assert code == 0, trainer.said()
+    for warning in (
+        "nothing is written for TensorBoard, training goes on: ",
+        "metrics are not served, training goes on: ",
+        "stoker.prom cannot be written, training goes on: ",
+        "metrics are not sent by OTLP, training goes on: ",
+    ):
+        assert trainer.said().count(warning) == 1, (warning, trainer.said())
+    assert list((runs / FOLDER).iterdir()) == []
     facts = printed(trainer)
     run, parts = facts["wall_time"]["run"], seconds_of_run(facts["wall_time"])
     assert (run["processes"], run["repeated_steps"]) == (2, before["step"] - saved)
@@ -138,6 +163,57 @@ def test_a_killed_run_goes_on_with_its_account_and_knows_what_it_did_again(
     # Each of its steps takes at least 0.03 s.
     assert parts["repeated"] >= 0.9 * 0.03 * run["repeated_steps"]
     assert parts["steps"] >= 0.9 * 0.03 * facts["steps"]
+    assert run["restarts"] == {"killed": 1}
+    split = goodput_of(newest_folder(runs).parent)
+    seconds = {part.name: part.seconds for part in split.parts}
+    assert seconds["waiting"] == pytest.approx(run["waiting_s"])
+    assert seconds["steps"] + seconds["input_wait"] == pytest.approx(parts["steps"])
+    assert split.wall_s == pytest.approx(run["wall_s"] + run["waiting_s"], rel=0.05)
+    # The processes and the time between them are all of the time since the first one began.
+    assert split.wall_s == pytest.approx(time.monotonic() - begun_s, rel=0.05, abs=1.0)
+
+
+@contextlib.contextmanager
+def nothing_to_report_to(stage: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Fault 106: no folder for TensorBoard, a port that is taken, no folder for the textfile, no collector."""
+    shutil.rmtree(stage / "tensorboard")
+    (stage / "tensorboard").write_text("in the way")
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        port, collector = taken.getsockname()[1], gone.getsockname()[1]
+        textfile = stage / "tensorboard" / "stoker.prom"
+        yield (
+            ["--set", f"train.metrics_port={port}", "--set", f"train.metrics_textfile={textfile}"],
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector}",
+                "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2",
+                "OTEL_METRIC_EXPORT_INTERVAL": "50",
+            },
+        )
+
+
+def check_scrape(text: str, *, run: str) -> None:
+    """What a run says of itself while it trains, read as Prometheus's client library reads it."""
+    found = {
+        (sample.name, *sample.labels.items()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    own = ("run", run)
+    assert 0 < found["stoker_train_loss", own] < 10
+    assert found["stoker_train_steps_total", own] >= 60
+    assert found["stoker_train_step_seconds_count", own] == found["stoker_train_steps_total", own]
+    # Each step sleeps so long.
+    assert found["stoker_train_step_seconds_bucket", own, ("le", "0.025")] == 0
+    assert 0 <= found["stoker_train_checkpoint_age_seconds", own] < 60
+    assert found["stoker_train_remaining_seconds", own] > 0
+    assert found["stoker_train_epoch", own] >= 1
+    assert 0 < found["stoker_train_goodput_ratio", own] < 1
+    assert 0 < found["stoker_train_metric", own, ("name", "val_loss")] < 10
+    assert found["stoker_train_wall_seconds_total", own, ("part", "steps")] > 60 * 0.02
+    assert found["stoker_train_gradient_norm", own] > 0
+    (info,) = [key for key in found if key[0] == "stoker_run_info"]
+    assert {own, ("experiment", "small"), ("team", "vision")} <= set(info)
 
 
 def account(runs: Path, *, until_step: int) -> dict[str, Any]:

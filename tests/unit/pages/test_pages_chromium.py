@@ -1,4 +1,4 @@
-"""The five reports in a real Chromium: nothing wider than the page, and no word broken."""
+"""The six reports in a real Chromium: nothing wider than the page, and no word broken."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.evaluate.test_evaluate_evaluation import EVERY
+from tests.unit.monitor.test_monitor_goodput import reports as runs_of_goodput
 from tests.unit.scriptprofile.test_script_page import a_finding, a_loop, profile
 from tests.unit.tune.test_tune_search import World, tuned
 
@@ -20,6 +21,7 @@ from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.report import render_report
 from stoker.data.features.analysis.statistics import Statistics, infer_schema
 from stoker.evaluate.report import report_html
+from stoker.monitor.goodput_page import goodput_page
 from stoker.pages.html import page, section
 from stoker.pages.table import Code, Number, Prose, facts, table
 from stoker.scriptprofile.page import page_html
@@ -96,6 +98,7 @@ def reports(folder: Path) -> dict[str, str]:
         **{f"evaluation {place}": report_html(each) for place, each in enumerate(EVERY)},
         "script": page_html(profile(loops=(loop,), findings=(finding,), minor=(finding,))),
         "tuning": report(tuned(World(), folder), name=HOSTILE[1], usd_per_hour=3.6),
+        "goodput": goodput_page(runs_of_goodput(folder)),
         "profile": page(HOSTILE[0], [section("Figures", facts([HOSTILE]), kinds)]),
     }
 

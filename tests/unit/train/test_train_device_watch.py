@@ -60,9 +60,9 @@ def test_mfu_is_known_after_the_first_calls_and_a_trace_is_taken_once(tmp_path: 
     training.calls(1)
     assert watch.scalars(1e4) == {}
     training.calls(1)
-    mfu = watch.scalars(1e4)[catalogue.MFU.name]
+    mfu = watch.scalars(1e4)[catalogue.MFU.tensorboard]
     assert mfu > 0
-    assert watch.scalars(2e4)[catalogue.MFU.name] == pytest.approx(2 * mfu)
+    assert watch.scalars(2e4)[catalogue.MFU.tensorboard] == pytest.approx(2 * mfu)
     training.until_traced()
 
     facts = watch.facts(1e4, FACTS)
@@ -80,7 +80,7 @@ def test_of_several_devices_the_peak_is_that_of_all(tmp_path: Path) -> None:
     for replicas in (1, 2):
         watch = DeviceWatch(tmp_path, replicas=replicas, forbidden="not here")
         Training(watch).calls(2)
-        found.append(watch.scalars(1e4)[catalogue.MFU.name])
+        found.append(watch.scalars(1e4)[catalogue.MFU.tensorboard])
 
     assert found[0] == pytest.approx(2 * found[1])
 
@@ -241,9 +241,9 @@ def test_the_users_own_profiles_forbid_a_trace() -> None:
 @pytest.mark.parametrize(("mfu", "shown"), [(0.0415, "4.2%"), (0.41, "41%"), (0.0999, "10%")])
 def test_the_line_shows_u_and_mfu(mfu: float, shown: str) -> None:
     line = ProgressLine(steps=10, epochs=1, monitor="val_loss")
-    scalars = {catalogue.BUSY_FRACTION.name: 1.02, catalogue.MFU.name: mfu}
+    scalars = {catalogue.BUSY_FRACTION.tensorboard: 1.02, catalogue.MFU.tensorboard: mfu}
 
     assert f"U 100%, MFU {shown}" in line(step=1, epoch=0, scalars=scalars)
     assert "MFU" not in ProgressLine(steps=10, epochs=1, monitor="loss")(
-        step=1, epoch=0, scalars={catalogue.BUSY_FRACTION.name: 1.0}
+        step=1, epoch=0, scalars={catalogue.BUSY_FRACTION.tensorboard: 1.0}
     )

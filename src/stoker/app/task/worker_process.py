@@ -23,6 +23,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.import_tensorflow import import_tensorflow
 from stoker.app.own_stages import stages_of
 from stoker.cluster.resolver import ClusterSpec, read_tf_config, require_own_port
+from stoker.core import log_lines
 from stoker.core.config import build
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, DataError, Plain, UserError
 from stoker.core.files import read_json, write_json
@@ -97,9 +98,12 @@ def ignore_progress(line: str, share: float | None) -> None:
 def main(spec_path: Path) -> int:
     """Train as one of several processes; return the exit code."""
     heartbeat = process_heartbeat()
+    if log_lines.wants_json([], os.environ):
+        log_lines.enable(os.environ)
     try:
         with ends_when_asked():
             spec = WorkerSpec(**read_json(spec_path))
+            log_lines.set_facts(run=spec.run_id, worker=str(heartbeat.rank))
             done = _train_in_cluster(spec, heartbeat) if spec.barrier else _train(spec, heartbeat)
     except UserError as error:
         answer = {"line": error.line(), "exit_code": error.exit_code}

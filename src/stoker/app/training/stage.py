@@ -24,6 +24,7 @@ from stoker.app.context import (
     TrainingResult,
 )
 from stoker.app.identity import training_identity
+from stoker.app.training.metrics import TimedWorker, offer_metrics, time_worker
 from stoker.app.training.setup import (
     begin_process,
     begin_with_servers,
@@ -38,15 +39,16 @@ from stoker.app.training.setup import (
 from stoker.app.training.step_errors import steps_are_the_users
 from stoker.cluster.devices import find_devices
 from stoker.cluster.resolver import read_tf_config
-from stoker.core.errors import Finding
+from stoker.core.errors import Finding, UserError
 from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.input_checks import input_findings
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.evaluate.config import outputs_and_labels, require_metrics_of
 from stoker.measure.findings import StepFacts, nhwc_is_allowed
 from stoker.telemetry.run_time import RunTime
-from stoker.telemetry.writers import Everywhere
+from stoker.telemetry.writers import Everywhere, MetricWriter
 from stoker.telemetry.writers.append_only import JsonLines
+from stoker.telemetry.writers.live import LiveMetrics
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.callbacks.hooks import apply_user_hooks
 from stoker.train.checkpoints.identity import Identity
@@ -114,6 +116,8 @@ class _Reports:
     writer: Everywhere
     board: TensorBoard | None
     device: DeviceWatch
+    live: LiveMetrics | None
+    timed: TimedWorker | None
 
 
 def train(context: Context, folder: Path) -> Done:
@@ -147,7 +151,8 @@ def train(context: Context, folder: Path) -> Done:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})
         job = _open_job(context, place, resolved, identity, inputs, held)
-        reports = _open_reports(context, folder, job, held)
+        timed = time_worker(folder, place, held)
+        reports = _open_reports(context, folder, job, timed, held)
         run_context = _run_context(context, folder, job, reports, preemption)
         with steps_are_the_users(workers=resolved.workers):
             result = _fit(job, place, settings, run_context)
@@ -203,12 +208,19 @@ def _open_job(
     )
 
 
-def _open_reports(context: Context, folder: Path, job: _Job, held: ExitStack) -> _Reports:
+def _open_reports(
+    context: Context, folder: Path, job: _Job, timed: TimedWorker | None, held: ExitStack
+) -> _Reports:
     """Open the writers of metrics and the account of wall time; of several workers, the chief's only."""
     wall_time = folder / WALL_TIME if job.is_chief else None
     run_time = held.enter_context(RunTime(context.wall, wall_time))
-    board = TensorBoard(folder / TENSORBOARD) if job.is_chief else None
-    writer = Everywhere([] if board is None else [JsonLines(folder / METRICS), board])
+    board = live = None
+    writers: list[MetricWriter] = []
+    if job.is_chief:
+        board = _open_board(folder / TENSORBOARD)
+        live = offer_metrics(context, folder, run_time, timed, held)
+        writers = [JsonLines(folder / METRICS), *([] if board is None else [board]), live]
+    writer = Everywhere(writers)
     held.callback(writer.close)
     profile = context.experiment.train.tensorboard.profile
     device = DeviceWatch(
@@ -217,7 +229,18 @@ def _open_reports(context: Context, folder: Path, job: _Job, held: ExitStack) ->
         forbidden=forbids_trace(job.callbacks, profile=profile),
         wall=context.wall,
     )
-    return _Reports(run_time=run_time, writer=writer, board=board, device=device)
+    return _Reports(
+        run_time=run_time, writer=writer, board=board, device=device, live=live, timed=timed
+    )
+
+
+def _open_board(folder: Path) -> TensorBoard | None:
+    """Return TensorBoard's files; None if they cannot be made, which is a warning."""
+    try:
+        return TensorBoard(folder)
+    except UserError as error:
+        _LOG.warning("nothing is written for TensorBoard, training goes on: %s", error.line())
+        return None
 
 
 def _run_context(
@@ -227,11 +250,12 @@ def _run_context(
         checkpoints=folder / CHECKPOINTS,
         writer=reports.writer,
         watch=_watch(context, folder, job, reports),
-        on_progress=_progress_reporter(context),
+        on_progress=_progress_reporter(context, reports),
         on_wait=lambda line: context.progress(line, None),
         preemption=preemption,
         heartbeat=process_heartbeat(),
         run_time=reports.run_time,
+        local_step=None if reports.timed is None else reports.timed.local_step,
         identity=job.identity,
         accept_change=context.accept_change,
         callbacks=job.callbacks,
@@ -259,7 +283,7 @@ def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> RunW
     )
 
 
-def _progress_reporter(context: Context) -> Callable[[Progress], None]:
+def _progress_reporter(context: Context, reports: _Reports) -> Callable[[Progress], None]:
     """Return what reports the step, the epoch and the metrics to the user."""
     settings = context.experiment.train
 
@@ -271,6 +295,10 @@ def _progress_reporter(context: Context) -> Callable[[Progress], None]:
         text = line(progress.steps)(
             step=progress.step, epoch=progress.epoch, scalars=progress.scalars
         )
+        if reports.live is not None:
+            reports.live.progress(step=progress.step, steps=progress.steps, epoch=progress.epoch)
+        if reports.timed is not None and (slow := reports.timed.stragglers.line()):
+            text = f"{text}, {slow}"
         context.progress(text, progress.step / progress.steps)
 
     return report_progress
@@ -370,6 +398,8 @@ def _result(
         "wall_time": reports.run_time.report(),
     }
     facts |= reports.device.facts(result.samples_per_s, step)
+    if reports.timed is not None:
+        facts["stragglers"] = reports.timed.stragglers.facts()
     return cast(TrainingResult, facts)
 
 

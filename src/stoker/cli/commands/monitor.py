@@ -9,11 +9,15 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.commands.monitor_tensorboard import tensorboard
+
 app = typer.Typer(
     help="Watch the GPUs, runs and servers of this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+app.command("tensorboard")(tensorboard)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
 RUNS = Path("runs")

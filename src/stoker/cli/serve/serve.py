@@ -162,6 +162,7 @@ def serve(
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.getLogger().setLevel(logging.INFO)  # with --log-json, there is a handler already
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
     from stoker.rollout.control.supervisor import Controllers, RolloutSupervisor, make_controller
 

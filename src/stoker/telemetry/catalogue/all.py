@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from stoker.telemetry.catalogue import gpu, rollout, serving
+from stoker.telemetry.catalogue import gpu, rollout, serving, training
 from stoker.telemetry.catalogue.metric import Metric
 
 METRICS: tuple[Metric, ...] = (
     *serving.METRICS,
     *rollout.METRICS,
     *gpu.METRICS,
+    *training.METRICS,
 )
 """Every metric once; a file of another writer joins with one line."""

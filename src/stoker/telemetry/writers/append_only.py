@@ -149,7 +149,7 @@ def _is_up_to(line: bytes, step: int, *, validated: bool) -> bool:
     try:
         scalars = json.loads(line)
         # An epoch's line comes after that of its last step.
-        last = step if validated or catalogue.EPOCH.name not in scalars else step - 1
+        last = step if validated or catalogue.EPOCH.tensorboard not in scalars else step - 1
         return line.endswith(b"\n") and bool(scalars["step"] <= last)
     except (ValueError, KeyError, TypeError):
         return False

@@ -114,12 +114,12 @@ class TensorBoard:
         self._behind.do(lambda: self._write(step, kept))
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if catalogue.EPOCH.name not in scalars:
+        if catalogue.EPOCH.tensorboard not in scalars:
             self._train.add(_scalars(step, scalars))
             return
         # Keras's own names, so that its users find them.
         training = {
-            name if name == catalogue.EPOCH.name else _EPOCH + name: value
+            name if name == catalogue.EPOCH.tensorboard else _EPOCH + name: value
             for name, value in scalars.items()
             if not name.startswith(_VALIDATION)
         }

@@ -21,6 +21,7 @@ from stoker.telemetry.writers import MetricWriter
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import Heartbeat
+from stoker.train.context.local_step import LocalStepTime
 from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
@@ -213,6 +214,9 @@ class RunContext:
 
     watch: Watch = field(default_factory=NoWatch)
     """Writes TensorBoard data and profiles."""
+
+    local_step: LocalStepTime | None = None
+    """Times this worker between two all-reduces; None: there is no other worker."""
 
     identity: Identity = field(default_factory=dict)
     """Identity of the run: configuration, code, data, versions."""

@@ -120,9 +120,9 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
         input_wait=min(1.0, timing.wait_s / timing.wall_s),
     )
     run.context.run_time.settle(busy.real_step_s)
-    last = {catalogue.BUSY_FRACTION.name: busy.busy_fraction}
+    last = {catalogue.BUSY_FRACTION.tensorboard: busy.busy_fraction}
     if (goodput := run.context.run_time.goodput) is not None:
-        last[catalogue.GOODPUT.name] = goodput
+        last[catalogue.GOODPUT.tensorboard] = goodput
     run.context.writer.write(position.step, last)
     return TrainResult(
         steps=position.step,

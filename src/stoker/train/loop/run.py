@@ -550,14 +550,16 @@ class Run:
         self._run_health.update(position.step, loss_sum / rows)
         scalars = {
             "loss": loss_sum / rows,
-            catalogue.STEP_TIME_S.name: wall_s / done,
-            catalogue.SAMPLES_PER_S.name: rows / wall_s,
-            catalogue.INPUT_WAIT.name: min(1.0, wait_s / wall_s),
+            catalogue.STEP_TIME_S.tensorboard: wall_s / done,
+            catalogue.SAMPLES_PER_S.tensorboard: rows / wall_s,
+            catalogue.INPUT_WAIT.tensorboard: min(1.0, wait_s / wall_s),
             **self._watch.scalars(rows / wall_s),
         }
         if (ceiling_s := self._ceiling.step_s) is not None:
             busy_fraction = (ceiling_s / self.compiled.source.rows_per_step) / (wall_s / rows)
-            scalars[catalogue.BUSY_FRACTION.name] = busy_fraction
+            scalars[catalogue.BUSY_FRACTION.tensorboard] = busy_fraction
+        if (scale := self._run_health.loss_scale) is not None:
+            scalars[catalogue.LOSS_SCALE.tensorboard] = scale
         with self._time("tensorboard"):
             context.writer.write(position.step, scalars)
         # Show the loss of the epoch, and no speed for a call that is shorter than usual.
@@ -589,9 +591,9 @@ class Run:
             position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
             self._keep_best(metrics)
         goodput = self.context.run_time.goodput
-        times = {} if goodput is None else {catalogue.GOODPUT.name: goodput}
+        times = {} if goodput is None else {catalogue.GOODPUT.tensorboard: goodput}
         with self._time("tensorboard"):
-            times[catalogue.EPOCH.name] = float(epoch)
+            times[catalogue.EPOCH.tensorboard] = float(epoch)
             self.context.writer.write(position.step, metrics | times)
         self._report_progress(metrics)
         if self._ends_alone() and not position.over:

@@ -44,6 +44,8 @@ class RunHealth:
         self._distribution = setup.distribution
         self._divergence = Divergence(config.divergence)
         self._loss_scale = LossScaleWatch()
+        self.loss_scale: float | None = None
+        """Newest dynamic factor of the loss; None without one."""
         self._rollbacks = Rollbacks(NanConfig(on_nan=config.on_nan, nan_budget=config.nan_budget))
         self.reductions: list[Reduction] = []
         self.findings: list[Finding] = []
@@ -54,7 +56,8 @@ class RunHealth:
         self._report(self._divergence.update(step, loss))
         optimizer = self._built.model.optimizer
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-            self._report(self._loss_scale.update(step, _number(optimizer.dynamic_scale)))
+            self.loss_scale = _number(optimizer.dynamic_scale)
+            self._report(self._loss_scale.update(step, self.loss_scale))
 
     def check_model(self, first: FirstPass) -> None:
         """Check, before the first step, the model's placement, lookups and the dtype of its outputs.

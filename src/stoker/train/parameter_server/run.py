@@ -73,9 +73,11 @@ class Meter:
         rows = totals.rows - self._reported.rows
         found = {
             "loss": (totals.loss_sum - self._reported.loss_sum) / rows,
-            catalogue.STEP_TIME_S.name: wall_s / steps,
-            catalogue.SAMPLES_PER_S.name: rows / wall_s,
-            catalogue.INPUT_WAIT.name: min(1.0, (self.wait_s - self._reported_wait_s) / wall_s),
+            catalogue.STEP_TIME_S.tensorboard: wall_s / steps,
+            catalogue.SAMPLES_PER_S.tensorboard: rows / wall_s,
+            catalogue.INPUT_WAIT.tensorboard: min(
+                1.0, (self.wait_s - self._reported_wait_s) / wall_s
+            ),
         }
         self._reported, self._reported_s, self._reported_wait_s = totals, now_s, self.wait_s
         return found
@@ -271,7 +273,7 @@ class ParameterServerRun:
         position.over = position.step >= position.steps or self._callbacks.stop_training
         if better:
             position.best_epoch, position.best_metrics = epoch, finite_of(metrics)
-        context.writer.write(position.step, metrics | {catalogue.EPOCH.name: float(epoch)})
+        context.writer.write(position.step, metrics | {catalogue.EPOCH.tensorboard: float(epoch)})
         self._report_progress(position.step, metrics)
         self._save(monitored=metrics[self._config.monitor] if better else None)
         if not position.over:

@@ -155,6 +155,7 @@ def build_step(
         worker_rows_only=source.feed.shares_rows,
         checks_before_update=not defers_finite_check,
         signals=setup.context.preemption.signals,
+        local_step=setup.context.local_step,
     )
     program = _make_program(setup, source, settings)
     return CompiledStep(setup=setup, source=source, settings=settings, program=program)

@@ -80,7 +80,7 @@ class _WaitClock:
     """Measures the time that the device waits for input."""
 
     def __init__(self) -> None:
-        self._now_s = _clock_function()
+        self._now_s = clock_function()
 
     def __call__(self, take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Take input after an operation; the clock stops when all of it is available."""
@@ -362,7 +362,8 @@ def _writes(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful and operation.type != "ReadVariableOp"
 
 
-def _clock_function() -> Callable[[], tf.Tensor]:
+def clock_function() -> Callable[[], tf.Tensor]:
+    """Return what adds an operation to the graph that reads a clock, seconds."""
     try:
         tf.timestamp()
     except tf.errors.FailedPreconditionError:

@@ -18,6 +18,7 @@ from stoker.core.threads import Replaced
 from stoker.internals.keras_internals import compute_loss, disable_gradient_reduction, losses_module
 from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
 from stoker.train.config import ReductionDtype
+from stoker.train.context.local_step import LocalStepTime
 from stoker.train.model.keras_model import (
     has_builtin_metrics_only,
     has_builtin_optimizer,
@@ -72,6 +73,9 @@ class StepSettings:
 
     signals: tf.Variable | None = None
     """[2] int32 on the CPU: whether this process must stop after the step, and save."""
+
+    local_step: LocalStepTime | None = None
+    """Times this worker between two all-reduces; None: there is no other worker."""
 
 
 def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:
@@ -238,6 +242,9 @@ def _make_gradients(
             gradients, loss_sum = passes(element, first, rows)
         requests = tf.unstack(tf.cast(signals, tf.float32))
         facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *requests])
+        local = settings.local_step
+        if local is not None:
+            local.before_reduction([gradients, facts])
         if distribution.shares_batches:
             gradients, facts = reduced(
                 gradients,
@@ -246,6 +253,8 @@ def _make_gradients(
                 sent_as=tf.as_dtype(settings.reduction_dtype),
                 packs=in_packs(settings.reduction_bytes_per_pack),
             )
+        if local is not None:
+            local.after_reduction(facts)
         loss_sum, total = facts[0], facts[1]
         gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]
         finite = is_finite(gradients, loss_sum)

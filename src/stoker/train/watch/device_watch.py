@@ -167,7 +167,7 @@ class DeviceWatch:
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
         """MFU at a speed, if it is known."""
         mfu = self._mfu(samples_per_s)
-        return {} if mfu is None else {catalogue.MFU.name: mfu}
+        return {} if mfu is None else {catalogue.MFU.tensorboard: mfu}
 
     def release(self) -> None:
         """End a trace in progress, because another profiler starts; it is read meanwhile."""

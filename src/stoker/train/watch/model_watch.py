@@ -17,7 +17,9 @@ from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.config import TensorBoardConfig
 from stoker.train.watch.summaries import (
     embeddings_of,
+    global_norm,
     gradient_histograms,
+    gradients_of,
     graph_bytes,
     weight_histograms,
 )
@@ -65,7 +67,7 @@ class ModelWatch:
             model: The compiled model, built.
             writer: Receives everything.
             schedule: What is shown, and how often.
-            loss_of: See `gradient_histograms`; always of the same batch, so that differences come
+            loss_of: See `gradients_of`; always of the same batch, so that differences come
                 from the model.
             terms: See `embeddings_of`.
             now_s: A monotonic clock, seconds.
@@ -82,7 +84,8 @@ class ModelWatch:
             "weights": lambda: weight_histograms(model)
         }
         if schedule.config.gradients:
-            self._looks["gradients"] = lambda: gradient_histograms(model, loss_of)
+            self._looks["gradients"] = lambda: self._gradients(loss_of)
+        self._norm: float | None = None
         self._terms = dict(terms)
         embeddings_of(model, self._terms)
         self._is_small = model.count_params() <= SMALL_WEIGHTS
@@ -107,6 +110,16 @@ class ModelWatch:
             self._within_budget(lambda: self._histograms(step))
         if self._terms and step // self._per_epoch > done // self._per_epoch:
             self._writer.embeddings(embeddings_of(self._model, self._terms))
+
+    def new_gradient_norm(self) -> float | None:
+        """Return the norm that came with the newest histograms of gradients; once, then None."""
+        norm, self._norm = self._norm, None
+        return norm
+
+    def _gradients(self, loss_of: Callable[[], tf.Tensor]) -> dict[str, Histogram]:
+        gradients = gradients_of(self._model, loss_of)
+        self._norm = global_norm(gradients)
+        return gradient_histograms(gradients)
 
     def _within_budget(self, show: Callable[[], None]) -> None:
         """Show histograms, unless that would exceed their share of the time."""

@@ -8,7 +8,7 @@ from typing import Final
 from stoker.measure.findings import shown_mfu
 from stoker.telemetry.catalogue import training as catalogue
 
-_SPEED: Final = {metric.name for metric in catalogue.TRAINING}
+_SPEED: Final = {metric.tensorboard for metric in catalogue.SPEED}
 
 
 class ProgressLine:
@@ -51,16 +51,16 @@ class ProgressLine:
     def _speed(self) -> list[str]:
         newest = self._newest
         shown = []
-        if (step_s := newest.get(catalogue.STEP_TIME_S.name)) is not None:
+        if (step_s := newest.get(catalogue.STEP_TIME_S.tensorboard)) is not None:
             shown.append(f"{_three_digits(1e3 * step_s)} ms/step")
-        if (samples := newest.get(catalogue.SAMPLES_PER_S.name)) is not None:
+        if (samples := newest.get(catalogue.SAMPLES_PER_S.tensorboard)) is not None:
             shown.append(f"{samples:,.0f} samples/s")
-        if (busy := newest.get(catalogue.BUSY_FRACTION.name)) is not None:
+        if (busy := newest.get(catalogue.BUSY_FRACTION.tensorboard)) is not None:
             # A value above 1 is measurement noise.
             shown.append(f"U {min(1.0, busy):.0%}")
-        if (mfu := newest.get(catalogue.MFU.name)) is not None:
+        if (mfu := newest.get(catalogue.MFU.tensorboard)) is not None:
             shown.append(f"MFU {shown_mfu(mfu)}")
-        if (wait := newest.get(catalogue.INPUT_WAIT.name)) is not None:
+        if (wait := newest.get(catalogue.INPUT_WAIT.tensorboard)) is not None:
             shown.append(f"W {wait:.1%}")
         return shown
 

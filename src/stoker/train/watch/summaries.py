@@ -45,10 +45,8 @@ def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
     }
 
 
-def gradient_histograms(
-    model: keras.Model, loss_of: Callable[[], tf.Tensor]
-) -> dict[str, Histogram]:
-    """Return `gradients/<path>` -> histogram, computed by one additional pass.
+def gradients_of(model: keras.Model, loss_of: Callable[[], tf.Tensor]) -> dict[str, Any]:
+    """Return the path of each trainable weight -> its gradient, computed by one additional pass.
 
     Args:
         model: The compiled model.
@@ -57,7 +55,6 @@ def gradient_histograms(
 
     Returns:
         Every trainable weight that the loss depends on; for an embedding, the rows in the batch.
-        Values that overflow (float16, before the loss scale has settled) are left out.
     """
     state = [(v, tf.identity(v.value)) for v in model.variables]
     trainable = {id(v) for v in model.trainable_variables}
@@ -70,10 +67,23 @@ def gradient_histograms(
         loss = loss_of() * scale
     gradients = tape.gradient(loss, values)
     return {
-        f"gradients/{variable.path}": histogram(_dense(gradient) / tf.cast(scale, gradient.dtype))
+        variable.path: _dense(gradient) / tf.cast(scale, gradient.dtype)
         for (variable, _), gradient in zip(watched, gradients, strict=True)
         if gradient is not None
     }
+
+
+def gradient_histograms(gradients: Mapping[str, Any]) -> dict[str, Histogram]:
+    """Return `gradients/<path>` -> histogram, of what `gradients_of` returns.
+
+    Values that overflow (float16, before the loss scale has settled) are left out.
+    """
+    return {f"gradients/{path}": histogram(gradient) for path, gradient in gradients.items()}
+
+
+def global_norm(gradients: Mapping[str, Any]) -> float:
+    """Return the norm of all gradients together, of what `gradients_of` returns."""
+    return float(tf.linalg.global_norm([tf.cast(g, tf.float32) for g in gradients.values()]))
 
 
 def histogram(values: Any) -> Histogram:

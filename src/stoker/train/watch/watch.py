@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
+from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.config import TensorBoardConfig
 from stoker.train.model.keras_model import overrides
@@ -182,8 +183,10 @@ class RunWatch:
             self._model.after(step, steps=steps)
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """MFU, if it is known."""
-        return {} if self._device is None else self._device.scalars(samples_per_s)
+        """MFU, if it is known, and a new norm of the gradients."""
+        found = {} if self._device is None else dict(self._device.scalars(samples_per_s))
+        norm = None if self._model is None else self._model.new_gradient_norm()
+        return found if norm is None else found | {catalogue.GRADIENT_NORM.tensorboard: norm}
 
     def close(self, step: int) -> None:
         """Write an incomplete profile."""

@@ -1,0 +1,102 @@
+"""The metrics of a training while it runs: what they are read from, and where they are offered."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.app.context import CHECKPOINTS, Context
+from stoker.telemetry.publish import Destinations, offered
+from stoker.telemetry.run_info import run_info
+from stoker.telemetry.run_time import RunTime
+from stoker.telemetry.writers.live import LiveMetrics, Sources
+from stoker.train.checkpoints.store import places
+from stoker.train.context.local_step import LocalStepTime
+from stoker.train.parameter_server.cluster import ClusterConnection
+from stoker.train.setup.strategy import Distribution
+from stoker.train.step.multi_step import clock_function
+from stoker.train.watch.stragglers import Stragglers
+
+LOCAL_STEPS = ".local-steps"
+"""Folder in the run in which the workers exchange their local step times."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedWorker:
+    """One of several workers that wait for each other in every step."""
+
+    local_step: LocalStepTime
+    stragglers: Stragglers
+
+
+def time_worker(
+    folder: Path, place: Distribution | ClusterConnection, held: ExitStack
+) -> TimedWorker | None:
+    """Begin to time this worker, and to look for stragglers; None if no other worker waits for it.
+
+    Args:
+        folder: Folder of the stage.
+        place: The workers that share a step.
+        held: Ends it.
+    """
+    if not isinstance(place, Distribution) or place.workers < 2:
+        return None
+    local_step = LocalStepTime(clock_function())
+    stragglers = Stragglers(
+        folder.parent / LOCAL_STEPS,
+        rank=place.worker,
+        median_s=local_step.median_s,
+        reads=place.is_chief,
+    )
+    return TimedWorker(local_step=local_step, stragglers=held.enter_context(stragglers))
+
+
+def offer_metrics(
+    context: Context,
+    folder: Path,
+    run_time: RunTime,
+    timed: TimedWorker | None,
+    held: ExitStack,
+) -> LiveMetrics:
+    """Offer the metrics of this process as settings and environment ask.
+
+    Args:
+        context: The experiment.
+        folder: Folder of the stage.
+        run_time: The account of wall time.
+        timed: One of several workers.
+        held: Ends it.
+
+    Returns:
+        What training writes to.
+    """
+    experiment, settings = context.experiment, context.experiment.train
+    live = LiveMetrics(
+        run_info(context.run_id, experiment.name, folder=experiment.folder, environ=os.environ),
+        Sources(
+            run_time=run_time,
+            checkpoint_age_s=lambda: checkpoint_age_s(folder / CHECKPOINTS),
+            local_steps=lambda: {} if timed is None else timed.stragglers.medians_s,
+            stragglers=lambda: {} if timed is None else timed.stragglers.ratios,
+        ),
+    )
+    textfile = settings.metrics_textfile
+    where = Destinations(
+        runs=experiment.folder / experiment.runs,
+        port=settings.metrics_port,
+        textfile=None if textfile is None else experiment.folder / textfile,
+    )
+    held.enter_context(offered(live, where, environ=os.environ))
+    return live
+
+
+def checkpoint_age_s(checkpoints: Path) -> float | None:
+    """Return the seconds since the newest checkpoint was published; None before the first."""
+    found = places(checkpoints)
+    try:
+        return max(0.0, time.time() - found[-1].stat().st_mtime) if found else None
+    except OSError:  # deleted meanwhile: the next question has a newer one
+        return None

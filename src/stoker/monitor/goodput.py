@@ -1,0 +1,170 @@
+"""Where the wall time of a run went, over all its processes and the time between them.
+
+Read from `train/wall_time.json`, which a training keeps up to date, so it also answers for a run that is under way
+or was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, DataError, Plain
+from stoker.telemetry.run_time import read_account
+from stoker.telemetry.wall_time import OTHER_STAGES, PARTS, REPEATED, STEPS
+
+ACCOUNT = "wall_time.json"
+"""The account of a training, in the folder of the stage."""
+
+STAGE = "train"
+"""Folder of the stage in a run."""
+
+INPUT_WAIT, WAITING = "input_wait", "waiting"
+
+_FIRST = (STEPS, INPUT_WAIT, "compile", "checkpoints", "validation", REPEATED, WAITING)
+"""Parts that are shown first, in this order; the others follow in that of a training."""
+
+_LABELS = {part.name: part.label for part in PARTS} | {
+    STEPS: "steps",
+    INPUT_WAIT: "waiting for input",
+    REPEATED: "lost work, done again",
+    WAITING: "waiting for machines",
+}
+
+_ADVICE = {part.name: part.advice for part in PARTS} | {
+    STEPS: "",
+    INPUT_WAIT: "`stoker profile` splits the time of the input",
+    WAITING: "time from the end of one process to the start of the next",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimePart:
+    """One part of a run's wall time."""
+
+    name: str
+    """Name in `--json`."""
+
+    label: str
+    """Label for the user."""
+
+    seconds: float
+    """Time in it, over all processes."""
+
+    share: float
+    """Share of the run's wall time."""
+
+    advice: str
+    """How to reduce it; "" where there is nothing to reduce."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunGoodput:
+    """The wall time of one run."""
+
+    run: str
+    """ID of the run."""
+
+    wall_s: float
+    """From the start of the first process to the end of the last one, seconds."""
+
+    goodput: float
+    """Share of it, the stages before training left out, in steps that count."""
+
+    processes: int
+    """How many processes trained, one after the other."""
+
+    restarts: dict[str, int]
+    """How an earlier process ended -> how often the run was continued after that."""
+
+    repeated_steps: int
+    """Steps that were done again."""
+
+    parts: tuple[TimePart, ...]
+    """All parts that took any time; their seconds add up to `wall_s`."""
+
+
+def goodput_of(run: Path) -> RunGoodput:
+    """Return where the wall time of a run went.
+
+    Args:
+        run: Folder of the run.
+
+    Raises:
+        ConfigError: It is not the folder of a run.
+        DataError: Its account is missing or damaged.
+    """
+    folder = run if (run / ACCOUNT).is_file() and run.name == STAGE else run / STAGE
+    if not folder.is_dir():
+        raise ConfigError(
+            "RUN must be the folder of a run that has begun to train",
+            got=Plain(str(run)),
+            fix="E.g. runs/NAME/20261127T184133Z-4f1a.",
+        )
+    try:
+        account = read_account(folder / ACCOUNT)
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder / ACCOUNT} must exist: training keeps it",
+            got=Plain("no such file"),
+            fix="With parameter servers there is none; otherwise train again.",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{folder / ACCOUNT} must be what training has written",
+            got=Plain(f"{type(error).__name__}: {error}"),
+        ) from error
+    seconds = dict(account["parts"])
+    wait_s = min(account["input_wait_s"], seconds[STEPS])
+    good_s = seconds[STEPS]
+    seconds |= {STEPS: good_s - wait_s, INPUT_WAIT: wait_s, WAITING: account["waiting_s"]}
+    wall_s = sum(seconds.values())
+    training_s = wall_s - seconds[OTHER_STAGES]
+    names = [*_FIRST, *(part.name for part in PARTS if part.name not in _FIRST)]
+    return RunGoodput(
+        run=folder.resolve().parent.name,
+        wall_s=wall_s,
+        goodput=good_s / training_s if training_s > 0 else 0.0,
+        processes=account["processes"],
+        restarts=account["restarts"],
+        repeated_steps=account["repeated_steps"],
+        parts=tuple(
+            TimePart(
+                name=name,
+                label=_LABELS[name],
+                seconds=seconds[name],
+                share=seconds[name] / wall_s,
+                advice=_ADVICE[name],
+            )
+            for name in names
+            if seconds[name] > 0
+        ),
+    )
+
+
+def restarts_line(report: RunGoodput) -> str:
+    """Return how often the run was continued and after what, e.g. `2 restarts: 1 killed, 1 preempted`."""
+    count = sum(report.restarts.values())
+    if not count:
+        return "no restarts"
+    causes = ", ".join(f"{times} {cause}" for cause, times in sorted(report.restarts.items()))
+    return f"{count} restart{'s' if count > 1 else ''}: {causes}"
+
+
+def find_run(named: Path) -> Path:
+    """Return the folder of a run that is named by its path, or by its ID below `runs` of this folder.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    if named.is_dir():
+        return named
+    found: Sequence[Path] = sorted(Path("runs").glob(f"*/{named.name}"))
+    if named.name != str(named) or not found:
+        raise ConfigError(
+            "RUN must be the folder of a run, or the ID of one in runs",
+            got=Plain(str(named)),
+            fix="E.g. runs/NAME/20261127T184133Z-4f1a.",
+        )
+    return found[0]

@@ -1,0 +1,132 @@
+"""Offers a run's newest metrics: on a port, in a file for node_exporter, or to a collector by OTLP.
+
+None of it ends or delays training: what cannot be offered is one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.core.errors import UserError
+from stoker.telemetry.scrape_server import Page, ScrapeServer
+from stoker.telemetry.targets import published
+from stoker.telemetry.writers.append_only import DiskFailures
+from stoker.telemetry.writers.live import LiveMetrics
+
+_LOG = logging.getLogger(__name__)
+
+PATH = "/metrics"
+"""Where a scrape asks."""
+
+TEXTFILE_EVERY_S = 5.0
+"""Pause between two writes of the textfile."""
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Destinations:
+    """Where the metrics of a run go."""
+
+    runs: Path
+    """The folder `runs`, in which Prometheus looks for targets."""
+
+    port: int | None = None
+    """Port on 127.0.0.1; 0: a free one; None: none."""
+
+    textfile: Path | None = None
+    """File for node_exporter."""
+
+
+@contextlib.contextmanager
+def offered(
+    live: LiveMetrics, where: Destinations, *, environ: Mapping[str, str]
+) -> Iterator[None]:
+    """Offer the metrics inside the `with` block.
+
+    Args:
+        live: The metrics.
+        where: Port and textfile.
+        environ: With OpenTelemetry's variables.
+    """
+    with contextlib.ExitStack() as held:
+        if where.port is not None:
+            _serve(live, where, held)
+        if where.textfile is not None:
+            held.enter_context(_in_textfile(live, where.textfile))
+        if _wants_otlp(environ):
+            _export(live, held)
+        yield
+
+
+def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -> None:
+    try:
+        server = held.enter_context(
+            ScrapeServer({PATH: Page(content=live.text)}, port=where.port or 0)
+        )
+    except UserError as error:
+        _LOG.warning("metrics are not served, training goes on: %s", error.line())
+        return
+    _LOG.warning("metrics: http://%s%s", server.address, PATH)
+    try:
+        held.enter_context(published(where.runs, live.info.run, server.address))
+    except OSError as error:
+        _LOG.warning("Prometheus does not find this run by itself, training goes on: %s", error)
+
+
+@contextlib.contextmanager
+def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
+    """Write the file again and again; remove it at the end, or node_exporter would show it forever."""
+    over, failures = threading.Event(), DiskFailures(str(path))
+    # node_exporter reads `*.prom` only.
+    made = path.with_name(f".{path.name}.tmp")
+
+    def keep() -> None:
+        while True:
+            with failures:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                made.write_text(live.text())
+                os.replace(made, path)
+            if over.wait(TEXTFILE_EVERY_S):
+                return
+
+    thread = threading.Thread(target=keep, name="stoker-textfile", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for each in (made, path):
+            with contextlib.suppress(OSError):
+                each.unlink()
+
+
+def _wants_otlp(environ: Mapping[str, str]) -> bool:
+    off = (
+        environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or environ.get("OTEL_METRICS_EXPORTER", "").lower() == "none"
+    )
+    return not off and any(environ.get(name) for name in _ENDPOINTS)
+
+
+def _export(live: LiveMetrics, held: contextlib.ExitStack) -> None:
+    try:
+        from stoker.telemetry.writers.otlp import exported
+    except ImportError:
+        _LOG.warning(
+            "metrics are not sent, training goes on: %s is set, which needs OpenTelemetry. "
+            "Run: pip install 'stoker[otel]'",
+            _ENDPOINTS[0],
+        )
+        return
+    try:
+        held.enter_context(exported(live))
+    except UserError as error:
+        _LOG.warning("metrics are not sent, training goes on: %s", error.line())

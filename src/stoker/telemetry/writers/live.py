@@ -1,0 +1,194 @@
+"""The newest metrics of a training run in memory, for whoever asks: a scrape, a textfile, OTLP.
+
+Training only stores numbers that it has anyway. All other work is done in the thread that asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.telemetry.catalogue import training as catalogue
+from stoker.telemetry.catalogue.metric import Metric
+from stoker.telemetry.exposition import family, header, sample, text_of
+from stoker.telemetry.run_info import RunInfo
+from stoker.telemetry.run_time import RunTime
+from stoker.telemetry.wall_time import STEPS, TimeLeft
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+"""Upper edges of the histogram of step times, seconds; the last bucket has none."""
+
+MOST_NAMES = 200
+"""Most different metrics of a model that become series; further ones are in TensorBoard only."""
+
+Samples = Mapping[Sequence[str], float]
+"""Values of the labels, in the catalogue's order -> number."""
+
+_DIRECT = {
+    metric.tensorboard: metric
+    for metric in (
+        *(catalogue.SAMPLES_PER_S, catalogue.INPUT_WAIT, catalogue.BUSY_FRACTION, catalogue.MFU),
+        *(catalogue.LOSS, catalogue.LOSS_SCALE, catalogue.GRADIENT_NORM),
+    )
+}
+"""Name in TensorBoard -> a metric that takes the number as it is."""
+
+_ELSEWHERE = {
+    metric.tensorboard for metric in (catalogue.STEP_TIME_S, catalogue.GOODPUT, catalogue.EPOCH)
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """What is asked only when the metrics are: never by training itself."""
+
+    run_time: RunTime
+    checkpoint_age_s: Callable[[], float | None] = lambda: None
+    local_steps: Callable[[], Mapping[str, float]] = dict
+    """Worker -> its local step time, seconds; empty with one worker."""
+
+    stragglers: Callable[[], Mapping[str, float]] = dict
+    """Worker -> its local step time over that of the others."""
+
+
+@dataclass(kw_only=True, slots=True)
+class StepHistogram:
+    """How often a step took how long."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    """Of each bucket, not cumulated."""
+
+    sum_s: float = 0.0
+
+    def add(self, steps: int, step_s: float) -> None:
+        """Count some steps of this time."""
+        self.counts[bisect_left(BUCKETS, step_s)] += steps
+        self.sum_s += steps * step_s
+
+    def copy(self) -> StepHistogram:
+        """Return one that does not change."""
+        return StepHistogram(counts=list(self.counts), sum_s=self.sum_s)
+
+    def lines(self, run: str) -> list[str]:
+        """Return the lines of the exposition."""
+        metric, total = catalogue.STEP_TIME_S, 0
+        lines = header(metric.name, metric.kind, metric.help)
+        edges = [*(f"{edge:g}" for edge in BUCKETS), "+Inf"]
+        for edge, count in zip(edges, self.counts, strict=True):
+            total += count
+            lines.append(sample(f"{metric.name}_bucket", (("run", run), ("le", edge)), total))
+        lines.append(sample(f"{metric.name}_sum", (("run", run),), self.sum_s))
+        lines.append(sample(f"{metric.name}_count", (("run", run),), total))
+        return lines
+
+
+class LiveMetrics:
+    """Keeps the newest value of each metric; a `MetricWriter`."""
+
+    def __init__(self, info: RunInfo, sources: Sources) -> None:
+        """Begin without a value."""
+        self.info, self._sources = info, sources
+        self._lock = threading.Lock()
+        self._direct: dict[Metric, float] = {}
+        self._named: dict[str, float] = {}
+        self._histogram = StepHistogram()
+        self._left = TimeLeft()
+        self._left_s: float | None = None
+        self._epoch = 0.0
+        self._steps = self._last_step = 0
+        self._most_s: dict[str, float] = {}
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Keep the scalars of a call, or of an epoch."""
+        with self._lock:
+            done, self._last_step = max(0, step - self._last_step), step
+            step_s = scalars.get(catalogue.STEP_TIME_S.tensorboard)
+            if done and step_s is not None:
+                self._steps += done
+                self._histogram.add(done, step_s)
+            for name, value in scalars.items():
+                if (metric := _DIRECT.get(name)) is not None:
+                    self._direct[metric] = value
+                elif name not in _ELSEWHERE and (
+                    name in self._named or len(self._named) < MOST_NAMES
+                ):
+                    self._named[name] = value
+
+    def progress(self, *, step: int, steps: int, epoch: int) -> None:
+        """Record how far the run is."""
+        with self._lock:
+            self._left_s = self._left.seconds(step / steps) if steps else None
+            self._epoch = float(epoch)
+
+    def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - as MetricWriter has it
+        """Go on after this step: training also says so at its start."""
+        with self._lock:
+            self._last_step = step
+
+    def close(self) -> None:
+        """Do nothing: what is in memory ends with the process."""
+
+    def samples(self) -> tuple[dict[Metric, Samples], StepHistogram]:
+        """Return every counter and gauge that is known, and the histogram of step times."""
+        run = self.info.run
+        with self._lock:
+            found: dict[Metric, Samples] = {
+                metric: {(run,): value} for metric, value in self._direct.items()
+            }
+            if self._named:
+                found[catalogue.MODEL_METRIC] = {
+                    (run, name): value for name, value in self._named.items()
+                }
+            found[catalogue.EPOCH] = {(run,): self._epoch}
+            found[catalogue.STEPS] = {(run,): self._steps}
+            if self._left_s is not None:
+                found[catalogue.REMAINING] = {(run,): self._left_s}
+            histogram = self._histogram.copy()
+        found[catalogue.RUN_INFO] = {self.info.labels(): 1.0}
+        return found | self._asked(run), histogram
+
+    def text(self) -> str:
+        """Return the answer to a scrape."""
+        samples, histogram = self.samples()
+        families: Iterable[Sequence[str]] = (
+            family(metric, samples[metric]) for metric in catalogue.METRICS if metric in samples
+        )
+        return text_of([histogram.lines(self.info.run), *families])
+
+    def _asked(self, run: str) -> dict[Metric, Samples]:
+        sources, found = self._sources, dict[Metric, Samples]()
+        report = sources.run_time.report()
+        found[catalogue.WALL_SECONDS] = {
+            (run, part): seconds for part, seconds in self._growing(report).items()
+        }
+        if (goodput := sources.run_time.goodput) is not None:
+            found[catalogue.GOODPUT] = {(run,): goodput}
+        found[catalogue.RESTARTS] = {
+            (run, cause): float(count) for cause, count in report["run"]["restarts"].items()
+        }
+        if (age_s := sources.checkpoint_age_s()) is not None:
+            found[catalogue.CHECKPOINT_AGE] = {(run,): age_s}
+        for metric, values in (
+            (catalogue.LOCAL_STEP, sources.local_steps()),
+            (catalogue.STRAGGLER, sources.stragglers()),
+        ):
+            found[metric] = {(run, worker): value for worker, value in values.items()}
+        return found
+
+    def _growing(self, report: Mapping[str, Any]) -> dict[str, float]:
+        """Return the parts of this process as counters: seconds that move to another part stay in both."""
+        parts, wait_s = report["process"]["parts"], report["process"]["input_wait_s"]
+        now = {
+            **parts,
+            STEPS: max(0.0, parts[STEPS] - wait_s),
+            "input_wait": wait_s,
+            "waiting": report["run"]["waiting_s"],
+        }
+        with self._lock:
+            self._most_s = {
+                part: max(seconds, self._most_s.get(part, 0.0)) for part, seconds in now.items()
+            }
+            return dict(self._most_s)

@@ -1,0 +1,177 @@
+"""Sends a run's newest metrics to a collector by OTLP, for jobs that cannot be scraped.
+
+OpenTelemetry's environment variables apply: `OTEL_EXPORTER_OTLP_*`, `OTEL_METRIC_EXPORT_INTERVAL`,
+`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`. A thread of its own does all the work, so that a collector
+that is silent or gone delays nothing. Needs the extra `otel`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.telemetry.catalogue import training as catalogue
+from stoker.telemetry.catalogue.metric import Kind, Metric
+from stoker.telemetry.writers.live import BUCKETS, LiveMetrics, Samples, StepHistogram
+
+_LOG = logging.getLogger(__name__)
+
+FLUSH_S = 2.0
+"""Longest wait for the last values at the end, seconds."""
+
+EVERY_MS = 15_000
+"""Pause between two sends, if `OTEL_METRIC_EXPORT_INTERVAL` does not set another."""
+
+_PROTOCOL = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_EXPORTERS = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
+}
+"""Protocol -> the module of its exporter."""
+
+
+@contextlib.contextmanager
+def exported(live: LiveMetrics) -> Iterator[None]:
+    """Send the metrics inside the `with` block, and once more at its end.
+
+    Raises:
+        ConfigError: An environment variable of OpenTelemetry is invalid.
+    """
+    # Each attempt to reach a collector that is gone would be a line.
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+    try:
+        exporter, every_s = _exporter(), _interval_s()
+        data = _Data(live)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            "OpenTelemetry's environment variables (OTEL_...) must be valid",
+            got=Plain(f"{type(error).__name__}: {error}".rstrip(".")),
+        ) from error
+    over = threading.Event()
+    sender = threading.Thread(
+        target=_send, args=(exporter, data, every_s, over), name="stoker-otlp", daemon=True
+    )
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join(FLUSH_S)
+
+
+def _send(exporter: MetricExporter, data: _Data, every_s: float, over: threading.Event) -> None:
+    lost = 0
+    while True:
+        ends = over.wait(every_s)
+        try:
+            sent = exporter.export(data.now()) is MetricExportResult.SUCCESS
+            why = "the collector does not take them"
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            sent, why = False, f"{type(error).__name__}: {error}"
+        if sent and lost:
+            _LOG.warning("metrics are sent by OTLP again; %d times they were lost", lost)
+        elif not sent and not lost:
+            _LOG.warning("metrics are not sent by OTLP, training goes on: %s", why)
+        lost = 0 if sent else lost + 1
+        if ends:
+            return
+
+
+class _Data:
+    """The metrics in OpenTelemetry's form."""
+
+    def __init__(self, live: LiveMetrics) -> None:
+        self._live, self._began_ns = live, time.time_ns()
+        own: dict[str, str | int] = {
+            "service.instance.id": live.info.run,
+            "process.pid": os.getpid(),
+        }
+        named = Resource.create(own)
+        if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
+            named = Resource.create({**own, SERVICE_NAME: "stoker-train"})
+        self._resource = named
+
+    def now(self) -> MetricsData:
+        """Return the newest values."""
+        samples, histogram = self._live.samples()
+        now_ns = time.time_ns()
+        metrics = [self._metric(metric, samples[metric], now_ns) for metric in samples]
+        metrics.append(self._histogram(histogram, now_ns))
+        scope = ScopeMetrics(
+            scope=InstrumentationScope("stoker.train"), metrics=metrics, schema_url=""
+        )
+        return MetricsData(
+            [ResourceMetrics(resource=self._resource, scope_metrics=[scope], schema_url="")]
+        )
+
+    def _metric(self, metric: Metric, samples: Samples, now_ns: int) -> OtlpMetric:
+        points = [
+            NumberDataPoint(
+                attributes=dict(zip(metric.labels, labels, strict=True)),
+                start_time_unix_nano=self._began_ns,
+                time_unix_nano=now_ns,
+                value=value,
+            )
+            for labels, value in samples.items()
+        ]
+        if metric.kind is Kind.COUNTER:
+            data: Sum | Gauge = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        else:
+            data = Gauge(points)
+        return OtlpMetric(metric.name, metric.help, "", data)
+
+    def _histogram(self, histogram: StepHistogram, now_ns: int) -> OtlpMetric:
+        metric = catalogue.STEP_TIME_S
+        point = HistogramDataPoint(
+            attributes={"run": self._live.info.run},
+            start_time_unix_nano=self._began_ns,
+            time_unix_nano=now_ns,
+            count=sum(histogram.counts),
+            sum=histogram.sum_s,
+            bucket_counts=histogram.counts,
+            explicit_bounds=BUCKETS,
+            # Extremes are not known: they are optional in the protocol.
+            min=None,  # type: ignore[arg-type]
+            max=None,  # type: ignore[arg-type]
+        )
+        return OtlpMetric(
+            metric.name, metric.help, "", Histogram([point], AggregationTemporality.CUMULATIVE)
+        )
+
+
+def _exporter() -> MetricExporter:
+    name = next((found for one in _PROTOCOL if (found := os.environ.get(one))), "http/protobuf")
+    if name not in _EXPORTERS:
+        raise ConfigError(f"{_PROTOCOL[1]} must be one of {', '.join(_EXPORTERS)}", got=name)
+    exporter: MetricExporter = importlib.import_module(_EXPORTERS[name]).OTLPMetricExporter()
+    return exporter
+
+
+def _interval_s() -> float:
+    every_ms = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or EVERY_MS)
+    if not every_ms > 0:
+        raise ValueError(f"OTEL_METRIC_EXPORT_INTERVAL is {every_ms:g}")
+    return every_ms / 1000
