@@ -18,6 +18,7 @@ from stoker.cli.commands import (
     deploy,
     doctor,
     init,
+    monitor,
     profile,
     rollout,
     skew,
@@ -49,6 +50,7 @@ app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.add_typer(rollout.app, name="rollout")
+app.add_typer(monitor.app, name="monitor")
 app.add_typer(data_service.app, name="data-service")
 
 

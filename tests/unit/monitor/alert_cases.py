@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GPU = 'instance="h:9400",job="stoker-exporter",gpu="0",uuid="GPU-1"'
-RUN = 'instance="h:9500",job="stoker-run",run="r1"'
+RUN = 'instance="h:9500",job="stoker-train",run="r1"'
 SERVER = 'instance="h:8501",job="stoker-server"'
 MODEL = f'{SERVER},model_name="taxi"'
 VERSION = f'{MODEL},version="7"'
@@ -46,15 +46,15 @@ def requests(per_minute: float, **failed_per_minute: float) -> dict[str, str]:
 HEALTHY: dict[str, str] = {
     'up{instance="h:9400",job="stoker-exporter"}': flat(1),
     f"up{{{SERVER}}}": flat(1),
-    'up{instance="h:9500",job="stoker-run"}': flat(1),
+    'up{instance="h:9500",job="stoker-train"}': flat(1),
     'up{instance="other:80",job="not-ours"}': flat(0),
     'stoker_exporter_last_sample_age_seconds{instance="h:9400",job="stoker-exporter"}': flat(1),
     f"stoker_gpu_sm_active_ratio{{{GPU}}}": flat(0.97),
     f"stoker_gpu_kernel_ran_ratio{{{GPU}}}": flat(1),
     f'stoker_gpu_process_memory_bytes{{{GPU},pid="7",run="r1",model=""}}': flat(4e10),
     f"stoker_gpu_temperature_celsius{{{GPU}}}": flat(71),
-    f'stoker_gpu_throttled{{{GPU},reason="sw_power_cap"}}': flat(1),
-    f'stoker_gpu_throttled{{{GPU},reason="hw_slowdown"}}': flat(0),
+    f'stoker_gpu_throttled{{{GPU},reason="power limit"}}': flat(1),
+    f'stoker_gpu_throttled{{{GPU},reason="heat (hardware)"}}': flat(0),
     f'stoker_gpu_ecc_errors_total{{{GPU},kind="corrected"}}': rising(1),
     f'stoker_gpu_ecc_errors_total{{{GPU},kind="uncorrected"}}': flat(2),
     f"stoker_gpu_memory_used_bytes{{{GPU}}}": flat(7.6e10),
@@ -131,7 +131,7 @@ def near(alert: str, changed: Mapping[str, str]) -> Case:
 _IDLE = f"stoker_gpu_sm_active_ratio{{{GPU}}}"
 _HELD = f'stoker_gpu_process_memory_bytes{{{GPU},pid="7",run="r1",model=""}}'
 _HOT = f"stoker_gpu_temperature_celsius{{{GPU}}}"
-_SLOWED = f'stoker_gpu_throttled{{{GPU},reason="hw_slowdown"}}'
+_SLOWED = f'stoker_gpu_throttled{{{GPU},reason="heat (hardware)"}}'
 _ECC = f'stoker_gpu_ecc_errors_total{{{GPU},kind="uncorrected"}}'
 _USED = f"stoker_gpu_memory_used_bytes{{{GPU}}}"
 _AGE = 'stoker_exporter_last_sample_age_seconds{instance="h:9400",job="stoker-exporter"}'

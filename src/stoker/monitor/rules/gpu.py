@@ -22,8 +22,8 @@ RECORDINGS = (
 
 _HELD = 'max by (instance, uuid) (stoker_gpu_process_memory_bytes{run!=""}) > 0'
 
-_SLOWED = "hw_slowdown|hw_thermal_slowdown|hw_power_brake_slowdown|sw_thermal_slowdown"
-"""Reasons that are faults. A power cap under full load, or clocks of an idle GPU, are not."""
+_SLOWED = "heat.*|power brake"
+"""Reasons that are faults. The power limit is not: it is reached at full load."""
 
 _WHERE = "GPU {{ $labels.gpu }} at {{ $labels.instance }}"
 
