@@ -152,16 +152,21 @@ def test_chromium_is_installed_where_it_may_be_and_its_absence_has_a_reason(
 @pytest.mark.parametrize(
     ("programs", "outcome"),
     [
-        ({"prometheus": ""}, "installed"),
+        ({"prometheus": "", "prometheus-alertmanager": ""}, "installed"),
+        ({"prometheus": "", "alertmanager": ""}, "installed"),
         ({}, "no apt-get here"),
         ({"apt-get": "", "apt-cache": ""}, "apt has no package prometheus"),
+        (
+            {"prometheus": "", "apt-get": "", "apt-cache": ""},
+            "apt has no package prometheus-alertmanager",
+        ),
         (
             {"apt-get": "exit 100", "apt-cache": "echo '  Candidate: 1.0'"},
             "apt-get download prometheus failed",
         ),
         (
             {
-                "apt-get": "echo package > prometheus_1.deb",
+                "apt-get": 'echo package > "$3"_1.deb',
                 "apt-cache": "echo '  Candidate: 1.0'",
                 "dpkg-deb": 'read -r text < "$2" && echo "$text" > "$3/unpacked"',
                 "rm": ":",
