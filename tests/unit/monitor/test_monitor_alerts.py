@@ -18,10 +18,10 @@ from stoker.monitor.settings import RuleSettings
 SETTINGS = RuleSettings()
 
 
-def tested(folder: Path, tests: list[dict[str, Any]], settings: RuleSettings = SETTINGS) -> str:
+def checked(folder: Path, tests: list[dict[str, Any]], settings: RuleSettings = SETTINGS) -> str:
     """What promtool says of the tests; empty if they pass."""
     (folder / "rules.yml").write_text(rules_text(settings))
-    content = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests}
+    content = {"rule_files": ["rules.yml"], "evaluation_interval": tests[0]["interval"], "tests": tests}
     file = folder / "test.yml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     done = subprocess.run([program("promtool"), "test", "rules", file], capture_output=True)
@@ -30,13 +30,13 @@ def tested(folder: Path, tests: list[dict[str, Any]], settings: RuleSettings = S
 
 @pytest.mark.parametrize("case", [*HEALTH, *FAULTS, *ALMOST], ids=lambda case: case.name)
 def test_alerts_of_a_case(case: Case, tmp_path: Path) -> None:
-    assert tested(tmp_path, [case.as_test()]) == ""
+    assert checked(tmp_path, [case.as_test()]) == ""
 
 
 def test_a_case_that_expects_something_else_fails(tmp_path: Path) -> None:
     wrong = Case(name="wrong", changed={}, fires={"10m": {"StokerGpuHot"}})
 
-    assert "StokerGpuHot" in tested(tmp_path, [wrong.as_test()])
+    assert "StokerGpuHot" in checked(tmp_path, [wrong.as_test()])
 
 
 def test_each_alert_has_a_fault() -> None:
@@ -72,7 +72,7 @@ def test_the_text_of_an_alert(tmp_path: Path) -> None:
         ]
     }
 
-    assert tested(tmp_path, [test]) == ""
+    assert checked(tmp_path, [test]) == ""
 
 
 def test_an_alert_fires_on_for_as_long_as_it_says(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_alert_fires_on_for_as_long_as_it_says(tmp_path: Path) -> None:
         fires={"10m": {"StokerGpuHot"}, "14m": {"StokerGpuHot"}, "17m": set()},
     )
 
-    assert tested(tmp_path, [case.as_test()]) == ""
+    assert checked(tmp_path, [case.as_test()]) == ""
 
 
 def test_every_rule_file_is_one_for_promtool(tmp_path: Path) -> None:
