@@ -78,7 +78,9 @@ class Stack:
         started: tuple[Started, ...] = ()
         try:
             for program, (path, port) in programs.items():
-                started += (self._start(program, path, port),)
+                started += (
+                    self._start(program, path, port, resend=wiring.lasting("1m")),
+                )
                 write_started(self.folder, started)
             for each in started:
                 _wait_until_ready(each)
@@ -123,7 +125,7 @@ class Stack:
             "it is: --keep-edited.",
         )
 
-    def _start(self, program: Program, path: str, port: int) -> Started:
+    def _start(self, program: Program, path: str, port: int, *, resend: str) -> Started:
         name = program.package
         address = f"{HOST}:{port}"
         config = "prometheus.yml" if program is PROMETHEUS else "alertmanager.yml"
@@ -132,6 +134,8 @@ class Stack:
             f"--web.listen-address={address}",
         ]
         if program is PROMETHEUS:
+            # The first sends get lost: Prometheus knows no Alertmanager in its first seconds.
+            flags.append(f"--rules.alert.resend-delay={resend}")
             flags += [f"--storage.tsdb.path={self.folder / 'series'}", *_RETENTION]
         else:
             # Without a port for other Alertmanagers, which is open to the network by default.
