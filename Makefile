@@ -13,6 +13,7 @@ ENVOY := .tools/envoy
 ENVOY_STAMP := $(ENVOY)/.stamp
 CHROMIUM_STAMP := .tools/chromium
 PROMETHEUS_STAMP := .tools/prometheus.txt
+GRAFANA_STAMP := .tools/grafana.txt
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
@@ -54,7 +55,7 @@ SOAKS := soak-train soak-serve soak-jobs
 .PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve bench-rollout rollout-picture test-gpu bench-gpu
+	bench-tune bench-serve bench-rollout rollout-picture bench-monitor test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -115,10 +116,14 @@ $(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/
 $(PROMETHEUS_STAMP): $(if $(filter installed,$(shell cat $(PROMETHEUS_STAMP) 2>/dev/null)),,another-choice)
 	@.ci/get_prometheus $@ .tools/prometheus
 
+$(GRAFANA_STAMP): .ci/grafana/package-lock.json \
+	$(if $(filter installed,$(shell cat $(GRAFANA_STAMP) 2>/dev/null)),,another-choice)
+	@.ci/get_grafana_schema $@ .tools/grafana
+
 # pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
 MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
 
-test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) ## every test, and the CPU time of each folder
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) $(GRAFANA_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
@@ -234,6 +239,10 @@ bench-rollout: $(STAMP) ## routing, planted faults, checked answers; needs wrk a
 	@$(BIN)/python benchmarks/rollout/overhead.py
 	@$(BIN)/python benchmarks/rollout/planted.py
 	@$(BIN)/python benchmarks/rollout/answers.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-monitor: $(STAMP) ## from a fault to the webhook; needs prometheus and alertmanager (about 4 minutes)
+	@PATH="$$PATH:.tools/prometheus/usr/bin" $(BIN)/python benchmarks/monitor/fire.py
 	@$(BIN)/python benchmarks/report.py
 
 rollout-picture: $(STAMP) ## docs/rollout.svg, drawn from a real rollout (2 minutes)

@@ -33,7 +33,9 @@ def is_edited(path: Path) -> bool:
         first, _, rest = text.partition("\n")
         return first != f"{_MARK}{_digest(rest)}"
     sidecar = _sidecar(path)
-    return not sidecar.is_file() or sidecar.read_text(encoding="utf-8").split()[:1] != [_digest(text)]
+    return not sidecar.is_file() or sidecar.read_text(encoding="utf-8").split()[:1] != [
+        _digest(text)
+    ]
 
 
 def write_generated(folder: Path, texts: Mapping[str, str], *, fix: str) -> None:

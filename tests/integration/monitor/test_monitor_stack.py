@@ -102,9 +102,11 @@ def panels() -> list[tuple[str, str]]:
     found = []
     for name, text in dashboard_texts().items():
         board = json.loads(text)
-        for panel in board["panels"]:
-            for target in panel.get("targets", ()):
-                found.append((f"{name}: {panel['title']}", target["expr"]))
+        found += [
+            (f"{name}: {panel['title']}", target["expr"])
+            for panel in board["panels"]
+            for target in panel.get("targets", ())
+        ]
         for variable in board["templating"]["list"][1:]:
             asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
             assert asked is not None

@@ -108,7 +108,8 @@ class Case:
                     "expr": 'count by (alertname) (ALERTS{alertstate="firing",alertname!="Watchdog"}) > bool 0',
                     "eval_time": at,
                     "exp_samples": [
-                        {"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)
+                        {"labels": f'{{alertname="{alert}"}}', "value": 1}
+                        for alert in sorted(alerts)
                     ],
                 }
                 for at, alerts in self.fires.items()

@@ -21,7 +21,11 @@ SETTINGS = RuleSettings()
 def checked(folder: Path, tests: list[dict[str, Any]], settings: RuleSettings = SETTINGS) -> str:
     """What promtool says of the tests; empty if they pass."""
     (folder / "rules.yml").write_text(rules_text(settings))
-    content = {"rule_files": ["rules.yml"], "evaluation_interval": tests[0]["interval"], "tests": tests}
+    content = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": tests[0]["interval"],
+        "tests": tests,
+    }
     file = folder / "test.yml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     done = subprocess.run([program("promtool"), "test", "rules", file], capture_output=True)

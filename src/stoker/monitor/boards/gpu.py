@@ -102,9 +102,12 @@ GPUS = Board(
                     title="Tensor cores and memory bandwidth",
                     queries=(
                         Query(
-                            expr=f"stoker_gpu_tensor_active_ratio{{{_GPU}}}", legend=f"{_NAME} tensor"
+                            expr=f"stoker_gpu_tensor_active_ratio{{{_GPU}}}",
+                            legend=f"{_NAME} tensor",
                         ),
-                        Query(expr=f"stoker_gpu_dram_active_ratio{{{_GPU}}}", legend=f"{_NAME} DRAM"),
+                        Query(
+                            expr=f"stoker_gpu_dram_active_ratio{{{_GPU}}}", legend=f"{_NAME} DRAM"
+                        ),
                     ),
                     unit="percentunit",
                     most=1.0,
@@ -171,7 +174,8 @@ GPUS = Board(
                 Panel(
                     title="Slowed down",
                     queries=_of(
-                        f"avg_over_time(stoker_gpu_throttled{{{_GPU}}}[5m])", f"{_NAME} {{{{reason}}}}"
+                        f"avg_over_time(stoker_gpu_throttled{{{_GPU}}}[5m])",
+                        f"{_NAME} {{{{reason}}}}",
                     ),
                     unit="percentunit",
                     most=1.0,
@@ -181,7 +185,8 @@ GPUS = Board(
                 Panel(
                     title="ECC errors in the last hour",
                     queries=_of(
-                        f"increase(stoker_gpu_ecc_errors_total{{{_GPU}}}[1h])", f"{_NAME} {{{{kind}}}}"
+                        f"increase(stoker_gpu_ecc_errors_total{{{_GPU}}}[1h])",
+                        f"{_NAME} {{{{kind}}}}",
                     ),
                     unit="short",
                     alert="StokerGpuEccErrors",

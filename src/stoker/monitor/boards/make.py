@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from stoker.core.files import write_atomic
@@ -10,9 +12,17 @@ from stoker.monitor.boards.parts import Board, built
 from stoker.monitor.dashboards import FOLDER
 
 
+_UNKNOWN = ("auto", "auto_count", "auto_min", "id")
+"""Keys that the SDK gives to each variable, but that today's schema of Grafana does not know."""
+
+
 def text_of(board: Board) -> str:
     """Return a board as Grafana's JSON; the same board gives the same text."""
-    return JSONEncoder(indent=1, sort_keys=True).encode(built(board).build()) + "\n"
+    found = json.loads(JSONEncoder().encode(built(board).build()))
+    for variable in found["templating"]["list"]:
+        for key in _UNKNOWN:
+            variable.pop(key, None)
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 
 def main() -> None:

@@ -188,9 +188,7 @@ def _lines(panel: Panel) -> timeseries.Panel:
         .thresholds(_thresholds(panel))
         .thresholds_style(
             common.GraphThresholdsStyleConfig().mode(
-                GraphTresholdsStyleMode.OFF
-                if panel.limit is None
-                else GraphTresholdsStyleMode.LINE
+                GraphTresholdsStyleMode.OFF if panel.limit is None else GraphTresholdsStyleMode.LINE
             )
         )
         .legend(

@@ -159,7 +159,8 @@ SERVING = Board(
                 Panel(
                     title="Memory of the workers",
                     queries=_of(
-                        'process_resident_memory_bytes{job="stoker-server"}', "{{instance}} {{worker}}"
+                        'process_resident_memory_bytes{job="stoker-server"}',
+                        "{{instance}} {{worker}}",
                     ),
                     unit="bytes",
                     alert="StokerServerMemoryGrowth",

@@ -112,7 +112,9 @@ TRAINING = Board(
                     queries=(
                         Query(expr=f"stoker_train_busy_ratio{{{_RUN}}}", legend="{{run}} U"),
                         Query(expr=f"stoker_train_input_wait_ratio{{{_RUN}}}", legend="{{run}} W"),
-                        Query(expr=f"run:stoker_train_mfu:ratio_avg5m{{{_RUN}}}", legend="{{run}} MFU"),
+                        Query(
+                            expr=f"run:stoker_train_mfu:ratio_avg5m{{{_RUN}}}", legend="{{run}} MFU"
+                        ),
                     ),
                     unit="percentunit",
                     most=1.0,
@@ -150,7 +152,9 @@ TRAINING = Board(
                 ),
                 Panel(
                     title="Steps per second",
-                    queries=_of(f"sum by (run) (rate(stoker_train_steps_total{{{_RUN}}}[$__rate_interval]))"),
+                    queries=_of(
+                        f"sum by (run) (rate(stoker_train_steps_total{{{_RUN}}}[$__rate_interval]))"
+                    ),
                     unit="short",
                     help="0: it stands still.",
                 ),

@@ -7,7 +7,12 @@ from pathlib import Path
 from stoker.core.files import writable
 from stoker.monitor.generated import write_generated
 from stoker.monitor.manifests.compose import compose_texts
-from stoker.monitor.manifests.kubernetes import EXPORTER_LABEL, TRAIN_LABEL, TRAIN_PORT, kubernetes_texts
+from stoker.monitor.manifests.kubernetes import (
+    EXPORTER_LABEL,
+    TRAIN_LABEL,
+    TRAIN_PORT,
+    kubernetes_texts,
+)
 from stoker.monitor.stack.wiring import Wiring
 
 _README = f"""\

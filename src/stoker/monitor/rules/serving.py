@@ -39,7 +39,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             expr=f"model:stoker_queue_wait_seconds:avg5m > {settings.slo.p99_ms / 1e3:g}",
             lasts="5m",
             severity=Severity.TICKET,
-            summary=f"Requests of model {{{{ $labels.model_name }}}} wait {{{{ $value | humanizeDuration }}}} in the queue",
+            summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} in the queue",
             description=f"That alone is longer than {settings.slo.p99_ms:g} ms, within which the whole answer is to come: add servers, or raise the batch size.",
         ),
         Alert(
@@ -81,7 +81,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             name="StokerRolledBack",
             expr=f"({_ROLLED_BACK} == 1) unless ({_ROLLED_BACK.removesuffix(')')} offset 1h) == 1)",
             severity=Severity.TICKET,
-            summary=f"The rollout of model {{{{ $labels.model_name }}}} was rolled back",
+            summary="The rollout of model {{ $labels.model_name }} was rolled back",
             description="Within the last hour a gate refused the candidate, and all traffic is back at the version before: `stoker rollout status` has the reason.",
             keep="",
         ),

@@ -15,9 +15,7 @@ from stoker.serve.observability.metrics import LATENCY_BOUNDS_US
 WINDOWS = ("5m", "30m", "1h", "6h", "3d")
 """Of the recorded ratios. Their names keep these windows at every scale of time."""
 
-SERVER_ERRORS = (
-    "UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS"
-)
+SERVER_ERRORS = "UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS"
 """Statuses that count; a mistake of the client, such as INVALID_ARGUMENT, does not."""
 
 LATENCY_BUDGET = 0.01
@@ -76,7 +74,9 @@ def _faster_than(limit_us: float, window: str) -> str:
     share = (limit_us - below) / (above - below)
 
     def rate(bound: float) -> str:
-        return f'sum by (model_name) (rate(stoker_request_latency_bucket{{le="{bound:g}"}}[{window}]))'
+        return (
+            f'sum by (model_name) (rate(stoker_request_latency_bucket{{le="{bound:g}"}}[{window}]))'
+        )
 
     if below == 0.0:
         return f"{share:.6g} * {rate(above)}"

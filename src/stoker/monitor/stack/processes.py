@@ -78,9 +78,7 @@ class Stack:
         started: tuple[Started, ...] = ()
         try:
             for program, (path, port) in programs.items():
-                started += (
-                    self._start(program, path, port, resend=wiring.lasting("1m")),
-                )
+                started += (self._start(program, path, port, resend=wiring.lasting("1m")),)
                 write_started(self.folder, started)
             for each in started:
                 _wait_until_ready(each)
@@ -141,9 +139,7 @@ class Stack:
             # Without a port for other Alertmanagers, which is open to the network by default.
             flags += [f"--storage.path={self.folder / 'alerts'}", "--cluster.listen-address="]
         log = self.folder / f"{name}.log"
-        child = Child(
-            program.name, [path, *flags], ProcessOptions(output=log, parent_death=None)
-        )
+        child = Child(program.name, [path, *flags], ProcessOptions(output=log, parent_death=None))
         return Started(
             name=program.name,
             pid=child.pid,

@@ -88,7 +88,9 @@ def _problem(started: Started, state: str) -> str:
     except OSError as error:
         return f"its log {started.log} cannot be read: {error.strerror}"
     if is_full:
-        return f"the disk of {Path(started.log).parent} was full: series are missing; free some space"
+        return (
+            f"the disk of {Path(started.log).parent} was full: series are missing; free some space"
+        )
     return f"it has ended: see {started.log}, and run stoker monitor up" if state == "ended" else ""
 
 
