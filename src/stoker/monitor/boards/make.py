@@ -19,6 +19,7 @@ _UNKNOWN = ("auto", "auto_count", "auto_min", "id")
 def text_of(board: Board) -> str:
     """Return a board as Grafana's JSON; the same board gives the same text."""
     found = json.loads(JSONEncoder().encode(built(board).build()))
+    del found["style"]  # unknown today, too: the theme is the user's
     for variable in found["templating"]["list"]:
         for key in _UNKNOWN:
             variable.pop(key, None)

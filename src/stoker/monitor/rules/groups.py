@@ -51,7 +51,10 @@ def rules_spec(settings: RuleSettings) -> dict[str, Any]:
         "groups": [
             {
                 "name": group.name,
-                "rules": [rule.as_dict(scale) for rule in (*group.recordings, *group.alerts)],
+                "rules": [
+                    *(rule.as_dict(scale) for rule in group.recordings),
+                    *(rule.as_dict(scale) for rule in group.alerts),
+                ],
             }
             for group in all_groups(settings)
         ]

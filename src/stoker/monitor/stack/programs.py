@@ -60,7 +60,7 @@ def find_program(program: Program) -> str:
         ConfigError: it is not on the PATH, does not run, or has another version.
     """
     install = f"apt-get install {program.package}, or put {program.names[0]} on the PATH."
-    path = next((found for name in program.names if (found := shutil.which(name))), None)
+    path = next((there for name in program.names if (there := shutil.which(name))), None)
     if path is None:
         raise ConfigError(
             f"{program.name} must be installed",
