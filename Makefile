@@ -13,6 +13,7 @@ ENVOY := .tools/envoy
 ENVOY_STAMP := $(ENVOY)/.stamp
 CHROMIUM_STAMP := .tools/chromium
 PROMETHEUS_STAMP := .tools/prometheus.txt
+GRAFANA_STAMP := .tools/grafana.txt
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
@@ -115,12 +116,16 @@ $(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/
 $(PROMETHEUS_STAMP): $(if $(filter installed,$(shell cat $(PROMETHEUS_STAMP) 2>/dev/null)),,another-choice)
 	@.ci/get_prometheus $@ .tools/prometheus
 
+$(GRAFANA_STAMP): .ci/grafana/package-lock.json \
+	$(if $(filter installed,$(shell cat $(GRAFANA_STAMP) 2>/dev/null)),,another-choice)
+	@.ci/get_grafana_schema $@ .tools/grafana
+
 # pytest exits with 5 where it finds no test: ARGS may name tests of only one of the calls below.
 MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
 # The files that use a marker: importing all others to find none in them takes half a minute.
 MARKED = $(or $(ARGS),$(shell grep -rl --include='*.py' 'mark[.]$(1)' tests))
 
-test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) ## every test, and the CPU time of each folder
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) $(GRAFANA_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
@@ -242,8 +247,10 @@ bench-rollout: $(STAMP) ## routing, shadow, A/B tests, planted faults, checked a
 	@$(BIN)/python benchmarks/rollout/answers.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-monitor: $(STAMP) ## scrapes of a server with 1,000 models (about 3 minutes)
+bench-monitor: $(STAMP) ## scrapes of 1,000 models, cost of a training's metrics, from a fault to the webhook (about 10 minutes)
 	@$(BIN)/python benchmarks/monitor/scrape.py
+	@$(BIN)/python benchmarks/monitor/train_overhead.py
+	@PATH="$$PATH:.tools/prometheus/usr/bin" $(BIN)/python benchmarks/monitor/fire.py
 	@$(BIN)/python benchmarks/report.py
 
 rollout-picture: $(STAMP) ## docs/rollout.svg, drawn from a real rollout (2 minutes)

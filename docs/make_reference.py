@@ -18,6 +18,7 @@ from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomRe
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
+from stoker.monitor.settings import Slo
 from stoker.rollout.state.state import RolloutSettings
 from stoker.rollout.state.user_gates import UserGate
 from stoker.rollout.state.webhook import Webhook
@@ -51,6 +52,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("push.settings.user_gates, each", UserGate),
     ("push.settings.webhooks, each", Webhook),
     ("serve", ServeSection),
+    ("slo", Slo),
     ("resources", Resources),
 ]
 

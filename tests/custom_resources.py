@@ -14,6 +14,9 @@ SOURCES = {
     "InferenceService": "kserve/kserve, config/crd/full/serving.kserve.io_inferenceservices.yaml",
     "AnalysisTemplate": "argoproj/argo-rollouts, manifests/crds",
     "Canary": "fluxcd/flagger, artifacts/flagger/crd.yaml",
+    "PrometheusRule": "prometheus-operator/prometheus-operator, example/prometheus-operator-crd",
+    "ServiceMonitor": "prometheus-operator/prometheus-operator, example/prometheus-operator-crd",
+    "PodMonitor": "prometheus-operator/prometheus-operator, example/prometheus-operator-crd",
 }
 """Kind -> where its definition comes from. Their CEL rules are not checked."""
 

@@ -21,6 +21,7 @@ from stoker.data.ingest import IngestConfig
 from stoker.data.ingest import source_fingerprint as data_source_fingerprint
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
+from stoker.monitor.settings import Slo
 from stoker.registry.repository import checked_name
 from stoker.rollout.state.state import RolloutSettings
 from stoker.train.config import TrainConfig
@@ -84,6 +85,9 @@ class Experiment:
 
     serve: ServeSection = field(default_factory=ServeSection)
     """How the served model is called."""
+
+    slo: Slo = field(default_factory=Slo)
+    """What the served model promises; `stoker monitor up` makes alerts of it."""
 
     resources: Resources = field(default_factory=Resources)
     """Resources of a cluster job; a run on this machine ignores them."""

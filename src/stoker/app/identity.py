@@ -38,7 +38,7 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
         source: Its `data_fingerprint`.
     """
     settings = experiment.to_json() | {"train": training_settings(experiment)}
-    for place in ("runs", "folder", "push"):  # where the outputs are, and who gets them
+    for place in ("runs", "folder", "push", "slo"):  # outputs, who gets them, what is promised
         del settings[place]
     for key in REACH_KEYS:
         settings["data"].pop(key, None)
@@ -85,7 +85,7 @@ def asked_settings(experiment: Experiment) -> dict[str, Any]:
             for one machine.
     """
     settings = experiment.to_json()
-    for place in ("runs", "models", "folder"):
+    for place in ("runs", "models", "folder", "slo"):
         del settings[place]
     for key in REACH_KEYS:
         settings["data"].pop(key, None)

@@ -31,7 +31,8 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     arguments: str, exit_codes: tuple[int, int, int], passes: bool, tmp_path: Path
 ) -> None:
     """The exit codes are those of make's three calls of pytest, in their order."""
-    stamps = [tmp_path / name for name in ("stamp", "tfjs", "triton", "envoy", "chromium", "prom")]
+    names = ("stamp", "tfjs", "triton", "envoy", "chromium", "prom", "grafana")
+    stamps = [tmp_path / name for name in names]
     for stamp in stamps:
         stamp.write_text("0 cpu\n")
     calls = tmp_path / "calls"
@@ -48,7 +49,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
             *("make", "--directory", str(ROOT), "test", f"ARGS={arguments}", f"BIN={tmp_path}"),
             *(f"STAMP={stamps[0]}", f"TFJS_STAMP={stamps[1]}", f"TRITON_STAMP={stamps[2]}"),
             *(f"ENVOY_STAMP={stamps[3]}", f"CHROMIUM_STAMP={stamps[4]}"),
-            f"PROMETHEUS_STAMP={stamps[5]}",
+            *(f"PROMETHEUS_STAMP={stamps[5]}", f"GRAFANA_STAMP={stamps[6]}"),
             *(f"UV={sys.executable}", f"PYTHON={sys.executable}", "OTHER="),
         ],
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
@@ -152,16 +153,21 @@ def test_chromium_is_installed_where_it_may_be_and_its_absence_has_a_reason(
 @pytest.mark.parametrize(
     ("programs", "outcome"),
     [
-        ({"prometheus": ""}, "installed"),
+        ({"prometheus": "", "prometheus-alertmanager": ""}, "installed"),
+        ({"prometheus": "", "alertmanager": ""}, "installed"),
         ({}, "no apt-get here"),
         ({"apt-get": "", "apt-cache": ""}, "apt has no package prometheus"),
+        (
+            {"prometheus": "", "apt-get": "", "apt-cache": ""},
+            "apt has no package prometheus-alertmanager",
+        ),
         (
             {"apt-get": "exit 100", "apt-cache": "echo '  Candidate: 1.0'"},
             "apt-get download prometheus failed",
         ),
         (
             {
-                "apt-get": "echo package > prometheus_1.deb",
+                "apt-get": 'echo package > "$3"_1.deb',
                 "apt-cache": "echo '  Candidate: 1.0'",
                 "dpkg-deb": 'read -r text < "$2" && echo "$text" > "$3/unpacked"',
                 "rm": ":",
@@ -191,3 +197,33 @@ def test_prometheus_is_unpacked_where_it_can_be_had_and_its_absence_has_a_reason
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tools" / "prometheus.txt").read_text() == f"{outcome}\n"
     assert (tmp_path / "tools" / "prometheus" / "unpacked").is_file() is ("rm" in programs)
+
+
+@pytest.mark.parametrize(
+    ("programs", "outcome"),
+    [
+        ({}, "no npm here"),
+        ({"npm": "exit 1"}, "npm ci failed"),
+        ({"npm": '[ "$1" = ci ] && read -r text < package-lock.json'}, "installed"),
+    ],
+)
+def test_the_schema_of_grafana_is_installed_where_there_is_npm(
+    tmp_path: Path, programs: dict[str, str], outcome: str
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name in ("sh", "mkdir", "dirname", "timeout", "cp"):
+        (binaries / name).symlink_to(str(shutil.which(name)))
+    for name, body in programs.items():
+        program(binaries / name, body)
+
+    done = subprocess.run(
+        [ROOT / ".ci" / "get_grafana_schema", tmp_path / "grafana.txt", tmp_path / "grafana"],
+        env={"PATH": str(binaries)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "grafana.txt").read_text() == f"{outcome}\n"
+    assert (f"without Grafana's schema ({outcome})" in done.stdout) is (outcome != "installed")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.commands import monitor_stack
 from stoker.cli.commands.monitor_tensorboard import tensorboard
 
 app = typer.Typer(
@@ -17,6 +18,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.command("up")(monitor_stack.up)
+app.command("down")(monitor_stack.down)
+app.command("status")(monitor_stack.status)
 app.command("tensorboard")(tensorboard)
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]

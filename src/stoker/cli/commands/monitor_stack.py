@@ -1,0 +1,209 @@
+"""`stoker monitor up|down|status`: Prometheus and Alertmanager of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import AsJson
+from stoker.cli.output import print_result
+
+if TYPE_CHECKING:
+    from stoker.monitor.settings import Slo
+    from stoker.monitor.stack.wiring import Wiring
+
+StateFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="Folder of settings, time series and logs (default: ~/.local/state/stoker/monitor).",
+    ),
+]
+
+
+def up(
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(
+            help="An experiment: its runs are watched, and its `slo` holds.",
+            metavar="[EXPERIMENT]",
+        ),
+    ] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--runs", help="Folder of runs to watch; may be repeated (default: the experiment's)."
+        ),
+    ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server", metavar="HOST:PORT", help="REST port of a server; may be repeated."
+        ),
+    ] = None,
+    exporter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exporter",
+            metavar="HOST:PORT",
+            help="A `stoker monitor exporter`, whose /sd names more targets; may be repeated.",
+        ),
+    ] = None,
+    webhook: Annotated[
+        str, typer.Option("--webhook", metavar="URL", help="Alertmanager posts alerts to it.")
+    ] = "",
+    slack_file: Annotated[
+        Path | None,
+        typer.Option("--slack-file", help="File with the address of a Slack webhook."),
+    ] = None,
+    availability: Annotated[
+        float | None,
+        typer.Option(
+            "--availability",
+            help="Share of requests without an error of the server, percent (default: 99.9).",
+        ),
+    ] = None,
+    p99_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--p99-ms", help="99 of 100 requests take at most this, milliseconds (default: 50)."
+        ),
+    ] = None,
+    no_checkpoint_minutes: Annotated[
+        float,
+        typer.Option(
+            "--no-checkpoint-minutes", help="Alert if the newest checkpoint is older, minutes."
+        ),
+    ] = 60.0,
+    time_scale: Annotated[
+        float,
+        typer.Option(
+            "--time-scale",
+            help="Divide every window and `for` by this, 1 to 60: to see alerts fire, not for production.",
+        ),
+    ] = 1.0,
+    prometheus_port: Annotated[
+        int, typer.Option("--prometheus-port", min=1, max=65535, help="Port on 127.0.0.1.")
+    ] = 9090,
+    alertmanager_port: Annotated[
+        int, typer.Option("--alertmanager-port", min=1, max=65535, help="Port on 127.0.0.1.")
+    ] = 9093,
+    state: StateFolder = None,
+    keep_edited: Annotated[
+        bool,
+        typer.Option("--keep-edited", help="Use generated files that were edited as they are."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Start nothing: write the same for Docker Compose and Kubernetes, with dashboards.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start Prometheus and Alertmanager on 127.0.0.1, for the runs and servers of this machine."""
+    from stoker.monitor.settings import RuleSettings
+    from stoker.monitor.stack.processes import Stack
+    from stoker.monitor.stack.wiring import Receiver, Wiring
+
+    slo, found = _of_experiment(experiment)
+    given = {"availability": availability, "p99_ms": p99_ms}
+    wiring = Wiring(
+        runs=tuple(str(folder.resolve()) for folder in runs or [found]),
+        servers=tuple(server or ()),
+        exporters=tuple(exporter or ()),
+        rules=RuleSettings(
+            slo=replace(slo, **{key: value for key, value in given.items() if value is not None}),
+            time_scale=time_scale,
+            no_checkpoint_minutes=no_checkpoint_minutes,
+        ),
+        receiver=Receiver(webhook=webhook, slack_file=slack_file),
+    )
+    if out is not None:
+        _write(wiring, out, as_json=as_json)
+        return
+    stack = Stack(
+        folder=_state_folder(state),
+        prometheus_port=prometheus_port,
+        alertmanager_port=alertmanager_port,
+    )
+    started = stack.up(wiring, keep_edited=keep_edited)
+    if as_json:
+        print_result(json.dumps([asdict(each) for each in started]))
+        return
+    for each in started:
+        print_result(f"{each.name}: http://{each.address}")
+    print_result(f"alerts: http://{started[0].address}/alerts; end both: stoker monitor down")
+
+
+def down(state: StateFolder = None) -> None:
+    """End the Prometheus and Alertmanager that `stoker monitor up` started; time series stay."""
+    from stoker.monitor.stack.processes import Stack
+
+    ended = Stack(folder=_state_folder(state)).down()
+    for each in ended:
+        print_result(f"ended {each.name}, http://{each.address}")
+    if not ended:
+        print_result("nothing to end")
+
+
+def status(state: StateFolder = None, as_json: AsJson = False) -> None:
+    """Show what `stoker monitor up` started, its targets and the firing alerts; exit 3 if one has ended."""
+    from stoker.core.errors import CheckFailed
+    from stoker.monitor.stack.state import read_started
+    from stoker.monitor.stack.status import read_status
+
+    found = read_status(read_started(_state_folder(state)))
+    if as_json:
+        print_result(json.dumps(asdict(found)))
+    else:
+        for each in found.programs:
+            problem = f" ({each.problem})" if each.problem else ""
+            print_result(f"{each.name}: {each.state}, http://{each.address}{problem}")
+        for job, address, health in found.targets:
+            print_result(f"target {job} {address}: {health}")
+        for name, summary in found.alerts:
+            print_result(f"firing {name}: {summary}")
+        if not found.programs:
+            print_result("nothing is started; start it: stoker monitor up")
+    if any(each.state == "ended" for each in found.programs):
+        raise CheckFailed("A program has ended", fix="Start both again: stoker monitor up.")
+
+
+def _of_experiment(experiment: Path | None) -> tuple[Slo, Path]:
+    """The objectives and the folder of runs."""
+    from stoker.monitor.settings import Slo
+
+    if experiment is None:
+        return Slo(), Path("runs")
+    from stoker.app.experiment import load_experiment
+
+    found = load_experiment(experiment)
+    return found.slo, found.runs_root
+
+
+def _state_folder(state: Path | None) -> Path:
+    if state is not None:
+        return state.resolve()
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "stoker" / "monitor"
+
+
+def _write(wiring: Wiring, out: Path, *, as_json: bool) -> None:
+    from stoker.monitor.manifests.write import write_manifests
+
+    files = write_manifests(wiring, out)
+    if as_json:
+        print_result(json.dumps({"out": str(out), "files": files}))
+        return
+    for name in files:
+        print_result(f"wrote {out / name}")
+    print_result(f"next: read {out / 'README.md'}")

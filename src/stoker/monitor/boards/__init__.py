@@ -1,0 +1,4 @@
+"""Makes the dashboards in `monitor/dashboards`; needs the extra `grafana`, which users of the dashboards do not.
+
+`python -m stoker.monitor.boards.make` writes them.
+"""

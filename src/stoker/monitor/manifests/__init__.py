@@ -1,0 +1,1 @@
+"""The same Prometheus, Alertmanager, rules and dashboards for Docker Compose and for Kubernetes."""

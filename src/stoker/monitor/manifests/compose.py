@@ -1,0 +1,121 @@
+"""Docker Compose: Prometheus, Alertmanager and Grafana on the host's network, on loopback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.monitor.dashboards import dashboard_texts
+from stoker.monitor.rules.groups import rules_text
+from stoker.monitor.stack.wiring import (
+    Wiring,
+    alertmanager_settings,
+    as_yaml,
+    prometheus_settings,
+)
+
+PROMETHEUS_IMAGE = "prom/prometheus:v3.5.0"
+ALERTMANAGER_IMAGE = "prom/alertmanager:v0.28.1"
+GRAFANA_IMAGE = "grafana/grafana:12.1.1"
+
+_PROMETHEUS, _ALERTMANAGER = "127.0.0.1:9090", "127.0.0.1:9093"
+_SLACK = "/etc/alertmanager/slack-url"
+
+
+def compose_texts(wiring: Wiring) -> dict[str, str]:
+    """Return relative name -> content of every file."""
+    notifying = alertmanager_settings(wiring)
+    for receiver in notifying["receivers"]:
+        for slack in receiver.get("slack_configs", ()):
+            slack["api_url_file"] = _SLACK
+    texts = {
+        "compose.yaml": as_yaml(_compose(wiring)),
+        "rules.yml": rules_text(wiring.rules),
+        "prometheus.yml": as_yaml(
+            prometheus_settings(wiring, alertmanager=_ALERTMANAGER, prometheus=_PROMETHEUS)
+        ),
+        "alertmanager.yml": as_yaml(notifying),
+        "grafana/datasources/prometheus.yaml": as_yaml(
+            {
+                "apiVersion": 1,
+                "datasources": [
+                    {
+                        "name": "Prometheus",
+                        "type": "prometheus",
+                        "access": "proxy",
+                        "url": f"http://{_PROMETHEUS}",
+                        "isDefault": True,
+                        "jsonData": {"timeInterval": wiring.lasting("15s")},
+                    }
+                ],
+            }
+        ),
+        "grafana/providers/stoker.yaml": as_yaml(
+            {
+                "apiVersion": 1,
+                "providers": [
+                    {
+                        "name": "stoker",
+                        "folder": "Stoker",
+                        "type": "file",
+                        "options": {"path": "/var/lib/grafana/dashboards"},
+                    }
+                ],
+            }
+        ),
+    }
+    boards = {f"grafana/dashboards/{name}": text for name, text in dashboard_texts().items()}
+    return texts | boards
+
+
+def _compose(wiring: Wiring) -> dict[str, Any]:
+    # The host's network: runs and servers listen on its loopback address, which a bridge does not reach.
+    common = {"network_mode": "host", "restart": "unless-stopped"}
+    slack = wiring.receiver.slack_file
+    return {
+        "services": {
+            "prometheus": {
+                "image": PROMETHEUS_IMAGE,
+                **common,
+                "command": [
+                    "--config.file=/etc/prometheus/prometheus.yml",
+                    "--storage.tsdb.path=/prometheus",
+                    "--storage.tsdb.retention.time=15d",
+                    "--storage.tsdb.retention.size=10GB",
+                    f"--web.listen-address={_PROMETHEUS}",
+                ],
+                "volumes": [
+                    "./prometheus.yml:/etc/prometheus/prometheus.yml:ro",
+                    "./rules.yml:/etc/prometheus/rules.yml:ro",
+                    *(f"{folder}:{folder}:ro" for folder in wiring.runs),
+                    "series:/prometheus",
+                ],
+            },
+            "alertmanager": {
+                "image": ALERTMANAGER_IMAGE,
+                **common,
+                "command": [
+                    "--config.file=/etc/alertmanager/alertmanager.yml",
+                    "--storage.path=/alertmanager",
+                    "--cluster.listen-address=",
+                    f"--web.listen-address={_ALERTMANAGER}",
+                ],
+                "volumes": [
+                    "./alertmanager.yml:/etc/alertmanager/alertmanager.yml:ro",
+                    *([f"{slack.resolve()}:{_SLACK}:ro"] if slack else []),
+                    "alerts:/alertmanager",
+                ],
+            },
+            "grafana": {
+                "image": GRAFANA_IMAGE,
+                **common,
+                "environment": {"GF_SERVER_HTTP_ADDR": "127.0.0.1"},
+                "volumes": [
+                    "./grafana/datasources:/etc/grafana/provisioning/datasources:ro",
+                    "./grafana/providers:/etc/grafana/provisioning/dashboards:ro",
+                    "./grafana/dashboards:/var/lib/grafana/dashboards:ro",
+                    "grafana:/var/lib/grafana",
+                ],
+            },
+        },
+        "volumes": {"series": {}, "alerts": {}, "grafana": {}},
+    }

@@ -1,0 +1,1 @@
+"""Recording rules and alerts, generated as rules of Prometheus."""

@@ -1,0 +1,88 @@
+"""Recording rules and alerts of servers and rollouts, besides the burn rates."""
+
+from __future__ import annotations
+
+from stoker.monitor.rules.rule import Alert, Recording, Severity
+from stoker.monitor.settings import RuleSettings
+
+RECORDINGS = (
+    Recording(
+        record="model:stoker_request_latency_seconds:p99_5m",
+        expr="histogram_quantile(0.99, sum by (model_name, le) (rate(stoker_request_latency_bucket[5m]))) / 1e6",
+    ),
+    Recording(
+        record="model:stoker_request_latency_seconds:p50_5m",
+        expr="histogram_quantile(0.5, sum by (model_name, le) (rate(stoker_request_latency_bucket[5m]))) / 1e6",
+    ),
+    Recording(
+        # Little's law: requests in the queue / requests per second = seconds in the queue.
+        record="model:stoker_queue_wait_seconds:avg5m",
+        expr="sum by (model_name) (avg_over_time(stoker_queued_requests[5m])) / model:stoker_requests:rate5m",
+    ),
+    Recording(
+        record="model:stoker_batch_padding:ratio_rate5m",
+        expr="sum by (model_name) (rate(:tensorflow:serving:batching_session:padding_size_sum[5m]))"
+        " / sum by (model_name) (rate(:tensorflow:serving:batching_session:processed_batch_size_sum[5m]))",
+    ),
+)
+
+_MODEL = "Model {{ $labels.model_name }}"
+
+_ROLLED_BACK = 'max by (model_name) (stoker_rollout_phase{phase="rolled back"})'
+
+
+def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
+    """Return the alerts of servers and rollouts."""
+    return (
+        Alert(
+            name="StokerQueueGrowing",
+            expr=f"model:stoker_queue_wait_seconds:avg5m > {settings.slo.p99_ms / 1e3:g}",
+            lasts="5m",
+            severity=Severity.TICKET,
+            summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} in the queue",
+            description=f"That alone is longer than {settings.slo.p99_ms:g} ms, within which the whole answer is to come: add servers, or raise the batch size.",
+        ),
+        Alert(
+            name="StokerModelNotLoaded",
+            expr="max by (instance, model_name) (max_over_time(stoker_model_loaded[1h]) > 0)"
+            " unless max by (instance, model_name) (stoker_model_loaded > 0)"
+            ' and on (instance) up{job=~"stoker-.*"} == 1',
+            lasts="1m",
+            severity=Severity.PAGE,
+            summary=f"{_MODEL} is not loaded at {{{{ $labels.instance }}}}",
+            description="The server has no version of a model that it served within the last hour; requests to it fail.",
+        ),
+        Alert(
+            name="StokerServerMemoryGrowth",
+            expr='min_over_time(process_resident_memory_bytes{job="stoker-server"}[1h])'
+            ' > 1.2 * max_over_time(process_resident_memory_bytes{job="stoker-server"}[1h] offset 6h)',
+            lasts="1h",
+            severity=Severity.TICKET,
+            summary="The server at {{ $labels.instance }} has grown to {{ $value | humanize1024 }}B",
+            description="In 6 hours its memory grew by more than a fifth and did not go back: more models, larger requests, or a leak.",
+        ),
+        Alert(
+            name="StokerPredictionSkew",
+            expr="stoker_prediction_skew_ratio > 0.2",
+            lasts="30m",
+            severity=Severity.TICKET,
+            summary=f"{_MODEL}: column {{{{ $labels.column }}}} of requests differs from training",
+            description="Its distribution is not the one that the model was trained on; `stoker skew` shows both.",
+        ),
+        Alert(
+            name="StokerPredictionDrift",
+            expr="stoker_prediction_drift_ratio > 0.2",
+            lasts="30m",
+            severity=Severity.TICKET,
+            summary=f"{_MODEL}: column {{{{ $labels.column }}}} of requests has changed",
+            description="Its distribution is not the one of earlier requests: a client has changed, or the world has.",
+        ),
+        Alert(
+            name="StokerRolledBack",
+            expr=f"({_ROLLED_BACK} == 1) unless ({_ROLLED_BACK.removesuffix(')')} offset 1h) == 1)",
+            severity=Severity.TICKET,
+            summary="The rollout of model {{ $labels.model_name }} was rolled back",
+            description="Within the last hour a gate refused the candidate, and all traffic is back at the version before: `stoker rollout status` has the reason.",
+            keep="",
+        ),
+    )

@@ -1,0 +1,32 @@
+"""Alerts on monitoring itself: whether alerts arrive, and whether something is measured."""
+
+from __future__ import annotations
+
+from stoker.monitor.rules.rule import Alert, Severity
+
+ALERTS = (
+    Alert(
+        name="Watchdog",
+        expr="vector(1)",
+        severity=Severity.NONE,
+        summary="Alerts arrive",
+        description="It always fires; if it stops arriving, Prometheus, Alertmanager or the way from there is broken.",
+        keep="",
+    ),
+    Alert(
+        name="StokerTargetDown",
+        expr='up{job=~"stoker-.*"} == 0',
+        lasts="2m",
+        severity=Severity.PAGE,
+        summary="{{ $labels.job }} at {{ $labels.instance }} does not answer",
+        description="The process has ended, hangs, or its port cannot be reached; its other alerts are silent.",
+    ),
+    Alert(
+        name="StokerExporterWithoutData",
+        expr="stoker_exporter_last_sample_age_seconds > duration(5m)",
+        lasts="1m",
+        severity=Severity.TICKET,
+        summary="The GPU exporter at {{ $labels.instance }} has had no sample for {{ $value | humanizeDuration }}",
+        description="It answers, but the driver gives it no numbers; alerts on GPUs see old ones or none.",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Prometheus and Alertmanager of this machine: their settings, start, state and end."""

@@ -1,0 +1,197 @@
+"""Starts Prometheus and Alertmanager on loopback, and ends what it started."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.cluster.processes.child import Child, ProcessOptions, last_line
+from stoker.core.errors import BusyError, ConfigError, Plain, UserError
+from stoker.core.files import alone, writable
+from stoker.monitor.generated import is_edited, write_generated
+from stoker.monitor.rules.groups import rules_text
+from stoker.monitor.stack.programs import ALERTMANAGER, PROMETHEUS, Program, find_program
+from stoker.monitor.stack.state import Started, began, read_started, write_started
+from stoker.monitor.stack.wiring import (
+    Wiring,
+    alertmanager_settings,
+    as_yaml,
+    prometheus_settings,
+)
+
+HOST = "127.0.0.1"
+READY_S = 30.0
+"""Longest wait for a program to be ready, seconds: Prometheus reads its old data first."""
+
+_RETENTION = ("--storage.tsdb.retention.time=15d", "--storage.tsdb.retention.size=10GB")
+"""What is older or beyond is deleted: time series must not fill the disk of the runs."""
+
+_REASON = re.compile(r'err="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """The two programs of one state folder."""
+
+    folder: Path
+    """Settings, data, logs, and the note of what runs."""
+
+    prometheus_port: int = 9090
+    alertmanager_port: int = 9093
+
+    def up(self, wiring: Wiring, *, keep_edited: bool = False) -> tuple[Started, ...]:
+        """Write the settings and start both programs; on failure, neither runs.
+
+        Args:
+            wiring: what is watched, and who is notified.
+            keep_edited: use files that were edited as they are.
+
+        Raises:
+            BusyError: they run already.
+            ConfigError: a port is taken, a program is missing or of another version, or a file was edited.
+            UserError: a program does not get ready, or the disk is full.
+        """
+        with writable(self.folder, what="the state folder", fix="Name another one: --state DIR."):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with alone(self.folder / "lock"):
+                return self._up(wiring, keep_edited=keep_edited)
+
+    def _up(self, wiring: Wiring, *, keep_edited: bool) -> tuple[Started, ...]:
+        running = [each for each in read_started(self.folder) if each.runs]
+        if running:
+            raise BusyError(
+                f"{' and '.join(each.name for each in running)} must not run yet",
+                got=Plain(f"running, http://{running[0].address}, by {self.folder}"),
+                fix="End it: stoker monitor down.",
+            )
+        programs = {
+            PROMETHEUS: (find_program(PROMETHEUS), self.prometheus_port),
+            ALERTMANAGER: (find_program(ALERTMANAGER), self.alertmanager_port),
+        }
+        for program, (_, port) in programs.items():
+            require_free(port, program)
+        self._write_settings(wiring, keep_edited=keep_edited)
+        started: tuple[Started, ...] = ()
+        try:
+            for program, (path, port) in programs.items():
+                started += (self._start(program, path, port, resend=wiring.lasting("1m")),)
+                write_started(self.folder, started)
+            for each in started:
+                _wait_until_ready(each)
+        except BaseException:
+            for each in started:
+                each.end()
+            write_started(self.folder, ())
+            raise
+        return started
+
+    def down(self) -> tuple[Started, ...]:
+        """End what `up` started and still runs; return it. Time series and settings stay."""
+        if not self.folder.is_dir():
+            return ()
+        with alone(self.folder / "lock"):
+            running = tuple(each for each in read_started(self.folder) if each.runs)
+            for each in running:
+                each.end()
+            write_started(self.folder, ())
+            return running
+
+    def _write_settings(self, wiring: Wiring, *, keep_edited: bool) -> None:
+        texts = {
+            "rules.yml": rules_text(wiring.rules),
+            "prometheus.yml": as_yaml(
+                prometheus_settings(
+                    wiring,
+                    alertmanager=f"{HOST}:{self.alertmanager_port}",
+                    prometheus=f"{HOST}:{self.prometheus_port}",
+                )
+            ),
+            "alertmanager.yml": as_yaml(alertmanager_settings(wiring)),
+        }
+        if keep_edited:
+            texts = {
+                name: text for name, text in texts.items() if not is_edited(self.folder / name)
+            }
+        write_generated(
+            self.folder,
+            texts,
+            fix=f"Move rules of your own to {self.folder / 'rules.d'} and delete the file, or use it as "
+            "it is: --keep-edited.",
+        )
+
+    def _start(self, program: Program, path: str, port: int, *, resend: str) -> Started:
+        name = program.package
+        address = f"{HOST}:{port}"
+        config = "prometheus.yml" if program is PROMETHEUS else "alertmanager.yml"
+        flags = [
+            f"--config.file={self.folder / config}",
+            f"--web.listen-address={address}",
+        ]
+        if program is PROMETHEUS:
+            # The first sends get lost: Prometheus knows no Alertmanager in its first seconds.
+            flags.append(f"--rules.alert.resend-delay={resend}")
+            flags += [f"--storage.tsdb.path={self.folder / 'series'}", *_RETENTION]
+        else:
+            # Without a port for other Alertmanagers, which is open to the network by default.
+            flags += [f"--storage.path={self.folder / 'alerts'}", "--cluster.listen-address="]
+        log = self.folder / f"{name}.log"
+        child = Child(program.name, [path, *flags], ProcessOptions(output=log, parent_death=None))
+        return Started(
+            name=program.name,
+            pid=child.pid,
+            began=began(child.pid),
+            address=address,
+            log=str(log),
+        )
+
+
+def require_free(port: int, program: Program) -> None:
+    """Raise ConfigError if a port of this machine is taken."""
+    with socket.socket() as trial:
+        # As the program itself does: a port that was used a moment ago is free.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            option = "prometheus" if program is PROMETHEUS else "alertmanager"
+            raise ConfigError(
+                f"{program.name}'s port must be free",
+                got=Plain(f"{HOST}:{port} ({getattr(error, 'strerror', None) or error})"),
+                fix=f"Name another one: --{option}-port PORT; the one that runs there is left alone.",
+            ) from None
+
+
+def is_ready(address: str) -> bool:
+    """Return whether Prometheus or Alertmanager answers that it is ready."""
+    connection = http.client.HTTPConnection(address, timeout=2.0)
+    try:
+        connection.request("GET", "/-/ready")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def reason(log: Path) -> str:
+    """Return why a program ended: the error in the last line of its log."""
+    line = last_line(log)
+    found = _REASON.search(line)
+    return found[1].replace('\\"', '"') if found else line
+
+
+def _wait_until_ready(started: Started) -> None:
+    end_s = time.monotonic() + READY_S
+    while not is_ready(started.address):
+        if not started.runs or time.monotonic() > end_s:
+            what = f"get ready within {READY_S:.0f} s" if started.runs else "run"
+            raise UserError(
+                f"{started.name} must {what}",
+                got=Plain(reason(Path(started.log)) or "nothing in its log"),
+                fix=f"Its log: {started.log}.",
+            )
+        time.sleep(0.05)

@@ -1,0 +1,86 @@
+"""Prometheus and Alertmanager on the PATH, in a version that can read the generated files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from stoker.core.errors import ConfigError, Plain
+
+_VERSION = re.compile(r"version (\d+)\.(\d+)")
+_ASK_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """What is needed of one program."""
+
+    name: str
+
+    names: tuple[str, ...]
+    """On the PATH, in the order in which they are tried; Debian has names of its own."""
+
+    package: str
+    """Debian's package."""
+
+    least: tuple[int, int]
+    """Oldest version."""
+
+    below: int
+    """First major version that is not supported."""
+
+    why: str
+    """Reason for the oldest version."""
+
+
+PROMETHEUS = Program(
+    name="Prometheus",
+    names=("prometheus",),
+    package="prometheus",
+    least=(2, 42),
+    below=4,
+    why="keep_firing_for",
+)
+ALERTMANAGER = Program(
+    name="Alertmanager",
+    names=("alertmanager", "prometheus-alertmanager"),
+    package="prometheus-alertmanager",
+    least=(0, 24),
+    below=1,
+    why="api_url_file",
+)
+
+
+def find_program(program: Program) -> str:
+    """Return the path of a program.
+
+    Raises:
+        ConfigError: it is not on the PATH, does not run, or has another version.
+    """
+    install = f"apt-get install {program.package}, or put {program.names[0]} on the PATH."
+    path = next((there for name in program.names if (there := shutil.which(name))), None)
+    if path is None:
+        raise ConfigError(
+            f"{program.name} must be installed",
+            got=Plain(f"no {' or '.join(program.names)} on the PATH"),
+            fix=install,
+        )
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_ASK_S, check=False
+        )
+        said = done.stdout + done.stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    found = _VERSION.search(said)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if found is None or not program.least <= version < (program.below, 0):
+        least = ".".join(map(str, program.least))
+        raise ConfigError(
+            f"{program.name} must be version {least} or newer ({program.why}), and below {program.below}",
+            got=Plain(f"{path}: {' '.join(said.split())[:80] or 'nothing'}"),
+            fix=f"Install such a version: {install}",
+        )
+    return path

@@ -1,0 +1,79 @@
+"""Which processes `stoker monitor up` started: so that `down` ends these and no others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stoker.core.files import read_json, write_json
+
+FILE = "started.json"
+
+GRACE_S = 15.0
+"""Time to write what is in memory, before a program is killed, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """One started program."""
+
+    name: str
+    """Prometheus or Alertmanager."""
+
+    pid: int
+
+    began: str
+    """Its start by the kernel's clock: another process of the same number has another."""
+
+    address: str
+    """HOST:PORT."""
+
+    log: str
+    """File of its output."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return began(self.pid) == self.began
+
+    def end(self) -> None:
+        """Ask it to end, wait, and kill it if it does not."""
+        for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            if not self.runs:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+            end_s = time.monotonic() + wait_s
+            while self.runs and time.monotonic() < end_s:
+                time.sleep(0.05)
+
+
+def began(pid: int) -> str:
+    """Return when a process started, in ticks since boot; empty if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def read_started(folder: Path) -> tuple[Started, ...]:
+    """Return what was started with this state folder; empty if nothing.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = folder / FILE
+    return tuple(Started(**each) for each in read_json(path)) if path.is_file() else ()
+
+
+def write_started(folder: Path, started: tuple[Started, ...]) -> None:
+    """Note what was started; if it is nothing, remove the note."""
+    if started:
+        write_json(folder / FILE, [asdict(each) for each in started])
+    else:
+        (folder / FILE).unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""What the started programs say: targets, firing alerts, a full disk."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.monitor.stack.processes import is_ready
+from stoker.monitor.stack.state import Started
+
+_TAIL_BYTES = 1 << 16
+_FULL = b"no space left on device"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramStatus:
+    """One program that `up` started."""
+
+    name: str
+    address: str
+    pid: int
+    state: str
+    """ready, starting or ended."""
+    problem: str
+    """One line; empty: none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Both programs, and what Prometheus sees."""
+
+    programs: tuple[ProgramStatus, ...]
+    targets: tuple[tuple[str, str, str], ...]
+    """Job, address, and `up` or why it cannot be scraped."""
+    alerts: tuple[tuple[str, str], ...]
+    """Name and summary of each firing alert."""
+
+
+def read_status(started: tuple[Started, ...]) -> Status:
+    """Ask the programs; one that does not answer has no targets and no alerts."""
+    programs = tuple(_program(each) for each in started)
+    prometheus = next((each for each in programs if each.name == "Prometheus"), None)
+    if prometheus is None or prometheus.state != "ready":
+        return Status(programs=programs, targets=(), alerts=())
+    targets = _ask(prometheus.address, "/api/v1/targets?state=active").get("activeTargets", [])
+    alerts = _ask(prometheus.address, "/api/v1/alerts").get("alerts", [])
+    return Status(
+        programs=programs,
+        targets=tuple(
+            (
+                each["labels"]["job"],
+                each["labels"]["instance"],
+                "up" if each["health"] == "up" else each["lastError"] or each["health"],
+            )
+            for each in targets
+        ),
+        alerts=tuple(
+            sorted(
+                (each["labels"]["alertname"], each["annotations"].get("summary", ""))
+                for each in alerts
+                if each["state"] == "firing"
+            )
+        ),
+    )
+
+
+def _program(started: Started) -> ProgramStatus:
+    state = "starting" if started.runs else "ended"
+    if started.runs and is_ready(started.address):
+        state = "ready"
+    return ProgramStatus(
+        name=started.name,
+        address=started.address,
+        pid=started.pid,
+        state=state,
+        problem=_problem(started, state),
+    )
+
+
+def _problem(started: Started, state: str) -> str:
+    try:
+        with Path(started.log).open("rb") as log:
+            log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
+            is_full = _FULL in log.read()
+    except OSError as error:
+        return f"its log {started.log} cannot be read: {error.strerror}"
+    if is_full:
+        return (
+            f"the disk of {Path(started.log).parent} was full: series are missing; free some space"
+        )
+    return f"it has ended: see {started.log}, and run stoker monitor up" if state == "ended" else ""
+
+
+def _ask(address: str, path: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(address, timeout=5.0)
+    try:
+        connection.request("GET", path)
+        return dict(json.loads(connection.getresponse().read())["data"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return {}
+    finally:
+        connection.close()

@@ -1,0 +1,179 @@
+"""What Prometheus scrapes, and where alerts go: the settings of both programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker.core.errors import ConfigError
+from stoker.monitor.rules.rule import scaled_duration
+from stoker.monitor.settings import RuleSettings
+
+SERVER_PATH = "/monitoring/prometheus/metrics"
+"""Where a server has its metrics, as TensorFlow Serving has."""
+
+TARGETS = ".targets"
+"""Folder among the runs: a file for each run that can be scraped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receiver:
+    """Where alerts go. Empty: they are shown by Prometheus and Alertmanager only."""
+
+    webhook: str = ""
+    """Address that gets Alertmanager's JSON by POST."""
+
+    slack_file: Path | None = None
+    """File with the address of a Slack webhook, which is a secret."""
+
+    def __post_init__(self) -> None:
+        if self.webhook and not self.webhook.startswith(("http://", "https://")):
+            raise ConfigError(
+                "--webhook must be an address with http:// or https://", got=self.webhook
+            )
+        if self.slack_file is not None and not self.slack_file.is_file():
+            raise ConfigError(
+                "--slack-file must be a file with the address of a Slack webhook",
+                got=str(self.slack_file),
+                fix="Write the address that Slack gave you into it: it is a secret, so it is not an option.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wiring:
+    """What is watched, by which rules, and who is notified."""
+
+    runs: tuple[str, ...] = ()
+    """Folders of runs."""
+
+    servers: tuple[str, ...] = ()
+    """HOST:PORT of each server's REST port."""
+
+    exporters: tuple[str, ...] = ()
+    """HOST:PORT of each `stoker monitor exporter`, whose `/sd` names more targets."""
+
+    rules: RuleSettings = field(default_factory=RuleSettings)
+
+    receiver: Receiver = field(default_factory=Receiver)
+
+    def __post_init__(self) -> None:
+        for option, addresses in (("--server", self.servers), ("--exporter", self.exporters)):
+            for address in addresses:
+                host, colon, port = address.rpartition(":")
+                if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
+                    raise ConfigError(
+                        f"{option} must be HOST:PORT", got=address, fix="E.g. 127.0.0.1:8501."
+                    )
+
+    @property
+    def scale(self) -> float:
+        """The rules' scale of time."""
+        return self.rules.time_scale
+
+    def lasting(self, duration: str) -> str:
+        """A duration by the scale of time, at least 1 s, as in the settings of both programs."""
+        short = scaled_duration(duration, self.scale)
+        return "1s" if short.endswith("ms") else short
+
+
+def prometheus_settings(wiring: Wiring, *, alertmanager: str, prometheus: str) -> dict[str, Any]:
+    """Return prometheus.yml.
+
+    Args:
+        wiring: what is watched.
+        alertmanager: HOST:PORT that gets the alerts.
+        prometheus: HOST:PORT of Prometheus itself.
+    """
+    every = wiring.lasting("15s")
+    found: dict[str, Any] = {"job_name": "stoker-train"}
+    if wiring.runs:
+        files = [f"{folder}/{TARGETS}/*.json" for folder in wiring.runs]
+        found["file_sd_configs"] = [{"files": files, "refresh_interval": wiring.lasting("1m")}]
+    if wiring.exporters:
+        found["http_sd_configs"] = [
+            {"url": f"http://{address}/sd", "refresh_interval": wiring.lasting("1m")}
+            for address in wiring.exporters
+        ]
+    # What an exporter names may be a server, which is known by its path.
+    found["relabel_configs"] = [
+        {
+            "source_labels": ["__metrics_path__"],
+            "regex": SERVER_PATH,
+            "target_label": "job",
+            "replacement": "stoker-server",
+        }
+    ]
+    jobs = [
+        _static("stoker-server", wiring.servers) | {"metrics_path": SERVER_PATH},
+        _static("stoker-exporter", wiring.exporters),
+        _static("prometheus", (prometheus,)),
+        _static("alertmanager", (alertmanager,)),
+    ]
+    return {
+        "global": {
+            "scrape_interval": every,
+            "scrape_timeout": "1s" if every == "1s" else "10s",
+            "evaluation_interval": every,
+        },
+        "rule_files": ["rules.yml", "rules.d/*.yml"],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+        "scrape_configs": [found, *jobs],
+    }
+
+
+def _static(job: str, targets: tuple[str, ...]) -> dict[str, Any]:
+    return {"job_name": job, "static_configs": [{"targets": list(targets)}]}
+
+
+def alertmanager_settings(wiring: Wiring) -> dict[str, Any]:
+    """Return alertmanager.yml: alerts of one kind and place together; pages silence their tickets."""
+    receiver = wiring.receiver
+    to: dict[str, Any] = {"name": "stoker"}
+    heartbeat: dict[str, Any] = {"name": "watchdog"}
+    if receiver.webhook:
+        to["webhook_configs"] = [{"url": receiver.webhook, "send_resolved": True}]
+        heartbeat["webhook_configs"] = [{"url": receiver.webhook, "send_resolved": False}]
+    if receiver.slack_file is not None:
+        to["slack_configs"] = [
+            {
+                "api_url_file": str(receiver.slack_file.resolve()),
+                "send_resolved": True,
+                "title": "{{ .CommonAnnotations.summary }}",
+                "title_link": "{{ .CommonAnnotations.runbook_url }}",
+                "text": "{{ range .Alerts }}{{ .Annotations.summary }}\n{{ end }}",
+            }
+        ]
+    burns = [
+        {
+            "source_matchers": [f'alertname="{name}"'],
+            "target_matchers": [f'alertname="{name}Slow"'],
+            "equal": ["model_name"],
+        }
+        for name in ("StokerErrorBudgetBurn", "StokerLatencyBudgetBurn")
+    ]
+    return {
+        "route": {
+            "receiver": "stoker",
+            "group_by": ["alertname", "instance", "run", "model_name"],
+            "group_wait": wiring.lasting("30s"),
+            "group_interval": wiring.lasting("5m"),
+            "repeat_interval": wiring.lasting("4h"),
+            "routes": [
+                {
+                    "matchers": ['alertname="Watchdog"'],
+                    "receiver": "watchdog",
+                    "repeat_interval": wiring.lasting("5m"),
+                }
+            ],
+        },
+        "receivers": [to, heartbeat],
+        "inhibit_rules": burns,
+    }
+
+
+def as_yaml(settings: dict[str, Any]) -> str:
+    """Return settings as YAML, in the order in which they stand."""
+    return yaml.safe_dump(settings, sort_keys=False, width=10_000)

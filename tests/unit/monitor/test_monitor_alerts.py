@@ -1,0 +1,103 @@
+"""Every alert fires on its fault and not on a healthy machine, by `promtool test rules`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.prometheus_programs import program
+from tests.unit.monitor.alert_cases import ALMOST, FAULTS, HEALTH, Case
+
+from stoker.monitor.rules.groups import all_alerts, rules_text
+from stoker.monitor.settings import RuleSettings
+
+SETTINGS = RuleSettings()
+
+
+def checked(folder: Path, tests: list[dict[str, Any]], settings: RuleSettings = SETTINGS) -> str:
+    """What promtool says of the tests; empty if they pass."""
+    (folder / "rules.yml").write_text(rules_text(settings))
+    content = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": tests[0]["interval"],
+        "tests": tests,
+    }
+    file = folder / "test.yml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    done = subprocess.run([program("promtool"), "test", "rules", file], capture_output=True)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.parametrize("case", [*HEALTH, *FAULTS, *ALMOST], ids=lambda case: case.name)
+def test_alerts_of_a_case(case: Case, tmp_path: Path) -> None:
+    assert checked(tmp_path, [case.as_test()]) == ""
+
+
+def test_a_case_that_expects_something_else_fails(tmp_path: Path) -> None:
+    wrong = Case(name="wrong", changed={}, fires={"10m": {"StokerGpuHot"}})
+
+    assert "StokerGpuHot" in checked(tmp_path, [wrong.as_test()])
+
+
+def test_each_alert_has_a_fault() -> None:
+    fired = {name for case in FAULTS for names in case.fires.values() for name in names}
+
+    assert fired == {alert.name for alert in all_alerts(SETTINGS)} - {"Watchdog"}
+
+
+def test_the_text_of_an_alert(tmp_path: Path) -> None:
+    (case,) = (found for found in FAULTS if found.name == "StokerInputBound")
+    (alert,) = (found for found in all_alerts(SETTINGS) if found.name == "StokerInputBound")
+    expected = {
+        "exp_labels": {"severity": "ticket", "run": "r1"},
+        "exp_annotations": {
+            "summary": "Run r1 waits for input 50% of the time",
+            "description": alert.description,
+            "runbook_url": "https://github.com/stoker/stoker/blob/main/docs/how-to/runbooks.md#stokerinputbound",
+        },
+    }
+    test = case.as_test() | {
+        "alert_rule_test": [
+            {"alertname": alert.name, "eval_time": "40m", "exp_alerts": [expected]},
+            {
+                "alertname": "Watchdog",
+                "eval_time": "0m",
+                "exp_alerts": [
+                    {
+                        "exp_labels": {"severity": "none"},
+                        "exp_annotations": all_alerts(SETTINGS)[0].as_dict(1.0)["annotations"],
+                    }
+                ],
+            },
+        ]
+    }
+
+    assert checked(tmp_path, [test]) == ""
+
+
+def test_an_alert_fires_on_for_as_long_as_it_says(tmp_path: Path) -> None:
+    case = Case(
+        name="hot for ten minutes",
+        changed={next(name for name in FAULTS[3].changed): "90+0x10 70+0x{n}"},
+        fires={"10m": {"StokerGpuHot"}, "14m": {"StokerGpuHot"}, "17m": set()},
+    )
+
+    assert checked(tmp_path, [case.as_test()]) == ""
+
+
+def test_every_rule_file_is_one_for_promtool(tmp_path: Path) -> None:
+    for scale in (1.0, 7.0, 60.0):
+        file = tmp_path / f"{scale}.yml"
+        file.write_text(rules_text(RuleSettings(time_scale=scale)))
+        subprocess.run([program("promtool"), "check", "rules", file], check=True)
+
+
+def test_each_alert_has_a_runbook() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "runbooks.md"
+    headings = set(re.findall(r"^## (\w+)$", page.read_text("utf-8"), re.MULTILINE))
+
+    assert headings == {alert.name for alert in all_alerts(SETTINGS)}

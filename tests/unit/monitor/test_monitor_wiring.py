@@ -1,0 +1,191 @@
+"""Settings of Prometheus and Alertmanager, the programs on the PATH, and the manifests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.custom_resources import definition, validate
+from tests.prometheus_programs import program
+
+from stoker.core.errors import ConfigError, UserError
+from stoker.monitor.manifests.kubernetes import kubernetes_texts
+from stoker.monitor.manifests.write import write_manifests
+from stoker.monitor.settings import RuleSettings
+from stoker.monitor.stack.processes import Stack, reason
+from stoker.monitor.stack.programs import PROMETHEUS, find_program
+from stoker.monitor.stack.state import Started, began
+from stoker.monitor.stack.wiring import Receiver, Wiring
+
+
+def wiring(folder: Path, *, time_scale: float = 1.0) -> Wiring:
+    slack = folder / "slack-url"
+    slack.write_text("https://hooks.slack.com/services/T/B/secret\n")
+    return Wiring(
+        runs=(str(folder / "runs"),),
+        servers=("127.0.0.1:8501",),
+        exporters=("127.0.0.1:9401",),
+        rules=RuleSettings(time_scale=time_scale),
+        receiver=Receiver(webhook="http://127.0.0.1:5001/alerts", slack_file=slack),
+    )
+
+
+@pytest.mark.parametrize("time_scale", [1.0, 60.0])
+def test_both_programs_accept_their_settings(time_scale: float, tmp_path: Path) -> None:
+    write_manifests(wiring(tmp_path, time_scale=time_scale), tmp_path / "out")
+    folder = tmp_path / "out" / "compose"
+    slack = Path("/etc/alertmanager/slack-url")
+    text = (
+        (folder / "alertmanager.yml").read_text().replace(str(slack), str(tmp_path / "slack-url"))
+    )
+    (folder / "alertmanager.yml").write_text(text)
+
+    for call in (
+        [program("promtool"), "check", "config", folder / "prometheus.yml"],
+        [program("amtool"), "check-config", folder / "alertmanager.yml"],
+    ):
+        done = subprocess.run(call, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "secret" not in text
+
+
+def test_manifests_are_written_again_but_not_over_an_edit(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    files = write_manifests(wiring(tmp_path), out)
+    assert write_manifests(wiring(tmp_path, time_scale=60.0), out) == files
+    assert "interval: 1s" in (out / "kubernetes" / "servers.yaml").read_text()
+    edited = out / "kubernetes" / "rules.yaml"
+    edited.write_text(edited.read_text().replace("for: 2s", "for: 3s"))
+
+    with pytest.raises(
+        ConfigError, match=r"edited: .*/kubernetes/rules\.yaml\. Name another folder"
+    ):
+        write_manifests(wiring(tmp_path), out)
+    assert "for: 3s" in edited.read_text()
+
+
+def test_kubernetes_objects_fit_their_definitions(shared_data: Path, tmp_path: Path) -> None:
+    kinds = []
+    for text in kubernetes_texts(wiring(tmp_path)).values():
+        custom = yaml.safe_load(text)
+        kinds.append(custom["kind"])
+        if custom["kind"] != "ConfigMap":
+            validate(custom, definition(shared_data / "crds", custom["kind"]))
+
+    assert sorted(set(kinds)) == ["ConfigMap", "PodMonitor", "PrometheusRule", "ServiceMonitor"]
+
+
+def test_config_maps_are_valid_and_hold_the_dashboards(tmp_path: Path) -> None:
+    import kubernetes_validate
+
+    maps = [
+        yaml.safe_load(text)
+        for name, text in kubernetes_texts(wiring(tmp_path)).items()
+        if name.startswith("dashboard-")
+    ]
+
+    assert len(maps) == 4
+    for each in maps:
+        kubernetes_validate.validate(each, "1.31", strict=True)
+        (text,) = each["data"].values()
+        assert '"uid": "stoker-' in text
+
+
+def test_compose_mounts_the_runs_and_hides_the_secret(tmp_path: Path) -> None:
+    write_manifests(wiring(tmp_path), tmp_path / "out")
+    found = yaml.safe_load((tmp_path / "out" / "compose" / "compose.yaml").read_text())
+
+    runs = tmp_path / "runs"
+    assert f"{runs}:{runs}:ro" in found["services"]["prometheus"]["volumes"]
+    for service in found["services"].values():
+        assert service["network_mode"] == "host"
+        listen = [flag for flag in service.get("command", ()) if "web.listen-address" in flag]
+        assert all("127.0.0.1:" in flag for flag in listen)
+    for path in (tmp_path / "out").rglob("*"):
+        assert path.is_dir() or "T/B/secret" not in path.read_text()
+
+
+def fake(folder: Path, name: str, said: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("said", "received"),
+    [
+        (None, "no prometheus on the PATH"),
+        ("prometheus, version 1.8.2 (branch: master)", "prometheus: prometheus, version 1.8.2"),
+        ("prometheus, version 2.41.0 (branch: HEAD)", "version 2.41.0"),
+        ("prometheus, version 4.0.0 (branch: HEAD)", "version 4.0.0"),
+        ("something else", "something else"),
+    ],
+)
+def test_a_missing_or_other_prometheus_is_one_line(
+    said: str | None, received: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said is not None:
+        fake(tmp_path / "bin", "prometheus", said)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}")
+
+    with pytest.raises(ConfigError) as raised:
+        find_program(PROMETHEUS)
+
+    assert received in raised.value.line()
+    assert "apt-get install prometheus" in raised.value.line()
+
+
+def test_versions_2_and_3_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for version in ("2.42.0+ds", "3.5.1"):
+        fake(tmp_path, "prometheus", f"prometheus, version {version} (branch: x)")
+        assert find_program(PROMETHEUS) == str(tmp_path / "prometheus")
+
+
+@pytest.mark.parametrize("address", ["8501", "host:", ":8501", "host:99999", "http://host:x"])
+def test_a_server_must_be_host_and_port(address: str) -> None:
+    with pytest.raises(ConfigError, match="--server must be HOST:PORT"):
+        Wiring(servers=(address,))
+
+
+def test_receivers_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--webhook must be an address"):
+        Receiver(webhook="127.0.0.1:5001")
+    with pytest.raises(ConfigError, match="--slack-file must be a file"):
+        Receiver(slack_file=tmp_path / "none")
+
+
+def test_a_full_disk_is_one_line(small_disk: Path, tmp_path: Path) -> None:
+    for name in ("prometheus", "alertmanager"):
+        program(name)
+    with (small_disk / "filler").open("wb") as filler, pytest.raises(OSError, match="space"):
+        while True:
+            filler.write(bytes(4096))
+            filler.flush()
+
+    with pytest.raises(UserError, match=r"must have room|must be a folder that can be written"):
+        Stack(folder=small_disk / "state").up(wiring(tmp_path))
+
+
+def test_the_reason_is_the_error_of_the_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text('level=info msg=x\nlevel=error err="opening \\"series\\": no space left"\n')
+
+    assert reason(log) == 'opening "series": no space left'
+
+
+def test_a_process_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    with subprocess.Popen([sleep, "60"]) as other:
+        started = Started(
+            name="Prometheus", pid=other.pid, began="1", address="127.0.0.1:1", log=str(tmp_path)
+        )
+        assert not started.runs
+        started.end()
+        assert other.poll() is None
+        assert began(other.pid) != "1"
+        other.kill()
