@@ -78,8 +78,6 @@ class Server:
         self._router = router
         self._router_watch: Watch | None = None
         self._configs = _named_models(config)
-        keys = None if config.keys_file is None else read_keys(config.keys_file)
-        tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._ready = threading.Event()
         self._runs = (
             StuckCallWatchdog(max_run_s=config.max_run_s, on_stuck=self._say_stuck, router=router)
@@ -89,25 +87,7 @@ class Server:
         self._metrics = metrics = ServeMetrics(
             config.worker_folder, worker=config.worker, max_series=config.max_series
         )
-        session = _session_config(config)
-        open_devices(session)
-        options = LoadOptions(
-            batching=config.batching,
-            per_model_batching=config.per_model_batching,
-            router=router,
-            allow_ops=frozenset(config.allow_ops),
-            metrics=metrics,
-            in_use=_versions_in_use(config),
-            runs=self._runs,
-            warm_up=config.warm_up,
-            warm_sizes=config.warm_sizes,
-            warm_s=config.warm_s,
-            session=session,
-            unload_first=config.unload_first,
-            litert_interpreters=config.litert_interpreters,
-            warm_up_times=config.warm_up_times,
-            saved_model_tags=config.saved_model_tags,
-        )
+        options = self._load_options()
         self.models = Models(
             poll_s=config.poll_s, on_change=self._look_whether_ready, options=options
         )
@@ -131,6 +111,36 @@ class Server:
         self.plane.quality = self._quality
         self._access_log = _access_log(config, metrics.log_dropped)
         self._health = Health(self.plane)
+        self._open(extra)
+
+    def _load_options(self) -> LoadOptions:
+        """How models are loaded; opens the devices."""
+        config = self.config
+        session = _session_config(config)
+        open_devices(session)
+        return LoadOptions(
+            batching=config.batching,
+            per_model_batching=config.per_model_batching,
+            router=self._router,
+            allow_ops=frozenset(config.allow_ops),
+            metrics=self._metrics,
+            in_use=_versions_in_use(config),
+            runs=self._runs,
+            warm_up=config.warm_up,
+            warm_sizes=config.warm_sizes,
+            warm_s=config.warm_s,
+            session=session,
+            unload_first=config.unload_first,
+            litert_interpreters=config.litert_interpreters,
+            warm_up_times=config.warm_up_times,
+            saved_model_tags=config.saved_model_tags,
+        )
+
+    def _open(self, extra: ExtraRoutes | None) -> None:
+        """Bind the ports, and make the two interfaces."""
+        config = self.config
+        keys = None if config.keys_file is None else read_keys(config.keys_file)
+        tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
         self._bound = bound = _bind_all(config)
         self._socket = bound.rest
         self.rest_port: int = bound.rest.getsockname()[1]
