@@ -189,7 +189,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
 
     # kill -9, and another server: the version stays out.
     server.kill()
-    again = serve(server.models, tmp_path / "again.json", "--workers", "2")
+    again = serve(server.models, tmp_path / "again.json")
     serving.append(again)
     assert [again.ask(5.0) for _ in range(20)] == [2.0] * 20
     what = [event.what for event, _ in ModelRollouts(again.models, "m").history()]
@@ -243,15 +243,27 @@ def test_status_and_history_as_text_and_as_json(
     assert json.loads(capsys.readouterr().out)[-1]["what"] == "roll back"
 
 
+@pytest.fixture
+def two_workers(tmp_path: Path) -> Iterator[Serving]:
+    """A server of two processes; version 1 takes all traffic, and version 2 waits."""
+    repository = Repository(tmp_path / "models")
+    for version in (1, 2):
+        repository.push(exported(tmp_path / str(version), addend=version), "m")
+        ModelRollouts(repository.root, "m").hold(why="a push takes no traffic")
+    server = serve(repository.root, tmp_path / "ready.json", "--workers", "2")
+    yield server
+    server.kill()
+
+
 def test_admins_change_a_rollout_over_rest_whichever_of_two_workers_answers(
-    serving: list[Serving],
+    two_workers: Serving, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = serving[-1]
+    server = two_workers
     wait_for(lambda: len(server.workers) == 2)
     settings = {"stages": "50,100", "step_time_s": 600.0, "warm_up_s": 0.0}
-    begin = {"version": 3, "settings": settings, "why": "another look"}
+    begin = {"version": 2, "settings": settings, "why": "retrained"}
     status, begun = server.send("/v1/rollouts/m/start", begin)
-    assert (status, begun["candidate"], begun["rejected"]) == (200, 3, []), begun
+    assert (status, begun["candidate"], begun["baseline"]) == (200, 2, 1), begun
     assert server.send("/v1/rollouts/m/start", begin)[0] == 400
     assert server.send("/v1/rollouts/m/promote", {})[1]["phase"] == "running"
 
@@ -261,7 +273,10 @@ def test_admins_change_a_rollout_over_rest_whichever_of_two_workers_answers(
         return {f"{status} {body['phase']} {body['share']}" for status, body in answers}
 
     assert shown() == {"200 running 0.5"}
-    wait_for(lambda: {server.ask(1.0) for _ in range(20)} == {2.0, 3.0})
+    wait_for(lambda: {server.ask(1.0) for _ in range(20)} == {1.0, 2.0})
+    assert server.send("/v1/rollouts/m")[1]["bad_answers_needed"] > 0
+    assert rollout(server.models, "status", "m") == EXIT_DONE
+    assert "more bad answers roll back, after about" in capsys.readouterr().out
     killed = min(server.workers)
     os.kill(killed, signal.SIGKILL)
     wait_for(lambda: len(server.workers - {killed}) == 2)
@@ -270,7 +285,7 @@ def test_admins_change_a_rollout_over_rest_whichever_of_two_workers_answers(
     assert server.send("/v1/rollouts/m/rollback", {"why": "page 17"})[1]["phase"] == "rolled back"
     assert shown() == {"200 rolled back 0.0"}
     time.sleep(2.0)  # the longest time until both workers know
-    assert [server.ask(1.0) for _ in range(40)] == [2.0] * 40
+    assert [server.ask(1.0) for _ in range(40)] == [1.0] * 40
     history = server.send("/v1/rollouts/m")[1]["history"]
     operators = [each for each in history if "over REST" in each["who"]]
     assert [each["what"] for each in operators] == ["start", "promote", "rollback"]
