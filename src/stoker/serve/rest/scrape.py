@@ -83,7 +83,7 @@ class Scrapes:
     def _built(self, form: Form, gzip: bool) -> tuple[Answer, float]:
         """Return an answer, and the CPU time that it took, seconds."""
         began_s = time.thread_time()
-        yield_gil = GilYield()
+        yield_gil = _Pauses()
         lines: Iterator[str] = chain.from_iterable(
             scraped(self._plane, self._extra, yield_gil=yield_gil)
         )
@@ -96,6 +96,23 @@ class Scrapes:
             packed=compressed(body) if gzip else None,
         )
         return answer, time.thread_time() - began_s
+
+
+PAUSING_S = 3.0
+"""After this time a scrape goes on without pauses, seconds: on a busy machine each pause takes long, and Prometheus
+gives up after 10 s by default."""
+
+
+class _Pauses:
+    """Lets requests run in between, for `PAUSING_S`."""
+
+    def __init__(self) -> None:
+        self._pause = GilYield()
+        self._until_s = time.monotonic() + PAUSING_S
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._until_s:
+            self._pause()
 
 
 def scraped(
