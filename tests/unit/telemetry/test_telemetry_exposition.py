@@ -90,6 +90,12 @@ def test_promtool_accepts_hostile_names_and_says_what_is_wrong_with_bad_text() -
     assert accepted(text.replace("\\n", "\n")).returncode != 0
 
 
+def test_a_nul_is_replaced_because_prometheus_refuses_the_whole_scrape_for_one() -> None:
+    text = text_of([family(METRIC, {("nul\0inside", "x"): 1.0})])
+
+    assert read_back(text) == {("nul\ufffdinside", "x"): 1.0}
+
+
 def test_numbers_that_are_none_are_written_as_prometheus_reads_them() -> None:
     samples: Samples = {("a", "nan"): math.nan, ("a", "inf"): math.inf, ("a", "big"): 2.0**53 - 1}
     text = text_of([family(METRIC, samples)])
