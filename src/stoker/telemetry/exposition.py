@@ -56,8 +56,7 @@ def text_of(families: Iterable[Sequence[str]]) -> str:
 
 
 def _without_ends(text: str) -> str:
-    # Prometheus takes a NUL for the end of the text.
-    return text.replace("\0", "\ufffd").replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _escaped(text: str) -> str:

@@ -288,6 +288,9 @@ def test_mig_slices_have_memory_and_activity_of_their_own(machine: Machine) -> N
         'stoker_gpu_lost{gpu="0",uuid="GPU-a"}',
         'stoker_gpu_lost{gpu="1",uuid="GPU-b"}',
     ]
+    # A process of a slice is not counted for its GPU again.
+    held = [name for name in found if name.startswith("stoker_gpu_process_memory_bytes")]
+    assert sorted(name.split('"')[3] for name in held) == ["GPU-b", "MIG-a1"]
     assert any('uuid="MIG-a1",mig="1"' in name and 'profile="3g.40gb"' in name for name in found)
 
 

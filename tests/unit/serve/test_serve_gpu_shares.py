@@ -89,7 +89,8 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.process.workers import WorkerPool
 folder = Path(sys.argv[1])
 say = "import os, pathlib, sys; number = sys.argv[sys.argv.index('--worker') + 1]; "
-say += "text = ' '.join([os.environ['CUDA_VISIBLE_DEVICES'], *sys.argv[-2:]]); "
+say += "gpus = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'STOKER_SERVER_GPUS')]; "
+say += "text = ' '.join([*gpus, *sys.argv[-2:]]); "
 say += f"pathlib.Path({str(folder)!r}, number + '.txt').write_text(text); sys.stdin.read()"
 config = ServeConfig(root=folder, workers=3, per_process_gpu_memory_fraction=0.5)
 crew = WorkerPool(config, [sys.executable, "-c", say], folder)
@@ -113,7 +114,7 @@ def test_each_worker_is_started_with_its_gpu_and_its_part_of_the_memory(
 
     said = [(tmp_path / f"{number}.txt").read_text() for number in range(3)]
     flag = "--per_process_gpu_memory_fraction"
-    assert said == [f"0 {flag} 0.25", f"1 {flag} 0.5", f"0 {flag} 0.25"]
+    assert said == [f"0 all {flag} 0.25", f"1 all {flag} 0.5", f"0 all {flag} 0.25"]
 
 
 STUCK = """\

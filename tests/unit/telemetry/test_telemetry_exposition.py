@@ -43,6 +43,7 @@ HOSTILE = (
     "{a=\"b\",c='d'} 1 # HELP",
     "",
     "ü 漢 \U0001f600 \u2028",
+    "nul\0inside",
     "x" * 100_000,
 )
 
@@ -75,15 +76,13 @@ def test_hostile_names_come_back_as_they_were() -> None:
     assert read_back(text_of([family(METRIC, given_samples)])) == given_samples
 
 
-@given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40))
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
 def test_any_text_is_a_label(value: str) -> None:
     assert read_back(text_of([family(METRIC, {(value, "x"): 1.5})])) == {(value, "x"): 1.5}
 
 
 def test_promtool_accepts_hostile_names_and_says_what_is_wrong_with_bad_text() -> None:
-    samples: Samples = {
-        (text, str(place)): 1.0 for place, text in enumerate([*HOSTILE, "nul\0inside"])
-    }
+    samples: Samples = {(text, str(place)): 1.0 for place, text in enumerate(HOSTILE)}
     text = text_of([family(METRIC, samples)])
 
     assert accepted(text).returncode == 0, accepted(text).stderr

@@ -92,6 +92,7 @@ def test_a_port_is_free_again_after_the_end() -> None:
 def test_silent_and_slow_clients_hold_up_nobody(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    assert scrape_server._Handler.timeout == scrape_server.TIMEOUT_S
     monkeypatch.setattr(scrape_server._Handler, "timeout", 0.3)
     with ScrapeServer(PAGES, port=0) as server, contextlib.ExitStack() as clients:
         silent = [clients.enter_context(connected(server)) for _ in range(8)]
