@@ -128,17 +128,35 @@ def weights(result: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def calm(folder: Path) -> tuple[dict[str, Any], str]:
-    """What two workers train when nothing happens, and the hash of its state."""
-    result, _ = train(folder, "--workers", "2")
-    return result, weights(result)
+def calm(folder: Path) -> tuple[dict[str, Any], str, str]:
+    """What two workers train, one of them slow; the hash of its state; and what they report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLOW_S", "0.08")
+        result, said = train(folder, "--workers", "2", "--log-json")
+    return result, weights(result), said
 
 
 @pytest.mark.multiworker
 @pytest.mark.slow
-def test_a_worker_that_is_slow_is_named_and_one_that_is_killed_changes_no_weight(
+def test_a_slow_worker_is_named(calm: tuple[dict[str, Any], str, str]) -> None:
+    result, _, said = calm
+
+    (slow,) = result["stragglers"]
+    assert slow["worker"] == "1"
+    assert slow["ratio"] > 1.2
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert all(line.keys() >= {"time", "level", "run", "worker", "message"} for line in lines)
+    (named,) = [line for line in lines if "worker 1 is slow: " in line["message"]]
+    assert (named["level"], named["worker"]) == ("warning", "0")
+    assert named["run"] == Path(result["run"]).name
+    assert list(Path(result["run"]).glob(".*")) == [], "nothing of the workers is left"
+
+
+@pytest.mark.multiworker
+@pytest.mark.slow
+def test_a_worker_that_is_killed_changes_no_weight(
     folder: Path,
-    calm: tuple[dict[str, Any], str],
+    calm: tuple[dict[str, Any], str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,9 +164,8 @@ def test_a_worker_that_is_slow_is_named_and_one_that_is_killed_changes_no_weight
     fault = tmp_path / "fault"
     monkeypatch.setenv("FAULT", str(fault))
     fault.write_text("once")
-    monkeypatch.setenv("SLOW_S", "0.04")
 
-    killed, said = train(folder, "--workers", "2", "--again", "--log-json")
+    killed, said = train(folder, "--workers", "2", "--again")
 
     assert not fault.exists()
     assert killed["restarts"] == ["worker 1 was killed by SIGKILL"]
@@ -158,15 +175,7 @@ def test_a_worker_that_is_slow_is_named_and_one_that_is_killed_changes_no_weight
         assert result["resolved"]["strategy"] == "multi_worker"
     assert weights(killed) == calm[1]
     assert killed["metrics"] == calm[0]["metrics"]
-    assert not list(Path(killed["run"]).glob(".*")), "nothing of the launcher is left"
-    (slow,) = killed["stragglers"]
-    assert slow["worker"] == "1"
-    assert slow["ratio"] > 1.2
-    lines = [json.loads(line) for line in said.splitlines()]
-    assert all(line.keys() >= {"time", "level", "run", "worker", "message"} for line in lines)
-    (named,) = [line for line in lines if "worker 1 is slow" in line["message"]]
-    assert (named["level"], named["worker"]) == ("warning", "0")
-    assert named["run"] == Path(killed["run"]).name
+    assert not list(Path(killed["run"]).glob(".workers*")), "nothing of the launcher is left"
 
 
 class Tasks:
@@ -224,7 +233,7 @@ def tf_config(addresses: list[str], index: int) -> str:
 @pytest.mark.slow
 def test_tasks_of_another_launcher_connect_end_together_and_continue(
     folder: Path,
-    calm: tuple[dict[str, Any], str],
+    calm: tuple[dict[str, Any], str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

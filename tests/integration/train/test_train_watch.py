@@ -31,6 +31,7 @@ from stoker.train.watch.profile import REQUEST, StepProfiler
 from stoker.train.watch.summaries import (
     BUCKETS,
     embeddings_of,
+    global_norm,
     gradient_histograms,
     gradients_of,
     graph_bytes,
@@ -122,6 +123,7 @@ def test_gradients_are_those_of_a_training_step_and_looking_changes_nothing(prec
     before = state_of(model)
     found = gradient_histograms(gradients_of(model, loss_of(model)))
     again = gradient_histograms(gradients_of(model, loss_of(model)))
+    norm = global_norm(gradients_of(model, loss_of(model)))
 
     assert state_of(model) == before
     with tf.GradientTape() as tape:
@@ -129,6 +131,11 @@ def test_gradients_are_those_of_a_training_step_and_looking_changes_nothing(prec
     assert state_of(model) != before
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     assert list(found) == [f"gradients/{v.path}" for v in model.trainable_variables]
+    squares = [
+        float(tf.reduce_sum(tf.cast(getattr(g, "values", g), tf.float64) ** 2)) for g in gradients
+    ]
+    assert norm == pytest.approx(np.sqrt(sum(squares)), rel=1e-2)
+    assert global_norm({}) == 0.0
     for expected, tag in zip(gradients, found, strict=True):
         dense = expected.values if isinstance(expected, tf.IndexedSlices) else expected
         values = dense.numpy().astype(np.float64)

@@ -1,4 +1,4 @@
-"""The newest metrics of a training run in memory, for whoever asks: a scrape, a textfile, OTLP.
+"""The newest metrics of a training run in memory: for a scrape, a textfile and OTLP.
 
 Training only stores numbers that it has anyway. All other work is done in the thread that asks.
 """

@@ -83,6 +83,11 @@ class Stragglers:
         return [{"worker": worker, "ratio": ratio} for worker, ratio in self._worst.items()]
 
     def __enter__(self) -> Self:
+        if self._reads:
+            # Only this worker makes the folder: no other one brings it back after its end.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True)
         self._thread.start()
         return self
 
@@ -95,6 +100,7 @@ class Stragglers:
         self._over.set()
         self._thread.join()
         if self._reads:
+            self._tell()
             self._look()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -110,7 +116,6 @@ class Stragglers:
             return
         made = self._folder / f".{self._rank}.tmp"
         with contextlib.suppress(OSError):  # the next write may succeed
-            self._folder.mkdir(parents=True, exist_ok=True)
             made.write_text(json.dumps({"median_s": median_s}))
             os.replace(made, self._folder / f"{self._rank}.json")
 

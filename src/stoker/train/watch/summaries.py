@@ -82,7 +82,9 @@ def gradient_histograms(gradients: Mapping[str, Any]) -> dict[str, Histogram]:
 
 
 def global_norm(gradients: Mapping[str, Any]) -> float:
-    """Return the norm of all gradients together, of what `gradients_of` returns."""
+    """Return the norm of all gradients together, of what `gradients_of` returns; 0 without any."""
+    if not gradients:
+        return 0.0
     return float(tf.linalg.global_norm([tf.cast(g, tf.float32) for g in gradients.values()]))
 
 
