@@ -11,7 +11,6 @@ from stoker.monitor.boards.boards import BOARDS
 from stoker.monitor.boards.parts import Board, built
 from stoker.monitor.dashboards import FOLDER
 
-
 _UNKNOWN = ("auto", "auto_count", "auto_min", "id")
 """Keys that the SDK gives to each variable, but that today's schema of Grafana does not know."""
 
