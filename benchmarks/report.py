@@ -134,6 +134,14 @@ AREAS = (
         "`kill -9` takes workers and servers. The picture is of one run (`make rollout-picture`).",
         picture="rollout.svg",
     ),
+    Area(
+        title="Monitoring",
+        results=("monitor_fire",),
+        command="make bench-monitor",
+        method="`stoker monitor up --time-scale 60` on recorded metrics that are played by the clock: a healthy machine for "
+        "20 s, then five faults at once. The time is from the change of a metric to the webhook, through Prometheus and "
+        "Alertmanager; the slowest of all rounds.",
+    ),
 )
 
 INTRODUCTION = """# Benchmarks
