@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.custom_resources import definition, validate
-from tests.prometheus_programs import program
+from tests.prometheus_programs import FOLDER, program
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.monitor.manifests.kubernetes import kubernetes_texts
@@ -17,7 +20,8 @@ from stoker.monitor.manifests.write import write_manifests
 from stoker.monitor.settings import RuleSettings
 from stoker.monitor.stack.processes import Stack, reason
 from stoker.monitor.stack.programs import PROMETHEUS, find_program
-from stoker.monitor.stack.state import Started, began
+from stoker.monitor.stack.state import Started, began, read_started
+from stoker.monitor.stack.status import read_status
 from stoker.monitor.stack.wiring import Receiver, Wiring
 
 
@@ -44,10 +48,11 @@ def test_both_programs_accept_their_settings(time_scale: float, tmp_path: Path) 
     (folder / "alertmanager.yml").write_text(text)
 
     for call in (
-        [program("promtool"), "check", "config", folder / "prometheus.yml"],
-        [program("amtool"), "check-config", folder / "alertmanager.yml"],
+        ("promtool", "check", "config", str(folder / "prometheus.yml")),
+        ("amtool", "check-config", str(folder / "alertmanager.yml")),
     ):
-        done = subprocess.run(call, capture_output=True, text=True)
+        tool = program(call[0])
+        done = subprocess.run([tool, *call[1:]], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "secret" not in text
 
@@ -158,16 +163,40 @@ def test_receivers_are_checked(tmp_path: Path) -> None:
         Receiver(slack_file=tmp_path / "none")
 
 
-def test_a_full_disk_is_one_line(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("prometheus", "alertmanager"):
         program(name)
-    with (small_disk / "filler").open("wb") as filler, pytest.raises(OSError, match="space"):
-        while True:
-            filler.write(bytes(4096))
-            filler.flush()
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{FOLDER}")
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    stack = Stack(
+        folder=small_disk / "s", prometheus_port=free_port(), alertmanager_port=free_port()
+    )
 
-    with pytest.raises(UserError, match=r"must have room|must be a folder that can be written"):
-        Stack(folder=small_disk / "state").up(wiring(tmp_path))
+    with pytest.raises(UserError, match=r"must have room for it\. Received: 0 bytes free"):
+        stack.up(wiring(tmp_path))
+
+    assert read_started(small_disk / "s") == ()
+
+
+def test_a_disk_that_was_full_is_named_by_the_status(tmp_path: Path) -> None:
+    log = tmp_path / "prometheus.log"
+    log.write_text('level=error err="write /s/wal/00: no space left on device"\nlevel=info msg=x\n')
+    started = Started(name="Prometheus", pid=0, began="1", address="127.0.0.1:1", log=str(log))
+
+    (found,) = read_status((started,)).programs
+
+    assert found.problem == f"the disk of {tmp_path} was full: series are missing; free some space"
+    assert found.state == "ended"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def test_the_reason_is_the_error_of_the_last_line(tmp_path: Path) -> None:

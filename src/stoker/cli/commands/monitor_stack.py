@@ -141,7 +141,9 @@ def up(
         return
     for each in started:
         print_result(f"{each.name}: http://{each.address}")
-    print_result(f"alerts: http://{started[0].address}/alerts; end both: stoker monitor down")
+    print_result(
+        "alerts: stoker monitor status, or Prometheus's page Alerts; end both: stoker monitor down"
+    )
 
 
 def down(state: StateFolder = None) -> None:
