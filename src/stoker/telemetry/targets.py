@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ JOB = "stoker-train"
 """Prometheus's label `job` of every run."""
 
 _META = "__meta_stoker_"
+
+_MOST_BYTES = 1 << 20
+"""Of one file."""
+
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+Target = dict[str, Any]
+"""`targets` (HOST:PORT, ...) and their `labels`."""
 
 
 @contextlib.contextmanager
@@ -55,42 +64,79 @@ def published(runs: Path, run: str, address: str) -> Iterator[None]:
             path.unlink()
 
 
-def live_targets(runs: Path) -> list[dict[str, Any]]:
+def _ignored(path: Path, error: Exception) -> None:
+    """Say nothing of a bad file."""
+
+
+def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignored) -> list[Target]:
     """Return the target groups of all runs whose process is alive; remove the files of the others.
 
     Args:
         runs: The folder `runs`.
+        on_bad: Called with a file that cannot be read, and why; it is left out.
 
     Returns:
-        As `/sd` answers (http_sd): targets and labels. Left out are files that cannot be read, and
-        loopback addresses of other machines that share the folder.
+        As `/sd` answers (http_sd): targets and labels. Left out are loopback addresses of other
+        machines that share the folder. Files that name no process are of something else that can be scraped.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Target] = []
     for path in sorted((runs / FOLDER).glob("*.json")):
         try:
-            groups = json.loads(text := path.read_text())
-            owners = [_owner(group["labels"]) for group in groups]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            groups = [_group(each) for each in _entries(path)]
+        except FileNotFoundError:
+            continue  # the run has ended since
+        except (OSError, ValueError, RecursionError) as error:
+            on_bad(path, error)
             continue
-        if any(owner.is_gone() for owner in owners):
-            with contextlib.suppress(OSError):
-                if path.read_text() == text:  # else the run has just been continued
+        owners = [_owner(group["labels"]) for group in groups]
+        if any(owner is not None and owner.is_gone() for owner in owners):
+            with contextlib.suppress(OSError, ValueError):
+                if _entries(path) == groups:  # else the run has just been continued
                     path.unlink()
         elif all(_is_reachable(group, owner) for group, owner in zip(groups, owners, strict=True)):
             found += groups
     return found
 
 
-def _is_reachable(group: dict[str, Any], owner: ProcessId) -> bool:
+def _entries(path: Path) -> list[Any]:
+    """Raise ValueError if the file is not a list of JSON."""
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES} bytes")
+    groups = json.loads(text)
+    if not isinstance(groups, list):
+        raise ValueError("not a list")
+    return groups
+
+
+def _group(value: Any) -> Target:
+    if not isinstance(value, dict):
+        raise ValueError("an entry is not an object")
+    targets, labels = value.get("targets"), value.get("labels", {})
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise ValueError("targets is not a list of HOST:PORT")
+    if not isinstance(labels, dict) or not all(
+        _LABEL.fullmatch(name) and isinstance(text, str) for name, text in labels.items()
+    ):
+        raise ValueError("labels is not an object of names and texts")
+    return {"targets": targets, "labels": labels}
+
+
+def _is_reachable(group: Target, owner: ProcessId | None) -> bool:
     """Return whether this machine may reach the targets: not the loopback address of another one."""
-    own = owner.host == socket.gethostname()
+    own = owner is None or owner.host == socket.gethostname()
     return own or not any(address.startswith("127.") for address in group["targets"])
 
 
-def _owner(labels: dict[str, str]) -> ProcessId:
-    return ProcessId(
-        host=labels[f"{_META}host"],
-        boot=labels[f"{_META}boot"],
-        pid=int(labels[f"{_META}pid"]),
-        started=labels[f"{_META}started"],
-    )
+def _owner(labels: dict[str, str]) -> ProcessId | None:
+    """Return the process that announced a target; None if its labels name none."""
+    try:
+        return ProcessId(
+            host=labels[f"{_META}host"],
+            boot=labels[f"{_META}boot"],
+            pid=int(labels[f"{_META}pid"]),
+            started=labels[f"{_META}started"],
+        )
+    except (KeyError, ValueError):
+        return None

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.app.context import CHECKPOINTS, Context
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_uuids
+from stoker.telemetry.gpu.sampler import GpuSampler
 from stoker.telemetry.publish import Destinations, offered
 from stoker.telemetry.run_info import run_info
 from stoker.telemetry.run_time import RunTime
@@ -74,6 +77,8 @@ def offer_metrics(
         What training writes to.
     """
     experiment, settings = context.experiment, context.experiment.train
+    offers = settings.metrics_port is not None or settings.metrics_textfile is not None
+    gpus = _sampled_gpus(held) if offers else None
     live = LiveMetrics(
         run_info(context.run_id, experiment.name, folder=experiment.folder, environ=os.environ),
         Sources(
@@ -81,6 +86,7 @@ def offer_metrics(
             checkpoint_age_s=lambda: checkpoint_age_s(folder / CHECKPOINTS),
             local_steps=lambda: {} if timed is None else timed.stragglers.medians_s,
             stragglers=lambda: {} if timed is None else timed.stragglers.ratios,
+            gpus=tuple if gpus is None else gpus.families,
         ),
     )
     textfile = settings.metrics_textfile
@@ -91,6 +97,12 @@ def offer_metrics(
     )
     held.enter_context(offered(live, where, environ=os.environ))
     return live
+
+
+def _sampled_gpus(held: ExitStack) -> GpuSampler | None:
+    """Begin to sample the GPUs that this process may use; None without one."""
+    uuids = visible_uuids(read_gpus().states, os.environ)
+    return held.enter_context(GpuSampler(uuids=uuids)) if uuids else None
 
 
 def checkpoint_age_s(checkpoints: Path) -> float | None:

@@ -53,6 +53,9 @@ class Sources:
     stragglers: Callable[[], Mapping[str, float]] = dict
     """Worker -> its local step time over that of the others."""
 
+    gpus: Callable[[], Sequence[Sequence[str]]] = tuple
+    """The families of the GPUs that the run uses, as lines of the exposition."""
+
 
 @dataclass(kw_only=True, slots=True)
 class StepHistogram:
@@ -156,7 +159,7 @@ class LiveMetrics:
         families: Iterable[Sequence[str]] = (
             family(metric, samples[metric]) for metric in catalogue.METRICS if metric in samples
         )
-        return text_of([histogram.lines(self.info.run), *families])
+        return text_of([histogram.lines(self.info.run), *families, *self._sources.gpus()])
 
     def _asked(self, run: str) -> dict[Metric, Samples]:
         sources, found = self._sources, dict[Metric, Samples]()
