@@ -6,8 +6,8 @@ import numpy as np
 
 keras.utils.set_random_seed(7)
 random = np.random.default_rng(7)
-x_train = random.random((5_120, 28, 28, 1), dtype="float32")
-y_train = random.integers(0, 10, 5_120)
+x_train = random.random((10_240, 28, 28, 1), dtype="float32")
+y_train = random.integers(0, 10, 10_240)
 
 model = keras.Sequential(
     [
