@@ -218,3 +218,27 @@ def test_a_process_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
         assert other.poll() is None
         assert began(other.pid) != "1"
         other.kill()
+
+
+# On purpose nobody waits for the programs: they outlive `stoker monitor up`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_edited_rules_stop_the_start_and_are_kept_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(tmp_path / "bin", "prometheus", "prometheus, version 2.42.0")
+    fake(tmp_path / "bin", "alertmanager", "alertmanager, version 0.25.0")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    stack = Stack(folder=tmp_path / "s", prometheus_port=free_port(), alertmanager_port=free_port())
+    rules = tmp_path / "s" / "rules.yml"
+    with pytest.raises(UserError, match=r"Prometheus must run\. Received: prometheus, version"):
+        stack.up(wiring(tmp_path))  # these programs print their version, and end
+    rules.write_text(rules.read_text().replace("> 87", "> 80"))
+    edited = rules.read_text()
+
+    with pytest.raises(ConfigError, match=r"edited: \S+/rules\.yml\. Move rules of your own to"):
+        stack.up(wiring(tmp_path))
+    with pytest.raises(UserError, match="Prometheus must run"):
+        stack.up(wiring(tmp_path), keep_edited=True)
+
+    assert rules.read_text() == edited
+    assert read_started(tmp_path / "s") == ()

@@ -38,7 +38,7 @@ class Started:
     @property
     def runs(self) -> bool:
         """Whether it has not ended."""
-        return began(self.pid) == self.began
+        return bool(self.began) and began(self.pid) == self.began  # empty: it ended at once
 
     def end(self) -> None:
         """Ask it to end, wait, and kill it if it does not."""
