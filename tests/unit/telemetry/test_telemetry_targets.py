@@ -88,7 +88,7 @@ def test_another_machines_file_stays_and_its_loopback_address_is_no_target_here(
 
 def test_a_damaged_file_hides_no_other_run(tmp_path: Path) -> None:
     with published(tmp_path, "run", "127.0.0.1:1"):
-        for name, text in (("a", "{"), ("b", "[1]"), ("c", '[{"targets": []}]'), ("d", "{}")):
+        for name, text in (("a", "{"), ("b", "[1]"), ("c", '[{"targets": 1}]'), ("d", "{}")):
             (tmp_path / FOLDER / f"{name}.json").write_text(text)
 
         assert [each["targets"] for each in live_targets(tmp_path)] == [["127.0.0.1:1"]]
