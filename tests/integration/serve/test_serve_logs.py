@@ -372,7 +372,9 @@ def test_nothing_waits_for_a_disk_that_does_not_answer() -> None:
     def write(_items: Any) -> None:
         going_on.wait(60)
 
-    queue: Background[bytes] = Background(write, name="slow", on_drop=dropped.add)
+    queue: Background[bytes] = Background(
+        write, name="slow", on_drop=lambda count: dropped.add(count, log="slow")
+    )
     for _ in range(40):
         queue.offer(b"", size=MAX_BYTES // 4)
     assert dropped.total() >= 40 - 4 - 4  # four under way, four that wait
