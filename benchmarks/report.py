@@ -149,7 +149,7 @@ AREAS = (
         method="A server process with one small model, and the counts of 200 and of 1,000 models with two versions each, "
         "made by the calls that count requests. CPU time of the whole process for a scrape with gzip. The 99th percentile "
         "is of small REST requests on one connection while one scrape follows the other, client and server on the same "
-        "two cores. Alerts: `stoker monitor up --time-scale 60` on recorded metrics that are played by the clock: a healthy "
+        "two cores. Alerts: `stoker monitor up --time-scale 60` on metrics written by hand and played by the clock: a healthy "
         "machine for 20 s, then five faults at once. The time is from the change of a metric to the webhook, through "
         "Prometheus and Alertmanager; the slowest of all rounds.",
     ),

@@ -1,6 +1,6 @@
-"""A machine that is scraped: recorded expositions, played by the clock, and a webhook that notes alerts.
+"""A machine that is scraped: expositions written by hand, played by the clock, and a webhook that notes alerts.
 
-In a recording, a counter or histogram has what it grows by in a second.
+In these files a counter or histogram has what it grows by in a second.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from stoker.monitor.stack.wiring import SERVER_PATH, TARGETS
 from stoker.telemetry.scrape_server import Page, ScrapeServer
 
-RECORDED = Path(__file__).resolve().parents[2] / "tests" / "data" / "monitor"
+WRITTEN = Path(__file__).resolve().parents[2] / "tests" / "data" / "monitor"
 RUN = "20261127T180000Z-4f1a"
 
 
 class Player:
-    """One recorded exposition; its values can be changed while it is played. Used by several threads."""
+    """One exposition; its values can be changed while it is played. Used by several threads."""
 
     def __init__(self, file: Path) -> None:
-        """Start the clock. Args: file: the recording."""
+        """Start the clock. Args: file: the exposition."""
         self._lines = file.read_text("utf-8").splitlines()
         self._lock = threading.Lock()
         self._counted: dict[str, float] = {}
@@ -65,9 +65,9 @@ class Player:
             if line.startswith("#"):
                 yield line, "", 0.0, grows
                 continue
-            name, _, recorded = line.rpartition(" ")
+            name, _, written = line.rpartition(" ")
             changed = [value for part, value in self._changed.items() if part in name]
-            yield line, name, changed[-1] if changed else float(recorded), grows
+            yield line, name, changed[-1] if changed else float(written), grows
 
 
 @dataclass
@@ -137,8 +137,8 @@ class Machine:
 
 @contextmanager
 def machine(folder: Path) -> Iterator[Machine]:
-    """Serve the recordings. Args: folder: for the run's targets."""
-    players = [Player(RECORDED / f"{name}.txt") for name in ("training", "server", "exporter")]
+    """Serve the files. Args: folder: for the run's targets."""
+    players = [Player(WRITTEN / f"{name}.txt") for name in ("training", "server", "exporter")]
     training, server, exporter = players
     with ExitStack() as stack, ExitStack() as second:
         pages = {"/metrics": Page(content=training.text)}

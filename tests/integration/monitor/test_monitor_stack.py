@@ -20,7 +20,7 @@ from stoker.monitor.settings import RuleSettings
 
 @dataclass
 class Running:
-    """A recorded machine, and what watches it."""
+    """A machine of written metrics, and what watches it."""
 
     machine: Machine
     stack: Stack
@@ -58,7 +58,7 @@ def test_every_panel_and_variable_has_data(running: Running) -> None:
 def test_every_recorded_ratio_has_data(running: Running) -> None:
     groups = all_groups(RuleSettings())
     names = {rule.record for group in groups for rule in group.recordings}
-    # The recorded server batches without padding.
+    # The written server batches without padding.
     names -= {"model:stoker_batch_padding:ratio_rate5m"}
 
     assert [name for name in sorted(names) if not running.stack.wait_for(name, 10.0)] == []

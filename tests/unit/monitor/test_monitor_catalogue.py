@@ -1,4 +1,4 @@
-"""Rules and dashboards read only metrics of the catalogue, and the recordings are of these metrics."""
+"""Rules and dashboards read only metrics of the catalogue, and the tests' expositions are of these metrics."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_only_metrics_of_the_catalogue_are_read() -> None:
     assert {name for name in read_names() if not {name, _SUFFIX.sub("", name)} & known} == set()
 
 
-def test_every_metric_that_is_read_is_in_a_recording() -> None:
-    recorded = {
+def test_every_metric_that_is_read_is_in_an_exposition_of_the_tests() -> None:
+    written = {
         line.partition("{")[0]
         for path in RECORDED.glob("*.txt")
         for line in path.read_text("utf-8").splitlines()
         if not line.startswith("#")
     }
 
-    assert read_names() - recorded == {":tensorflow:serving:batching_session:padding_size_sum"}
+    assert read_names() - written == {":tensorflow:serving:batching_session:padding_size_sum"}
