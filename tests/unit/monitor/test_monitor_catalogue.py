@@ -13,7 +13,7 @@ from stoker.monitor.dashboards import dashboard_texts
 from stoker.monitor.rules.groups import all_groups
 from stoker.monitor.settings import RuleSettings
 
-RECORDED = Path(__file__).resolve().parents[2] / "data" / "monitor"
+WRITTEN = Path(__file__).resolve().parents[2] / "data" / "monitor"
 
 _NAME = re.compile(r"(?<![\w:\"$.])(?:stoker_|:tensorflow:|process_)[\w:]+")
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")
@@ -47,7 +47,7 @@ def test_only_metrics_of_the_catalogue_are_read() -> None:
 def test_every_metric_that_is_read_is_in_an_exposition_of_the_tests() -> None:
     written = {
         line.partition("{")[0]
-        for path in RECORDED.glob("*.txt")
+        for path in WRITTEN.glob("*.txt")
         for line in path.read_text("utf-8").splitlines()
         if not line.startswith("#")
     }
