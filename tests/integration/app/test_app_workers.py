@@ -56,7 +56,7 @@ from keras import layers
 def wait(values):
     # The second worker computes so much longer.
     slow = os.environ.get("STOKER_RANK") == "1"
-    time.sleep(float(os.environ.get("SLOW_S", "0")) if slow else 0)
+    time.sleep(float(os.environ["SLOW_S"]) if slow else 0)
     return values
 
 
@@ -68,7 +68,10 @@ class Slow(layers.Layer):
 
 def build(features):
     x = layers.Concatenate()([keras.ops.expand_dims(features[n], -1) for n in ("age", "spent")])
-    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(Slow()(x / 50.0)))
+    x = x / 50.0
+    if "SLOW_S" in os.environ:  # a server does not take what calls Python
+        x = Slow()(x)
+    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(x))
     model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
     model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
     return model
