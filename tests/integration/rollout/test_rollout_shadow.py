@@ -153,7 +153,7 @@ class Serving:
         for command in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 text = command.read_bytes()
-                if b"shadow_process" in text and str(self.models).encode() in text:
+                if b"rollout.shadow.process" in text and str(self.models).encode() in text:
                     return int(command.parent.name)
         raise AssertionError("no process runs the candidate")
 
