@@ -284,6 +284,5 @@ def outcome(runs: Path) -> dict[str, Any]:
 
 
 def _without_time(line: dict[str, Any]) -> dict[str, Any]:
-    # The norm of the gradients comes with TensorBoard's histograms, which are made as time allows.
-    measured = ("step_time", "per_s", "wait", "busy", "goodput", "gradient_norm")
+    measured = ("step_time", "per_s", "wait", "busy", "goodput")
     return {name: value for name, value in line.items() if not any(m in name for m in measured)}

@@ -53,6 +53,14 @@ def test_a_full_disk_loses_whole_records_is_said_once_and_is_over_when_there_is_
     assert caplog.records[-1].getMessage().endswith(f"is written again; {10 - kept} were lost")
 
 
+def test_what_is_measured_when_time_allows_is_not_in_the_file(tmp_path: Path) -> None:
+    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer.write(1, {"loss": 0.5, "gradient_norm": 2.0})
+    writer.close()
+
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "loss": 0.5}
+
+
 def test_a_file_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match="must be a file that can be written"):

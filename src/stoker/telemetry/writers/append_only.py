@@ -122,6 +122,10 @@ _to_json = json.JSONEncoder(allow_nan=False).encode
 """As `json.dumps`, which makes an encoder for each line."""
 
 
+_WHEN_TIME_ALLOWS = catalogue.GRADIENT_NORM.tensorboard
+"""Comes with TensorBoard's histograms. It is left out, so that the file is the same however often a run was killed."""
+
+
 class JsonLines:
     """Appends scalars to a file; each line is whole once `write` returns."""
 
@@ -130,7 +134,11 @@ class JsonLines:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append one line; what JSON cannot hold (NaN, infinity) is written as text."""
-        line = {"step": step} | {name: _json_number(value) for name, value in scalars.items()}
+        line = {"step": step} | {
+            name: _json_number(value)
+            for name, value in scalars.items()
+            if name != _WHEN_TIME_ALLOWS
+        }
         self._file.append(_to_json(line).encode() + b"\n")
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
