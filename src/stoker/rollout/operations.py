@@ -370,6 +370,8 @@ class ModelRollouts:
             if seen is not None and stored is not None:
                 self._check_unmoved(seen, stored, what=what)
             state = operation(before)
+            if state is before:
+                return state  # another has done it already
             event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
             try:
                 change(self._files, stored, state, event)

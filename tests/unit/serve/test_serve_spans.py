@@ -197,18 +197,15 @@ def imported(path: Path) -> Iterator[tuple[str, bool]]:
             yield from ((f"{node.module}.{n.name}", id(node) in at_once) for n in node.names)
 
 
-def test_opentelemetry_is_loaded_by_one_module_which_is_loaded_where_traces_are_asked_for() -> None:
+def test_opentelemetry_is_loaded_by_two_modules_each_loaded_where_it_is_asked_for() -> None:
     root = Path(stoker.__file__).parent
     found = {path.relative_to(root).as_posix(): list(imported(path)) for path in root.rglob("*.py")}
 
     own = "opentelemetry"
     assert {p for p, names in found.items() if any(n.startswith(own) for n, _ in names)} == {
-        "serve/tracing/traces.py"
+        "serve/tracing/traces.py",
+        "telemetry/writers/otlp.py",
     }
-    uses = [
-        (p, now)
-        for p, names in found.items()
-        for n, now in names
-        if n == "stoker.serve.tracing.traces"
-    ]
-    assert uses == [("serve/process/server.py", False)]
+    users = ("stoker.serve.tracing.traces", "stoker.telemetry.writers.otlp")
+    uses = {(p, now) for p, names in found.items() for n, now in names if n in users}
+    assert uses == {("serve/process/server.py", False), ("telemetry/publish.py", False)}
