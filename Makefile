@@ -154,7 +154,8 @@ $(SOAKS): soak-%: $(STAMP)
 
 run-soak-train:
 	@STOKER_KILLS=50 $(BIN)/python -m pytest -k "random_instants" tests/integration/train/test_train_kill.py $(ARGS)
-	@STOKER_KILL_STEP=1 $(BIN)/python -m pytest -k "publishing" tests/integration/app/test_app_kill.py $(ARGS)
+	@STOKER_KILL_STEP=1 $(BIN)/python -m pytest -k "publishing or renames" \
+	tests/integration/app/test_app_kill.py tests/integration/train/test_train_kill.py $(ARGS)
 	@STOKER_ALL_LEVERS=1 $(BIN)/python -m pytest -m alone $(ARGS)
 	@$(BIN)/python benchmarks/gpu/run.py test --device cpu
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu

@@ -414,7 +414,10 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "form",
+    [form if form != "tfjs" else pytest.param(form, marks=pytest.mark.soak) for form in FORMATS],
+)
 def test_rows_with_lists_of_different_lengths_are_compared(
     lists: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str
 ) -> None:

@@ -29,13 +29,16 @@ KILLS = int(os.environ.get("STOKER_KILLS", "2"))
 KILL_XLA = 12
 """Each process that XLA compiles for dies at its n-th rename: early enough for two kills, and no more."""
 
+KILL_STEP = int(os.environ.get("STOKER_KILL_STEP", "3"))
+"""Every n-th rename is a place to be killed at."""
+
 LEAST_RENAMES = 20
 """Before fewer different renames it was not killed, or the test looks at nothing."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
+def test_a_run_killed_before_its_renames_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, calm, killed = tmp_path / "small", tmp_path / "calm", tmp_path / "killed"
@@ -49,16 +52,16 @@ def test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was(
     while (code := trainer.run(folder, killed, kill=rename)) != 0:
         assert code == -signal.SIGKILL, trainer.said()
         kills += 1
-        # Each process does one rename more than the last one, or goes on from a newer checkpoint.
+        # Each process does some renames more than the last one, or goes on from a newer checkpoint.
         after = published(killed)
-        rename = rename + 1 if after == before else 1
+        rename = rename + KILL_STEP if after == before else 1
         before = after
 
-    assert kills >= LEAST_RENAMES
+    assert kills >= LEAST_RENAMES // KILL_STEP
     assert outcome(killed) == outcome(calm)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
     trainer: Trainer, tmp_path: Path

@@ -188,7 +188,7 @@ def test_any_flip_in_the_graph_file_loads_or_is_refused(saved: Path, tmp_path: P
     path = copied / "saved_model.pb"
     raw = path.read_bytes()
     refused = []
-    for place in np.linspace(0, len(raw) - 1, 25, dtype=int).tolist():
+    for place in np.linspace(0, len(raw) - 1, 11, dtype=int).tolist():
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x11]) + raw[place + 1 :])
         try:
             load_model(copied).close()
