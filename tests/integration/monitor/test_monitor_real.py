@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -93,7 +94,7 @@ def write_model(path: Path) -> None:
         scale = tf.cond(tf.reduce_any(x < 0.0), lost, lambda: tf.constant(2.0))
         return {"answer": x * scale}
 
-    module = tf.Module()
+    module: Any = tf.Module()  # whose functions are attributes
     module.call = call
     tf.saved_model.save(module, str(path), signatures={"serving_default": call})
 
