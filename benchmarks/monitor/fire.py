@@ -32,7 +32,9 @@ def one_round() -> tuple[dict[str, float], set[str]]:
             stack = stack_of(folder / "state")
             stack.up(wiring_of(found, notes))
             try:
-                time.sleep(HEALTHY_S)
+                time.sleep(
+                    HEALTHY_S
+                )  # of the clock that plays the metrics: alerts now are false ones
                 false = set(notes.seen_s) - {"Watchdog"}
                 return fire_all(found, notes, timeout_s=60.0), false
             finally:

@@ -69,7 +69,7 @@ def _cost(sampler: GpuSampler, seconds: float) -> dict[str, Any]:
     """The main thread sleeps: all CPU time of the process is that of the samples."""
     gpus = len({reading.identity.index for reading in sampler.readings()})
     began_s, cpu_s = time.monotonic(), time.process_time()
-    time.sleep(seconds)
+    time.sleep(seconds)  # the sampler's thread works meanwhile
     cores = (time.process_time() - cpu_s) / (time.monotonic() - began_s)
     return {"gpus": gpus, "cores_per_gpu": cores / gpus, "target": TARGET}
 

@@ -22,10 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
 
-from figures import RESULTS, Figure, figure, spread, write  # noqa: E402
+from figures import RESULTS, Figure, figure, spread, write
 
 HERE = Path(__file__).resolve().parent
 PATH = "/monitoring/prometheus/metrics"

@@ -48,7 +48,7 @@ WARM_UP_STEPS = 200
 def contestant(
     task: models.Task, folder: Path, live: LiveMetrics | None, run_time: RunTime
 ) -> Contestant:
-    """A training that moves when it is told to."""
+    """A training process that is paused and continued by signals."""
     settings = ours.Settings(
         batch_size=task.batch_size,
         writers=() if live is None else (live,),

@@ -2,7 +2,7 @@
 
 python benchmarks/rollout/ab_false_alarms.py [--runs 2000] [--results FOLDER]
 
-The figures stand in docs/explanation/rollout.md, too.
+docs/explanation/rollout.md shows the figures.
 The interval is computed for all looks at once; at some of them it is compared with the product's own.
 """
 

@@ -24,22 +24,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "serve"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
+
+import rollout_parts
+import servers
+from figures import Figure, figure, spread
+from turns import Grpc, Rest, closing, window_us
+
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.routing.router import RolloutRouter
+from stoker.rollout.split import TrafficSplit
+from stoker.rollout.state.changes import advance, start
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import FOLDER, RolloutSettings
+from stoker.serve.routing import Served
+
 ROOT = Path(__file__).resolve().parents[2]
-for _room in ("serve", "train"):
-    sys.path.append(str(ROOT / "benchmarks" / _room))
-
-import rollout_parts  # noqa: E402 - next to this file
-import servers  # noqa: E402
-from figures import Figure, figure, spread  # noqa: E402
-from turns import Grpc, Rest, closing, window_us  # noqa: E402
-
-from stoker.rollout.control.controller import Event, change  # noqa: E402
-from stoker.rollout.routing.router import RolloutRouter  # noqa: E402
-from stoker.rollout.split import TrafficSplit  # noqa: E402
-from stoker.rollout.state.changes import advance, start  # noqa: E402
-from stoker.rollout.state.files import StateFiles  # noqa: E402
-from stoker.rollout.state.state import FOLDER, RolloutSettings  # noqa: E402
-from stoker.serve.routing import Served  # noqa: E402
 
 ONE, TWO = "one", "two"
 """Models: with version 1 only, and with versions 1 and 2 under rollout."""
@@ -289,13 +290,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100, help="pairs of windows")
     parser.add_argument("--only", choices=("decision",), help="leave the server out")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         found = [*decisions(Path(folder) / "decisions"), *shares()]
-        if asked.only is None:
+        if arguments.only is None:
             with served(Path(folder)) as bench:
-                found = [*overheads(bench, rounds=asked.rounds), *found]
-    rollout_parts.write_part("overhead", found, results=asked.results)
+                found = [*overheads(bench, rounds=arguments.rounds), *found]
+    rollout_parts.write_part("overhead", found, results=arguments.results)
 
 
 if __name__ == "__main__":

@@ -23,19 +23,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "serve"))
+
+import servers
+from rollout_parts import Figure, figure, spread, write_part
+
+from stoker.loadtest.config import LoadConfig, resolved
+from stoker.loadtest.generator import run_load
+from stoker.loadtest.result import LoadResult
+from stoker.rollout.control.controller import Event, change
+from stoker.rollout.state.changes import advance, start
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import FOLDER, RolloutSettings
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks" / "serve"))
-
-import servers  # noqa: E402 - in benchmarks/serve
-from rollout_parts import Figure, figure, spread, write_part  # noqa: E402 - next to this file
-
-from stoker.loadtest.config import LoadConfig, resolved  # noqa: E402
-from stoker.loadtest.generator import run_load  # noqa: E402
-from stoker.loadtest.result import LoadResult  # noqa: E402
-from stoker.rollout.control.controller import Event, change  # noqa: E402
-from stoker.rollout.state.changes import advance, start  # noqa: E402
-from stoker.rollout.state.files import StateFiles  # noqa: E402
-from stoker.rollout.state.state import FOLDER, RolloutSettings  # noqa: E402
 
 SETTINGS = {
     "alone": RolloutSettings(stages="1:1000h,100", key="x-nobody"),

@@ -138,7 +138,7 @@ def window_us(load: Rest | Grpc, process: int, *, turns: int) -> float:
 def _is_whole(answer: bytes) -> bool:
     head, end, body = answer.partition(b"\r\n\r\n")
     if not end:
-        return not answer  # a closed connection gives nothing: it is no answer
+        return not answer  # the server closed the connection: the caller raises an error
     length = next(
         int(line.partition(b":")[2])
         for line in head.split(b"\r\n")

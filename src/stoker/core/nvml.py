@@ -1,4 +1,4 @@
-"""NVIDIA's driver, asked through NVML: the one place for what a GPU, a MIG slice or a process on it is asked."""
+"""Reads GPUs, MIG slices and their processes through NVML; the only module that calls it."""
 
 from __future__ import annotations
 

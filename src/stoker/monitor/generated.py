@@ -22,7 +22,7 @@ def with_header(text: str) -> str:
 
 
 def is_edited(path: Path) -> bool:
-    """Return whether a file is not as it was generated; False if there is no file."""
+    """Return whether a file was edited after it was generated; False if it does not exist."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

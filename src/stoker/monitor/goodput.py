@@ -156,7 +156,7 @@ def find_run(named: Path) -> Path:
     """Return the folder of a run that is named by its path, or by its ID below `runs` of this folder.
 
     Raises:
-        ConfigError: There is no such run.
+        ConfigError: The run does not exist.
     """
     if named.is_dir():
         return named

@@ -20,7 +20,7 @@ class TrainingStatistics:
     """Content of the file."""
 
     columns: tuple[ColumnStatistics, ...]
-    """Columns of the training split that the model is asked with."""
+    """Columns of the training split that are inputs of the model."""
 
 
 def write_training_statistics(saved_model: Path, columns: Iterable[ColumnStatistics]) -> None:

@@ -309,7 +309,7 @@ class ModelRollouts:
             why: for the history.
 
         Raises:
-            UserError: there is no next stage, or no such arm.
+            UserError: the rollout is over, or the version is not an arm of the test.
         """
 
         def move(now: RolloutState) -> RolloutState:

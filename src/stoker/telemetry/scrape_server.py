@@ -111,7 +111,7 @@ class _Server(http.server.ThreadingHTTPServer):
         finally:
             self._free.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as socketserver calls it
         _log.debug("a scrape ended early: %s", client_address, exc_info=True)
 
 

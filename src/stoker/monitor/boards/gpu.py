@@ -15,7 +15,7 @@ def _of(expr: str, legend: str = _NAME) -> tuple[Query, ...]:
 GPUS = Board(
     uid="stoker-gpus",
     title="Stoker: GPUs",
-    help="Do the GPUs work, for whom, and are they well? Choose one node, or all: the fleet.",
+    help="Utilization, users and health of the GPUs, of one node or of the fleet.",
     variables=(
         Variable(
             name="node",

@@ -1,4 +1,4 @@
-"""Writes both folders and a README; a second time only over files that nobody edited."""
+"""Writes both folders and a README; refuses to overwrite files that were edited."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Severity(StrEnum):
     """A person, within days."""
 
     NONE = "none"
-    """Nobody: it shows that alerts arrive."""
+    """No action is needed: it shows that alerts arrive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -194,4 +194,4 @@ def _wait_until_ready(started: Started) -> None:
                 got=Plain(reason(Path(started.log)) or "nothing in its log"),
                 fix=f"Its log: {started.log}.",
             )
-        time.sleep(0.05)
+        time.sleep(0.05)  # another program's start

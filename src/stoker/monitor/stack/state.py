@@ -49,7 +49,7 @@ class Started:
                 os.kill(self.pid, number)
             end_s = time.monotonic() + wait_s
             while self.runs and time.monotonic() < end_s:
-                time.sleep(0.05)
+                time.sleep(0.05)  # it is not this process's child, so it cannot be waited for
 
 
 def began(pid: int) -> str:

@@ -1,1 +1,1 @@
-"""Moves a rollout on: the controller, its lease, and whom it tells."""
+"""The controller of a rollout: its lease, its hooks and its notifications."""
