@@ -158,7 +158,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         client = threading.Thread(target=ask, args=(port, over))
         client.start()
         try:
-            options = ("--runs", str(runs), "--server", f"127.0.0.1:{port}")
+            options = (str(experiment), "--server", f"127.0.0.1:{port}")
             with watching(folder, *options) as stack:
                 yield Watched(stack, training, runs)
         finally:

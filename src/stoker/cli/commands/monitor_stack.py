@@ -189,7 +189,7 @@ def _of_experiment(experiment: Path | None) -> tuple[Slo, Path]:
     from stoker.app.experiment import load_experiment
 
     found = load_experiment(experiment)
-    return found.slo, found.runs_root
+    return found.slo, found.folder / found.runs
 
 
 def _state_folder(state: Path | None) -> Path:
