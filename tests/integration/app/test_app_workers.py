@@ -379,7 +379,8 @@ def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_
     lines[42] = "41,20.5,-1.0,1"
     (own / "data.csv").write_text("\n".join(lines) + "\n")
     model = (own / "model.py").read_text()
-    (own / "model.py").write_text(model.replace("(x / 50.0)", "(keras.ops.sqrt(x))"))
+    assert "x = x / 50.0" in model
+    (own / "model.py").write_text(model.replace("x = x / 50.0", "x = keras.ops.sqrt(x)"))
     once = ["--set", "train.epochs=1", "--workers", "2"]
 
     result, said = train(own, *once, "--set", "train.on_nan=rollback")

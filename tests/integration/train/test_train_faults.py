@@ -30,7 +30,7 @@ ROWS = {
     ),
     "28: kill -9 at every rename": (
         "integration/train/test_train_kill.py",
-        "test_a_run_killed_before_each_of_its_renames_ends_as_one_that_never_was",
+        "test_a_run_killed_before_its_renames_ends_as_one_that_never_was",
     ),
     "29, 30: SIGTERM, twice, SIGINT, SIGHUP, at the start, in a checkpoint, in validation": (
         "integration/train/test_train_preempted.py",
