@@ -1,0 +1,1 @@
+"""Jobs: an experiment submitted to a scheduler, its state, its logs and its end."""

@@ -1,0 +1,110 @@
+"""A job: one `stoker` command of an experiment, on machines that a scheduler chooses.
+
+Its folder lies on a file system that the machine of the submission and all tasks see at the same path:
+
+    RUNS/.jobs/ID/
+      job.json          this description, written once, before the submission
+      code.tar.gz       the experiment's code as it was submitted (`archive`)
+      incarnations/N    one empty file for each start of the job, created exclusively by that start
+      logs/             task-RANK.log, its older parts task-RANK.log.1 ..., and the scheduler's own output
+      submitted.json    what the scheduler called it, as soon as that is known
+
+A job's ID follows from what was submitted, so the same submission twice is one job.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.core.config import build
+from stoker.core.files import read_json, write_atomic
+from stoker.core.fingerprint import fingerprint
+
+JOBS = ".jobs"
+"""Folder of all jobs, in the folder of runs."""
+
+ID_DIGITS = 8
+"""Hexadecimal digits of a job's ID behind its name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """What a job needs; None leaves the choice to the scheduler."""
+
+    workers: int = 1
+    """Tasks that train together, one process each."""
+
+    gpus: int = 0
+    """GPUs of each worker."""
+
+    cpus: int | None = None
+    """Cores of each worker."""
+
+    memory_gib: float | None = None
+    """Memory of each worker, GiB."""
+
+    time_limit_s: float | None = None
+    """Longest run of one start; the job saves before it and goes on in the next."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is submitted."""
+
+    name: str
+    """Name of the experiment."""
+
+    command: tuple[str, ...]
+    """Arguments of `stoker` that each task runs, e.g. `("train", "--set", "train.epochs=3")`; the folder follows."""
+
+    folder: Path
+    """The experiment's folder on the machine of the submission; paths of data are relative to it."""
+
+    runs: Path
+    """Folder of runs, absolute, the same for all tasks."""
+
+    code: str
+    """SHA-256 of the code's archive, hexadecimal."""
+
+    resources: Resources = field(default_factory=Resources)
+
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of every task. No secrets: those are in `secrets`, by name."""
+
+    secrets: tuple[str, ...] = ()
+    """Names of environment variables that the target provides; values are written nowhere."""
+
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """`NAME-` and eight hexadecimal digits of everything that was submitted."""
+        return f"{self.name}-{fingerprint(self.to_json())[:ID_DIGITS]}"
+
+    @property
+    def place(self) -> Path:
+        """Folder of the job."""
+        return self.runs / JOBS / self.id
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self) | {"folder": str(self.folder), "runs": str(self.runs)}
+
+
+def write_job(job: Job) -> Path:
+    """Write `job.json` in the job's folder, and return the folder."""
+    job.place.mkdir(parents=True, exist_ok=True)
+    write_atomic(job.place / "job.json", json.dumps(job.to_json(), indent=1) + "\n")
+    return job.place
+
+
+def read_job(place: Path) -> Job:
+    """Return the job of a folder.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    return build(Job, read_json(place / "job.json"), where=str(place / "job.json"))

@@ -1,0 +1,97 @@
+"""What every target can do: a scheduler, a cluster, a cloud, this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from stoker.jobs.job import Job
+
+
+class Phase(StrEnum):
+    """Where a job is."""
+
+    WAITING = "waiting"
+    """For machines."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    """Started at least once, and waits for machines again."""
+
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """By a person."""
+
+    UNKNOWN = "unknown"
+    """The scheduler does not know it any more, or did not answer: never taken as failed."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not change again."""
+        return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What the scheduler knows of a job; times are seconds since the epoch."""
+
+    id: str
+    """`Job.id`."""
+
+    scheduler_id: str
+    """What the scheduler calls it."""
+
+    phase: Phase
+    reason: str = ""
+    """Why it waits or failed, in the user's words, with the remedy where there is one."""
+
+    expected_start_s: float | None = None
+    """When the scheduler expects to start it."""
+
+    submitted_s: float | None = None
+    started_s: float | None = None
+    """Of the newest start."""
+
+    ended_s: float | None = None
+    restarts: int = 0
+    nodes: tuple[str, ...] = ()
+    gpu_seconds: float | None = None
+    """Of all starts together; None where nobody counts them."""
+
+
+class Provider(Protocol):
+    """A target. Every method raises a `UserError` of one line where the target does not answer or refuses."""
+
+    def validate(self, job: Job) -> None:
+        """Refuse what the target cannot run, before anything is written or submitted.
+
+        Raises:
+            ConfigError: names the setting: a partition that does not exist, more GPUs than any node has.
+        """
+
+    def submit(self, job: Job) -> str:
+        """Submit it, and return the scheduler's ID; that of the earlier submission if it is there already.
+
+        The job's folder is written. An answer that is lost is not an error of the second call.
+        """
+
+    def state(self, job_id: str) -> JobState:
+        """Return the state of one job."""
+
+    def jobs(self) -> Sequence[JobState]:
+        """Return the user's jobs that Stoker has submitted here, the newest first."""
+
+    def logs(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
+        """Yield lines of its tasks, with `[worker N] ` before them where `worker` is None.
+
+        Args:
+            job_id: `Job.id`.
+            worker: Rank of one task; None: all.
+            follow: Go on until the job is over, through its restarts.
+        """
+
+    def stop(self, job_id: str) -> None:
+        """End it, after its tasks have saved; of a job that is over, do nothing."""
