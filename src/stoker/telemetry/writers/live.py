@@ -6,6 +6,7 @@ Training only stores numbers that it has anyway. All other work is done in the t
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Upper edges of the histogram of step times, seconds; the last bucket has none."""
 
 MOST_NAMES = 200
-"""Most different metrics of a model that become series; further ones are in TensorBoard only."""
+"""Most different scalars that become series; further metrics of a model are in TensorBoard only."""
+
+LOOK_EVERY_S = 0.5
+"""Shortest time between two looks at how fast a run advances, seconds, once there is an estimate."""
 
 Samples = Mapping[Sequence[str], float]
 """Values of the labels, in the catalogue's order -> number."""
@@ -37,8 +41,10 @@ _DIRECT = {
 """Name in TensorBoard -> a metric that takes the number as it is."""
 
 _ELSEWHERE = {
-    metric.tensorboard for metric in (catalogue.STEP_TIME_S, catalogue.GOODPUT, catalogue.EPOCH)
+    *_DIRECT,
+    *(m.tensorboard for m in (catalogue.STEP_TIME_S, catalogue.GOODPUT, catalogue.EPOCH)),
 }
+"""Names in TensorBoard that have a series of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,13 +101,13 @@ class LiveMetrics:
         """Begin without a value."""
         self.info, self._sources = info, sources
         self._lock = threading.Lock()
-        self._direct: dict[Metric, float] = {}
-        self._named: dict[str, float] = {}
+        self._newest: dict[str, float] = {}
         self._histogram = StepHistogram()
         self._left = TimeLeft()
         self._left_s: float | None = None
         self._epoch = 0.0
         self._steps = self._last_step = 0
+        self._looked_s = 0.0
         self._most_s: dict[str, float] = {}
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -112,19 +118,20 @@ class LiveMetrics:
             if done and step_s is not None:
                 self._steps += done
                 self._histogram.add(done, step_s)
-            for name, value in scalars.items():
-                if (metric := _DIRECT.get(name)) is not None:
-                    self._direct[metric] = value
-                elif name not in _ELSEWHERE and (
-                    name in self._named or len(self._named) < MOST_NAMES
-                ):
-                    self._named[name] = value
+            if len(self._newest) < MOST_NAMES or scalars.keys() <= self._newest.keys():
+                self._newest.update(scalars)
+            else:
+                known = self._newest.keys() | _DIRECT
+                self._newest.update({name: scalars[name] for name in scalars if name in known})
 
     def progress(self, *, step: int, steps: int, epoch: int) -> None:
         """Record how far the run is."""
         with self._lock:
-            self._left_s = self._left.seconds(step / steps) if steps else None
             self._epoch = float(epoch)
+            now_s = time.monotonic()
+            if self._left_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
+                self._looked_s = now_s
+                self._left_s = self._left.seconds(step / steps) if steps else None
 
     def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - as MetricWriter has it
         """Go on after this step: training also says so at its start."""
@@ -138,18 +145,18 @@ class LiveMetrics:
         """Return every counter and gauge that is known, and the histogram of step times."""
         run = self.info.run
         with self._lock:
-            found: dict[Metric, Samples] = {
-                metric: {(run,): value} for metric, value in self._direct.items()
-            }
-            if self._named:
-                found[catalogue.MODEL_METRIC] = {
-                    (run, name): value for name, value in self._named.items()
-                }
-            found[catalogue.EPOCH] = {(run,): self._epoch}
+            newest = dict(self._newest)
+            found: dict[Metric, Samples] = {catalogue.EPOCH: {(run,): self._epoch}}
             found[catalogue.STEPS] = {(run,): self._steps}
             if self._left_s is not None:
                 found[catalogue.REMAINING] = {(run,): self._left_s}
             histogram = self._histogram.copy()
+        for name, value in newest.items():
+            if (metric := _DIRECT.get(name)) is not None:
+                found[metric] = {(run,): value}
+        named: Samples = {(run, name): newest[name] for name in newest if name not in _ELSEWHERE}
+        if named:
+            found[catalogue.MODEL_METRIC] = named
         found[catalogue.RUN_INFO] = {self.info.labels(): 1.0}
         return found | self._asked(run), histogram
 
