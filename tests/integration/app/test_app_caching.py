@@ -89,6 +89,7 @@ def test_a_damaged_output_is_produced_again_with_a_note(folder: Any) -> None:
     assert result.results["push"]["version"] == 1
 
 
+@pytest.mark.soak
 def test_different_weights_reach_the_repository(folder: Any) -> None:
     """What the fingerprints cannot see, here a number from the environment, `--again` brings."""
     folder.edit("model.py", "UNITS = 8", "import sys\nUNITS = 8 + 2 * hasattr(sys, 'more_units')")

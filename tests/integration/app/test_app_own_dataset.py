@@ -377,6 +377,7 @@ evaluate: {metrics: [rmse], slices: [flag, kind]}
 """
 
 
+@pytest.mark.soak
 def test_tensors_of_every_type_and_of_open_sizes_are_measured_and_served(tmp_path: Path) -> None:
     own = Own(write(tmp_path / "odd", model=ODD_PY, settings=ODD_YAML))
 
