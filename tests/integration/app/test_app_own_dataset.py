@@ -187,9 +187,10 @@ def test_a_run_serves_what_it_pushed_over_both_protocols_and_starts_its_rollout(
     # Its server asks version 2 alone, whoever has the traffic.
     assert invoke(["run", str(own.path), "--json"], debug=False) == 0
 
-    answers = json.loads(capfd.readouterr().out)["answers"]
-    assert len(answers) == 5
-    assert all(answer["rest"] == answer["grpc"] for answer in answers)
+    facts = json.loads(capfd.readouterr().out)
+    assert [stage["stage"] for stage in facts["stages"]][-2:] == ["push", "serve"]
+    assert len(facts["answers"]) == 5
+    assert all(answer["rest"] == answer["grpc"] for answer in facts["answers"])
     models = own.path / "models"
     state = ModelRollouts(models, "mine").status().state
     assert (state.baseline, state.candidate, state.phase) == (1, 2, Phase.MEASURING)

@@ -14,6 +14,8 @@ from stoker.serve.servables.prediction_logs import framed, read_records
 
 RECORD = framed(b"x" * 100)
 KIB = 1 << 10
+RECORDS = 500
+"""Of each of several writers: six times as many bytes as the log may have."""
 
 WRITER = """
 import sys
@@ -148,7 +150,7 @@ def test_several_processes_keep_one_limit_and_lose_no_record_of_a_file_that_stay
 ) -> None:
     """32 KiB are allowed; each reserves 1 KiB before it writes, so that what two others add meanwhile is small."""
     prefix = tmp_path / "m"
-    writers = [start(prefix, name, 1500) for name in "abc"]
+    writers = [start(prefix, name, RECORDS) for name in "abc"]
     for writer in writers:
         written(writer)
         end(writer)
@@ -162,5 +164,5 @@ def test_several_processes_keep_one_limit_and_lose_no_record_of_a_file_that_stay
         for raw in read_records(path):
             found.setdefault(raw[:1].decode(), []).append(int(raw[1:7]))
     for numbers in found.values():
-        assert sorted(numbers) == list(range(min(numbers), 1500))
-    assert max(len(numbers) for numbers in found.values()) < 1500
+        assert sorted(numbers) == list(range(min(numbers), RECORDS))
+    assert max(len(numbers) for numbers in found.values()) < RECORDS
