@@ -145,8 +145,8 @@ SOAK_LIMIT := 60m
 soak: $(SOAKS) ## what is too long for `make test`, in three parts of at most 60 minutes
 
 soak-train: ## kills, generated models, levers of tuning, the GPU suite on the CPU (at most 60 minutes)
-soak-serve: ## fuzzed requests, swaps under load, memory of loads and unloads (at most 60 minutes)
-soak-jobs: ## fuzzed settings and data, the server's image in a container (at most 60 minutes)
+soak-serve: ## fuzzed requests and settings, swaps, memory, long tests of chain and server (at most 60 minutes)
+soak-jobs: ## fuzzed data, the server's image in a container, all other long tests (at most 60 minutes)
 
 $(SOAKS): soak-%: $(STAMP)
 	@timeout $(SOAK_LIMIT) $(MAKE) --no-print-directory run-soak-$* || { code=$$?; \
@@ -161,16 +161,21 @@ run-soak-train:
 	@$(BIN)/python benchmarks/gpu/run.py bench --device cpu
 	@STOKER_GENERATED_MODELS=300 $(BIN)/python -m pytest tests/integration/train/test_train_generated.py $(ARGS)
 
+# Their tests marked `soak` run in soak-serve, all others in soak-jobs.
+CHAIN_AND_SERVER := $(foreach room,app serve rollout,tests/integration/$(room) tests/unit/$(room))
+
 run-soak-serve:
+	@$(BIN)/python -m pytest -m "soak and not alone" $(CHAIN_AND_SERVER) $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=1600 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_http2.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 run-soak-jobs:
-	@$(BIN)/python -m pytest -m "soak and not alone" $(ARGS)
-	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
-	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
+	@$(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/data/test_sources_fuzz_csv.py \
+	tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 
 check: lint types imports docs ## everything that needs no run
 

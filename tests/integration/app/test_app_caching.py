@@ -31,22 +31,23 @@ def test_nothing_changed_and_nothing_runs_again(folder: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "worked"),
+    ("file", "old", "new", "until", "worked"),
     [
-        ("model.py", "UNITS = 8", "UNITS = 9", ["train", "export", "evaluate", "push"]),
-        ("model.py", "UNITS = 8", "UNITS = 8  # eight", []),
-        ("model.py", "> 10.0", "> 11.0", ["transform", "train", "export", "evaluate", "push"]),
-        ("stoker.yaml", "epochs: 2", "epochs: 3", ["train", "export", "evaluate", "push"]),
-        ("stoker.yaml", "min: 0.5", "min: 0.51", ["evaluate"]),
-        ("stoker.yaml", "slices: [city]", "slices: [city, note]", ["evaluate"]),
+        ("model.py", "UNITS = 8", "UNITS = 9", "push", ["train", "export", "evaluate", "push"]),
+        ("model.py", "UNITS = 8", "UNITS = 8  # eight", "push", []),
+        # The first case has what follows other weights.
+        ("model.py", "> 10.0", "> 11.0", "train", ["transform", "train"]),
+        ("stoker.yaml", "epochs: 2", "epochs: 1", "train", ["train"]),
+        ("stoker.yaml", "min: 0.5", "min: 0.51", "push", ["evaluate"]),
+        ("stoker.yaml", "slices: [city]", "slices: [city, note]", "push", ["evaluate"]),
     ],
 )
 def test_a_change_of_code_or_option_runs_what_depends_on_it(
-    folder: Any, file: str, old: str, new: str, worked: list[str]
+    folder: Any, file: str, old: str, new: str, until: str, worked: list[str]
 ) -> None:
     folder.edit(file, old, new)
 
-    assert folder.run()[1].worked == worked
+    assert folder.run(until=until)[1].worked == worked
 
 
 def rewrite_column(path: Path, column: str, change: Callable[[str], str]) -> None:
@@ -59,19 +60,19 @@ def rewrite_column(path: Path, column: str, change: Callable[[str], str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("column", "change", "worked"),
+    ("column", "change", "until", "worked"),
     [
-        ("note", lambda text: f"{text}!", ["ingest", "analyze"]),
-        ("city", lambda text: text.upper(), ALL),
-        ("spent", lambda text: str(float(text) + 1), ALL),
+        ("note", lambda text: f"{text}!", "push", ["ingest", "analyze"]),
+        ("city", lambda text: text.upper(), "transform", ["ingest", "analyze", "transform"]),
+        ("spent", lambda text: str(float(text) + 1), "train", ALL[:4]),
     ],
 )
 def test_a_change_of_one_column_runs_what_reads_it(
-    folder: Any, column: str, change: Callable[[str], str], worked: list[str]
+    folder: Any, column: str, change: Callable[[str], str], until: str, worked: list[str]
 ) -> None:
     rewrite_column(folder.path / "data.csv", column, change)
 
-    assert folder.run()[1].worked == worked
+    assert folder.run(until=until)[1].worked == worked
 
 
 def test_a_damaged_output_is_produced_again_with_a_note(folder: Any) -> None:
@@ -89,6 +90,7 @@ def test_a_damaged_output_is_produced_again_with_a_note(folder: Any) -> None:
     assert result.results["push"]["version"] == 1
 
 
+@pytest.mark.soak
 def test_different_weights_reach_the_repository(folder: Any) -> None:
     """What the fingerprints cannot see, here a number from the environment, `--again` brings."""
     folder.edit("model.py", "UNITS = 8", "import sys\nUNITS = 8 + 2 * hasattr(sys, 'more_units')")
@@ -117,43 +119,21 @@ def test_an_earlier_run_that_was_deleted_is_made_again(folder: Any) -> None:
     oldest = min((folder.path / "runs" / "small").glob("[!.]*"))
     shutil.rmtree(oldest)
 
-    assert folder.run()[1].worked[:4] == ["ingest", "analyze", "transform", "train"]
+    assert folder.run(until="transform")[1].worked == ["ingest", "analyze", "transform"]
 
 
 def test_one_stage_alone_runs_what_it_needs_and_the_run_goes_on_later(
     make_folder: Callable[[], Any],
 ) -> None:
     folder = make_folder()
-    first, seen = folder.run(until="transform")
-    assert seen.worked == ["ingest", "analyze", "transform"]
+    first, seen = folder.run(until="analyze")
+    assert seen.worked == ["ingest", "analyze"]
     assert json.loads((first.run / "run.json").read_text())["finished"] is None
 
-    second, seen = folder.run(until="evaluate")
+    second, seen = folder.run(until="transform")
 
     assert second.run == first.run
-    assert seen.worked == ["train", "export", "evaluate"]
-
-
-def test_runs_and_models_are_written_to_the_given_folders(folder: Any, tmp_path: Path) -> None:
-    result, _ = folder.run(f"runs={tmp_path / 'R'}", f"models={tmp_path / 'M'}")
-
-    assert result.run.parent == tmp_path / "R" / "small"
-    assert (tmp_path / "M" / "small" / "1" / "saved_model.pb").is_file()
-    assert sorted(p.name for p in result.run.iterdir() if not p.name.startswith(".")) == sorted(
-        [
-            "analysis",
-            "data",
-            "evaluation",
-            "folder.json",
-            "lock",
-            "model",
-            "push",
-            "run.json",
-            "stages",
-            "train",
-            "transform",
-        ]
-    )
+    assert seen.worked == ["transform"]
 
 
 def test_a_second_process_on_the_same_run_is_refused_with_the_owner(tmp_path: Path) -> None:
@@ -193,27 +173,17 @@ def test_a_missing_run_is_not_created_instead(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("[!.]*")] == [run.id]
 
 
-def test_a_failed_gate_ends_the_run_and_pushes_nothing(folder: Any) -> None:
-    folder.edit("stoker.yaml", "min: 0.5", "min: 1.1")
-    folder.edit("model.py", "UNITS = 8", "UNITS = 7")
-
-    with pytest.raises(CheckFailed, match=r"evaluate\.gates\.auc\.min"):
-        folder.run()
-    assert [p.name for p in (folder.path / "models" / "small").iterdir() if p.name.isdigit()] == [
-        "1"
-    ]
-    with pytest.raises(CheckFailed, match=r"evaluate\.gates\.auc\.min"):
-        folder.run()
-
-
-def test_a_worse_model_fails_max_drop_against_the_version_in_the_repository(folder: Any) -> None:
+def test_a_worse_model_fails_max_drop_each_time_and_is_not_pushed(folder: Any) -> None:
     folder.edit("stoker.yaml", "gates: {auc: {min: 0.5}}", "gates: {auc: {max_drop: 0.005}}")
     result, _ = folder.run()
     assert result.results["push"]["already"]
     folder.edit("model.py", "Adam(0.02)", "Adam(-0.02)")
 
-    with pytest.raises(CheckFailed, match=r"evaluate\.gates\.auc\.max_drop.*version 1"):
-        folder.run()
+    for _ in range(2):
+        with pytest.raises(CheckFailed, match=r"evaluate\.gates\.auc\.max_drop.*version 1"):
+            folder.run()
+    versions = [p.name for p in (folder.path / "models" / "small").iterdir() if p.name.isdigit()]
+    assert versions == ["1"]
 
 
 def test_a_baseline_that_cannot_answer_fails_closed(folder: Any) -> None:

@@ -16,6 +16,7 @@ from stoker.train.checkpoints.store import newest_good
 LONGER = ("train.epochs=6", "train.steps_per_call=2")
 
 
+@pytest.mark.soak
 def test_a_run_says_what_its_device_does_and_no_weight_differs(
     make_folder: Callable[[], Folder],
     tmp_path: Path,

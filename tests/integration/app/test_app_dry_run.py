@@ -83,7 +83,11 @@ class Odd(layers.Layer):
     ("answer", "said"),
     [
         ('x * float("nan")', "must be finite"),
-        ("tf.ensure_shape(tf.numpy_function(lambda a: a, [x], tf.float32), x.shape)", "PyFunc"),
+        pytest.param(
+            "tf.ensure_shape(tf.numpy_function(lambda a: a, [x], tf.float32), x.shape)",
+            "PyFunc",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_model_that_cannot_be_served_is_the_users_error(

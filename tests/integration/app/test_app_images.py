@@ -94,11 +94,18 @@ AUGMENTED = (
 @pytest.mark.parametrize(
     "overrides",
     [
-        AUGMENTED,
-        ("data.images.store=resized", "data.images.store_size=40", "data.images.fit=crop"),
-        ("data.images.store=raw", "data.images.allow_lossy=true", *AUGMENTED),
+        pytest.param(AUGMENTED, id="original"),
+        pytest.param(
+            ("data.images.store=resized", "data.images.store_size=40", "data.images.fit=crop"),
+            id="resized",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            ("data.images.store=raw", "data.images.allow_lossy=true", *AUGMENTED),
+            id="raw",
+            marks=pytest.mark.soak,
+        ),
     ],
-    ids=["original", "resized", "raw"],
 )
 def test_a_model_learns_from_every_store_and_is_judged_on_originals(
     folder: Path, tmp_path: Path, overrides: tuple[str, ...]

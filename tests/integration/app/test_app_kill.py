@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +16,8 @@ import pytest
 from tests.integration.train.killed import TIMEOUT_S, Trainer
 
 from stoker.train.checkpoints.store import STATE, best
+
+from .conftest import Folder
 
 
 def kill_when(trainer: Trainer, process: int, happened: Callable[[], bool]) -> None:
@@ -43,12 +45,11 @@ MOMENTS = [
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_weights_and_answers(
-    make_folder: Callable[[], Any], trainer: Trainer
+    make_folder: Callable[[], Any], finished: Folder, trainer: Trainer, tmp_path: Path
 ) -> None:
     folder = make_folder()
-    calm = [f"runs={folder.path / 'calm'}", f"models={folder.path / 'calm-models'}"]
-    undisturbed, calmly = folder.run(*calm)
-    assert "train" in calmly.worked
+    shutil.copytree(finished.path, tmp_path / "undisturbed")
+    undisturbed, _ = Folder(tmp_path / "undisturbed").run()
     runs = folder.path / "runs" / "small"
     for pattern in MOMENTS:
         process = trainer.start(folder.path, runs.parent, verb="push")
@@ -67,6 +68,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights_and_answers(
     assert [p.name for p in versions] == ["1"]
 
 
+STEP = os.environ.get("STOKER_KILL_STEP", "7")
+"""Every so many calls is one at which a run is killed."""
+
 EVERY_CALL = """
 import os, shutil, sys
 from pathlib import Path
@@ -74,7 +78,7 @@ from pathlib import Path
 from stoker.app.chain import run_chain
 from stoker.app.experiment import load_experiment
 
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[3])
 from conftest import Recorder
 
 CALLS = ["rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "chmod"]
@@ -107,7 +111,7 @@ def child(path, fatal):
 
 
 template = Path(sys.argv[1])
-for fatal in range(1, 1000, int(os.environ.get("STOKER_KILL_STEP", "3"))):
+for fatal in range(1, 1000, int(sys.argv[2])):
     path = template.parent / f"killed-{fatal}"
     shutil.copytree(template, path)
     code = child(path, fatal)
@@ -125,11 +129,11 @@ print("calls", fatal - 1)
 
 
 def test_a_kill_at_any_publishing_system_call_leaves_one_run_that_continues(
-    make_folder: Callable[[], Any],
+    make_folder: Callable[[], Any], trainer: Trainer, tmp_path: Path
 ) -> None:
     """Through prepare, the run's folder, the shards and the record of ingest.
 
-    At every third call; `make soak` takes each of them.
+    At every seventh call; `make soak` takes each of them.
     """
     folder = make_folder()
     folder.edit("stoker.yaml", "source: data.csv", "source: made.csv, prepare: prepare:copy")
@@ -138,14 +142,12 @@ def test_a_kill_at_any_publishing_system_call_leaves_one_run_that_continues(
         "    shutil.copy(Path(__file__).parent / 'data.csv', path)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_CALL, str(folder.path), str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-    )
+    script = tmp_path / "every_call.py"
+    script.write_text(EVERY_CALL)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[-1]) > 30
+    printed = trainer.script(script, folder.path, STEP, Path(__file__).parent)
+
+    assert int(printed.split()[-1]) > 30
 
 
 def test_a_full_disk_is_reported_and_the_run_continues_once_there_is_room(

@@ -293,6 +293,7 @@ class Waits(keras.callbacks.Callback):
 """
 
 
+@pytest.mark.soak
 def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ def train(folder: Folder, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "stoker", "train", str(folder.path), *arguments]
 
 
+@pytest.mark.soak
 def test_nobody_reads_the_logs_disk_is_full_and_training_goes_on(
     make_folder: Callable[[], Folder],
 ) -> None:

@@ -176,23 +176,21 @@ def test_evaluation_slices_by_a_feature(finished_own: Path) -> None:
     assert written["metrics"]["auc"] > 0.9
 
 
-def test_a_served_model_answers_over_both_protocols(own: Own) -> None:
-    result = own.run()
-    proof = smoke_test(load_experiment(own.path), result)
-    assert proof.version == 1
-    assert len(proof.answers) == 5
-    assert set(proof.rest_row) == {"numbers", "city"}
-
-
-def test_a_run_ends_by_starting_the_rollout_of_what_it_pushed(own: Own) -> None:
+def test_a_run_serves_what_it_pushed_over_both_protocols_and_starts_its_rollout(
+    own: Own, capfd: pytest.CaptureFixture[str]
+) -> None:
     text = (own.path / "stoker.yaml").read_text()
     settings = "push: {rollout: canary, settings: {stages: '10,100'}}"
     (own.path / "stoker.yaml").write_text(f"{text}\n{settings}\n")
     own.edit("model.py", "UNITS = 8", "UNITS = 9")
 
     # Its server asks version 2 alone, whoever has the traffic.
-    assert invoke(["run", str(own.path)], debug=False) == 0
+    assert invoke(["run", str(own.path), "--json"], debug=False) == 0
 
+    facts = json.loads(capfd.readouterr().out)
+    assert [stage["stage"] for stage in facts["stages"]][-2:] == ["push", "serve"]
+    assert len(facts["answers"]) == 5
+    assert all(answer["rest"] == answer["grpc"] for answer in facts["answers"])
     models = own.path / "models"
     state = ModelRollouts(models, "mine").status().state
     assert (state.baseline, state.candidate, state.phase) == (1, 2, Phase.MEASURING)
@@ -377,6 +375,7 @@ evaluate: {metrics: [rmse], slices: [flag, kind]}
 """
 
 
+@pytest.mark.soak
 def test_tensors_of_every_type_and_of_open_sizes_are_measured_and_served(tmp_path: Path) -> None:
     own = Own(write(tmp_path / "odd", model=ODD_PY, settings=ODD_YAML))
 

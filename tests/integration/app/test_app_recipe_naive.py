@@ -18,6 +18,8 @@ from stoker.data.feed.stages import bottleneck, dataset_stages
 from stoker.data.user_dataset.feed import passes_agree
 from stoker.data.user_dataset.load_dataset import OwnDataset
 
+pytestmark = pytest.mark.soak
+
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "naive"
 
 

@@ -38,6 +38,8 @@ from stoker.train.config import TrainConfig
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.feeds import open_feeds
 
+from .conftest import Folder
+
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 ROWS = 1000
 
@@ -113,7 +115,17 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return folder_of
 
 
-@pytest.fixture(scope="module", params=sorted(RECIPE_SETTINGS))
+SOAK = {"cancer", "digits"}
+"""Recipes of `make soak` alone: `make test` has the one with text, numbers and a vocabulary."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.soak] * (name in SOAK))
+        for name in sorted(RECIPE_SETTINGS)
+    ],
+)
 def trained(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Iterator[Trained]:
     """Every recipe in turn, in a copy of its folder."""
     name = request.param
@@ -236,13 +248,13 @@ TOLERANCES = {"mixed_bfloat16": 0.02, "mixed_float16": 0.003}
 """bfloat16 keeps 8 bits of a number, float16 keeps 11; some products deep."""
 
 
-@pytest.mark.parametrize("precision", sorted(TOLERANCES))
+@pytest.mark.parametrize(
+    "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.soak)]
+)
 def test_a_model_in_mixed_precision_answers_in_float32_within_the_stated_tolerance(
-    folder_of: Callable[[str], Path], tmp_path: Path, precision: str
+    folder: Folder, precision: str
 ) -> None:
-    # Pushed into a repository of its own: what is there already would be a gate's baseline.
-    settings = (f"train.precision={precision}", f"models={tmp_path}/models")
-    trained = train(folder_of("cancer"), "train.epochs=3", *settings)
+    trained = train(folder.path, f"train.precision={precision}")
     rows = trained.rows
     raw = {
         c.name: tf.constant(rows[c.name], c.tensor_dtype) for c in trained.transform.serving_columns

@@ -86,6 +86,7 @@ def test_a_graph_that_xla_does_not_compile_is_refused_with_tensorflows_reason(
     assert len(failed.text.splitlines()) == 1
 
 
+@pytest.mark.soak
 def test_levers_of_devices_and_memory_train_on_stages_that_were_run_once(
     trials: Trials, folder: Path
 ) -> None:
@@ -146,6 +147,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.soak
 def test_a_tuning_that_is_killed_leaves_the_experiment_as_it_was(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ def locked(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["run", "train"])
+@pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.soak), "train"])
 def test_a_run_uses_its_lock_file_and_reports_it(
     locked: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

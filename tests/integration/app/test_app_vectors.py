@@ -518,6 +518,7 @@ def test_a_label_of_vectors_of_length_1_is_their_one_value(tmp_path: Path) -> No
     np.testing.assert_array_equal(transform.apply_label({"liked": tf.constant(raw)}), raw[:, 0])
 
 
+@pytest.mark.soak
 def test_what_init_writes_for_vectors_runs_as_it_is(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data.parquet", rows=200)
 

@@ -155,6 +155,7 @@ def test_a_slow_worker_is_named(calm: tuple[dict[str, Any], str, str]) -> None:
     assert list(Path(result["run"]).glob(".*")) == [], "nothing of the workers is left"
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 @pytest.mark.slow
 def test_a_worker_that_is_killed_changes_no_weight(
@@ -232,6 +233,7 @@ def tf_config(addresses: list[str], index: int) -> str:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 @pytest.mark.slow
 def test_tasks_of_another_launcher_connect_end_together_and_continue(
@@ -338,6 +340,7 @@ def test_tasks_with_different_settings_all_end_and_name_them(pair: Pair) -> None
     assert "settings train.seed is 0 on worker 0 and 5 on worker 1. " in first
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 def test_tasks_with_different_code_or_libraries_all_end_and_name_them(
     pair: Pair, tmp_path: Path
@@ -367,6 +370,7 @@ def test_a_task_that_cannot_begin_ends_the_others_with_its_reason(pair: Pair) ->
     assert first.startswith(f"worker 1 failed before training started. Received: {second[:60]}")
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_out(
     folder: Path, tmp_path: Path
@@ -395,6 +399,7 @@ def test_workers_go_back_together_from_what_is_not_finite_and_leave_its_samples_
     assert math.isfinite(result["metrics"]["loss"])
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 def test_what_parameter_servers_trained_is_exported_and_evaluated(
     folder: Path, capfd: pytest.CaptureFixture[str]
@@ -418,6 +423,7 @@ def test_what_parameter_servers_trained_is_exported_and_evaluated(
     assert re.search(r"train +\d+\.\d s +skipped", evaluation.err)
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 def test_workers_that_are_still_building_end_at_once_when_asked(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -444,6 +450,7 @@ def test_workers_that_are_still_building_end_at_once_when_asked(
     assert "did not end in time" not in said
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 def test_a_user_error_is_one_line_however_many_workers_report_it(folder: Path) -> None:
     broken = MODEL_PY.replace("    return model\n", "    return None\n")

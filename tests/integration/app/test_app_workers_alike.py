@@ -99,6 +99,7 @@ def alone(folder: Path) -> dict[str, Any]:
     return trained(folder, workers=1, settings=[])
 
 
+@pytest.mark.soak
 def test_three_workers_end_where_one_process_does(folder: Path, alone: dict[str, Any]) -> None:
     assert_alike(alone, trained(folder, workers=3, settings=[]))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from checked_answers import Fleet, actions, ask_while, prepare
 
 
+@pytest.mark.soak
 def test_no_answer_is_wrong_or_lost_while_a_worker_and_a_server_are_killed(tmp_path: Path) -> None:
     rollouts = prepare(tmp_path / "models", tmp_path / "versions")
     with Fleet(root=tmp_path / "models", scratch=tmp_path) as fleet:

@@ -255,6 +255,7 @@ def two_workers(tmp_path: Path) -> Iterator[Serving]:
     server.kill()
 
 
+@pytest.mark.soak
 def test_admins_change_a_rollout_over_rest_whichever_of_two_workers_answers(
     two_workers: Serving, capsys: pytest.CaptureFixture[str]
 ) -> None:

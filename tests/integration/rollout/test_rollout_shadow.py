@@ -308,6 +308,7 @@ class Shadowed:
         return [each for each in self.found if each is not None]
 
 
+@pytest.mark.soak
 def test_a_version_that_hangs_or_is_damaged_is_given_up_and_keeps_no_request_waiting(
     tmp_path: Path,
 ) -> None:

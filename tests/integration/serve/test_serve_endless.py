@@ -160,6 +160,7 @@ def test_an_endless_call_gets_504_and_its_worker_is_replaced_while_other_models_
                 running.wait(60)
 
 
+@pytest.mark.soak
 def test_a_model_that_wants_too_much_memory_is_refused_it_and_the_others_answer(
     repository: Repository,
 ) -> None:

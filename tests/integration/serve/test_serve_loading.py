@@ -82,6 +82,7 @@ print(*sizes)
 """
 
 
+@pytest.mark.soak
 def test_memory_is_given_back_after_unload(tmp_path: Path) -> None:
     """A model of 32 MiB, twelve times: kept, it would be 320 MiB more from the second on."""
     ended = subprocess.run(

@@ -122,6 +122,7 @@ def test_both_commands_have_the_same_flags_in_both_lines() -> None:
         assert theirs == ours
 
 
+@pytest.mark.soak
 def test_the_first_command_serves_one_model_by_both_protocols(
     srv: Path, ask_at: Callable[..., Any]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,3 +64,18 @@ def test_nothing_in_the_source_unpickles(word: str) -> None:
     ]
 
     assert users == []
+
+
+def test_the_page_of_long_tests_names_each_file_of_chain_and_server_that_has_some() -> None:
+    page = (ROOT / "docs" / "soak.md").read_text()
+    folders = [
+        ROOT / "tests" / kind / room
+        for kind in ("unit", "integration")
+        for room in ("app", "serve", "rollout")
+    ]
+    found = [path for folder in folders for path in folder.glob("test_*.py")]
+
+    long = {path.name for path in found if re.search(r"mark\.soak", path.read_text())}
+
+    assert {"test_app_workers.py", "test_rollout_answers.py"} <= long
+    assert [name for name in sorted(long) if f"{name}`" not in page] == []

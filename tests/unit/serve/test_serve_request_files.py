@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,43 +17,89 @@ from stoker.serve.servables.prediction_logs import framed, read_records
 
 RECORD = framed(b"x" * 100)
 KIB = 1 << 10
+RECORDS = 500
+"""Of each of several writers: six times as many bytes as the log may have."""
 
-WRITER = """
-import sys
+WRITERS = """
+import json, os, signal, sys
 from stoker.serve.servables.prediction_logs import framed
 from stoker.serve.request_log.writer import RecordFile, make_room
 
-prefix, name, count = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
-file = RecordFile(prefix)
-for number in range(count):
-    record = framed(name + b"%06d" % number + b"x" * 100)
-    if file.size > 2048:
-        file.close()
-        file = RecordFile(prefix)
+
+def write(prefix, name, count):
+    file = RecordFile(prefix)
+    for number in range(count):
+        record = framed(name.encode() + b"%06d" % number + b"x" * 100)
+        if file.size > 2048:
+            file.close()
+            file = RecordFile(prefix)
+        file.flush()
+        assert make_room(prefix, max_bytes=32768, needed=1024)
+        file.write(record)
     file.flush()
-    assert make_room(prefix, max_bytes=32768, needed=1024)
-    file.write(record)
-file.flush()
-print("written", flush=True)
-sys.stdin.read()
-file.close()
+    os.write(1, b"%d\\n" % os.getpid())
+    signal.sigwait({signal.SIGTERM})
+    file.close()
+
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+for line in sys.stdin:
+    prefix, names, count = json.loads(line)
+    children = []
+    for name in names:
+        children.append(os.fork())
+        if not children[-1]:
+            try:
+                write(prefix, name, count)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os.write(1, b"0\\n")
+                os._exit(1)
+            os._exit(0)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.write(1, json.dumps(ended).encode() + b"\\n")
 """
+"""Forks a writer for each name of a line; each prints its number when it has written, and waits for SIGTERM."""
 
 
-def start(prefix: Path, name: str, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WRITER, str(prefix), name, str(count)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
-    )
+class Writers:
+    """Processes that write one log; TensorFlow is imported once for all of them."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WRITERS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, prefix: Path, names: str, count: int) -> list[int]:
+        """Start one for each letter; their numbers, once each has written so many records."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(prefix), names, count]) + "\n")
+        self._process.stdin.flush()
+        pids = [int(self._line()) for _ in names]
+        assert all(pids)
+        return pids
+
+    def codes(self) -> list[int]:
+        """The exit codes of those that were started last."""
+        found: list[int] = json.loads(self._line())
+        return found
+
+    def close(self) -> None:
+        self._process.communicate("", timeout=60)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
 
-def written(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "written\n"
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.communicate("", timeout=60)
+@pytest.fixture(scope="module")
+def writers() -> Iterator[Writers]:
+    made = Writers()
+    yield made
+    made.close()
 
 
 def whole(prefix: Path, records: int) -> Path:
@@ -126,34 +175,31 @@ def test_what_is_being_written_stays_and_there_is_no_room_then(tmp_path: Path) -
 
 
 def test_what_a_killed_writer_left_is_removed_and_that_of_a_living_one_is_not(
-    tmp_path: Path,
+    tmp_path: Path, writers: Writers
 ) -> None:
     prefix = tmp_path / "m"
-    killed = start(prefix, "a", 1)
-    written(killed)
+    (killed,) = writers.start(prefix, "a", 1)
     (left,) = tmp_path.iterdir()
     assert left.name.endswith(UNFINISHED)
     assert not make_room(str(prefix), max_bytes=KIB, needed=KIB)
     assert left.exists()
 
-    killed.kill()
-    killed.communicate(timeout=60)
+    os.kill(killed, signal.SIGKILL)
+    assert writers.codes() == [-signal.SIGKILL]
 
     assert make_room(str(prefix), max_bytes=KIB, needed=KIB)
     assert not left.exists()
 
 
 def test_several_processes_keep_one_limit_and_lose_no_record_of_a_file_that_stays(
-    tmp_path: Path,
+    tmp_path: Path, writers: Writers
 ) -> None:
     """32 KiB are allowed; each reserves 1 KiB before it writes, so that what two others add meanwhile is small."""
     prefix = tmp_path / "m"
-    writers = [start(prefix, name, 1500) for name in "abc"]
-    for writer in writers:
-        written(writer)
-        end(writer)
+    for writer in writers.start(prefix, "abc", RECORDS):
+        os.kill(writer, signal.SIGTERM)
 
-    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    assert writers.codes() == [0, 0, 0]
     files = sorted(tmp_path.iterdir())
     assert all(path.name.endswith(".tfrecord") for path in files)
     assert 16 * KIB < sum(path.stat().st_size for path in files) <= 33 * KIB
@@ -162,5 +208,5 @@ def test_several_processes_keep_one_limit_and_lose_no_record_of_a_file_that_stay
         for raw in read_records(path):
             found.setdefault(raw[:1].decode(), []).append(int(raw[1:7]))
     for numbers in found.values():
-        assert sorted(numbers) == list(range(min(numbers), 1500))
-    assert max(len(numbers) for numbers in found.values()) < 1500
+        assert sorted(numbers) == list(range(min(numbers), RECORDS))
+    assert max(len(numbers) for numbers in found.values()) < RECORDS
