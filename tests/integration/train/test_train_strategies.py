@@ -73,8 +73,14 @@ SOAK = (
     "plain on 2, streamed",
     "plain on 2, XLA",
     "plain, 4 passes",
+    "averaged on 2",
     "embedded on 2",
+    "synced",
+    "synced on 2, streamed",
     "dropped on 2",
+    "normed on 2",
+    "normed on 2, more a call",
+    "bfloat16 on 2",
 )
 """Scenarios of `make soak` alone. `make test` runs each of their settings with another one."""
 
@@ -173,7 +179,7 @@ def test_replicas_drop_units_of_their_own(trained: dict[str, Any], name: str) ->
     assert trained[name][0]["apart"] == ["seen/units"]
 
 
-@pytest.mark.parametrize("name", ["bfloat16 on 2", "float16 on 2", "sent as bfloat16"])
+@pytest.mark.parametrize("name", in_both(["bfloat16 on 2", "float16 on 2", "sent as bfloat16"]))
 def test_fewer_bits_learn_as_well(trained: dict[str, Any], name: str) -> None:
     assert trained[name][0]["metrics"]["val_accuracy"] > 0.75
 

@@ -194,6 +194,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_training_in_a_forked_child_is_seen(tmp_path: Path) -> None:
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
@@ -245,6 +246,7 @@ def warned(errors: Path) -> list[str]:
     return [line for line in errors.read_text().splitlines() if not re.match(r"[IWE]\d{4} ", line)]
 
 
+@pytest.mark.soak
 def test_a_launcher_and_a_module_behave_as_without_us(tmp_path: Path) -> None:
     """A shell script that starts a Python that starts a Python that trains all sorts of models."""
     wrapper = tmp_path / "launch"
