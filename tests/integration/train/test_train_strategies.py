@@ -92,7 +92,7 @@ def in_both(names: list[str]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def trained(
-    request: pytest.FixtureRequest,
+    in_soak: bool,
     trainer: Trainer,
     dataset: Dataset,
     transform: Transform,
@@ -100,10 +100,6 @@ def trained(
 ) -> dict[str, tuple[dict[str, Any], list[Any]]]:
     """Scenario -> its facts and weights; without those of `SOAK` unless a selected test needs them."""
     found: dict[str, tuple[dict[str, Any], list[Any]]] = {}
-    in_soak = any(
-        item.path == request.path and item.get_closest_marker("soak")
-        for item in request.session.items
-    )
     # A process has one size of group for its collectives.
     for sizes in ((1, 2), (4,)):
         scenarios = {

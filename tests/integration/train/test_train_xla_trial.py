@@ -305,6 +305,7 @@ def in_a_process(folder: Path, cache: Path) -> dict[str, Any]:
     return output
 
 
+@pytest.mark.soak
 def test_only_the_background_compiles_and_the_next_process_nothing(tmp_path: Path) -> None:
     output = in_a_process(tmp_path / "one", tmp_path / "cache")
 

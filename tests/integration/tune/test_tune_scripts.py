@@ -66,14 +66,8 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[str, Ran]:
+def ran(in_soak: bool, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
     """Every script, two at a time; without those of `SOAK` unless a selected test needs them."""
-    in_soak = any(
-        item.path == request.path and item.get_closest_marker("soak")
-        for item in request.session.items
-    )
     names = (*NAMES, *SOAK) if in_soak else NAMES
 
     def run(name: str) -> Ran:
