@@ -141,12 +141,13 @@ tf-serving-oracle: $(STAMP) ## TensorFlow Serving's own integration test against
 
 # Each is stopped with an error after SOAK_LIMIT. A line is one step; they need nothing of each other.
 SOAK_LIMIT := 60m
+LONG_TRAININGS := tests/integration/train tests/integration/tune
 
 soak: $(SOAKS) ## what is too long for `make test`, in three parts of at most 60 minutes
 
 soak-train: ## kills, generated models, levers of tuning, the GPU suite on the CPU (at most 60 minutes)
-soak-serve: ## fuzzed requests, swaps under load, memory of loads and unloads (at most 60 minutes)
-soak-jobs: ## fuzzed settings and data, the server's image in a container (at most 60 minutes)
+soak-serve: ## fuzzed requests, swaps, memory of loads; long tests of train and tune (at most 60 minutes)
+soak-jobs: ## all other long tests, the server's image; fuzzed settings and data (at most 60 minutes)
 
 $(SOAKS): soak-%: $(STAMP)
 	@timeout $(SOAK_LIMIT) $(MAKE) --no-print-directory run-soak-$* || { code=$$?; \
@@ -166,10 +167,11 @@ run-soak-serve:
 	@STOKER_FUZZ_EXAMPLES=1600 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_http2.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
+	@$(BIN)/python -m pytest -m "soak and not alone" $(LONG_TRAININGS) $(ARGS)
 
 run-soak-jobs:
-	@$(BIN)/python -m pytest -m "soak and not alone" $(ARGS)
-	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
+	@$(BIN)/python -m pytest -m "soak and not alone" $(LONG_TRAININGS:%=--ignore=%) $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
 	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 
 check: lint types imports docs ## everything that needs no run

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import pytest
 from tests.integration.train.killed import Trainer, newest, outcome, write_table
 
 CALLBACKS = """
