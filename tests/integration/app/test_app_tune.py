@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from stoker.app.tuning import tuning
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.measure.device_trace import STAND_IN
-from stoker.tune import search
+from stoker.tune import client, search
+from stoker.tune.client import TrialLimits
 from stoker.tune.ledger import replay
 from stoker.tune.levers import levers
 from stoker.tune.lock import FILE, read_lock
@@ -30,6 +32,18 @@ pytestmark = [pytest.mark.alone, pytest.mark.slow]
 PLANTED = Path(__file__).parent / "planted"
 
 CACHE = "keep the dataset's first pass in memory"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brief_windows() -> Iterator[None]:
+    """What is planted shows in windows of 0.2 s; `make soak` measures as users do."""
+    defaults = TrialLimits.__init__.__kwdefaults__
+    assert defaults is not None
+    with pytest.MonkeyPatch.context() as patch:
+        if "STOKER_ALL_LEVERS" not in os.environ:
+            patch.setitem(defaults, "window_s", 0.2)
+            patch.setattr(client, "PEAK_S", 0.2)
+        yield
 
 
 @pytest.fixture
