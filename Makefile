@@ -166,7 +166,7 @@ CHAIN_AND_SERVER := $(foreach room,app serve rollout,tests/integration/$(room) t
 
 run-soak-serve:
 	@$(BIN)/python -m pytest -m "soak and not alone" $(CHAIN_AND_SERVER) $(ARGS)
-	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py $(ARGS)
+	@STOKER_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_rest.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=1600 $(BIN)/python -m pytest tests/unit/serve/test_serve_fuzz_http2.py $(ARGS)
 	@STOKER_SWAPS=20 $(BIN)/python -m pytest tests/integration/serve/test_serve_swaps.py $(ARGS)
@@ -174,7 +174,7 @@ run-soak-serve:
 
 run-soak-jobs:
 	@$(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
-	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/data/test_sources_fuzz_csv.py \
+	@STOKER_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/unit/data/test_sources_fuzz_csv.py \
 	tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 
 check: lint types imports docs ## everything that needs no run

@@ -28,20 +28,22 @@ settings.register_profile("stoker", deadline=None, print_blob=True)
 settings.load_profile("stoker")
 
 LONGEST = (
-    "test_train_parameter_server",
-    "test_tune_scripts",
-    "test_train_kill",
-    "test_train_strategies",
-    "test_train_preempted",
-    "test_tune_commands",
-    "test_data_service",
     "test_app_workers",
     "test_app_recipes",
+    "test_app_caching",
+    "test_train_one_program",
+    "test_tune_commands",
+    "test_tune_scripts",
+    "test_data_service",
+    "test_train_parameter_server",
+    "test_train_strategies",
+    "test_train_kill",
+    "test_train_numbers",
+    "test_train_keras_loop",
+    "test_train_preempted",
     "test_app_commands",
     "test_app_own_dataset",
-    "test_app_caching",
-    "test_train_numbers",
-    "test_train_health",
+    "test_app_images",
 )
 """Files that take longest, the longest first: one that begins last would leave the other cores idle."""
 

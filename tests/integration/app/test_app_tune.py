@@ -5,9 +5,12 @@ Each of these measures, so nothing may run beside them: `make test` runs them la
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from stoker.app.tuning import tuning
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.measure.device_trace import STAND_IN
-from stoker.tune import search
+from stoker.tune import client, search
+from stoker.tune.client import TrialLimits
 from stoker.tune.ledger import replay
 from stoker.tune.levers import levers
 from stoker.tune.lock import FILE, read_lock
@@ -30,17 +34,51 @@ PLANTED = Path(__file__).parent / "planted"
 CACHE = "keep the dataset's first pass in memory"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def brief_windows() -> Iterator[None]:
+    """What is planted shows in windows of 0.2 s; `make soak` measures as users do."""
+    defaults = TrialLimits.__init__.__kwdefaults__
+    assert defaults is not None
+    with pytest.MonkeyPatch.context() as patch:
+        if "STOKER_ALL_LEVERS" not in os.environ:
+            patch.setitem(defaults, "window_s", 0.2)
+            patch.setattr(client, "PEAK_S", 0.2)
+        yield
+
+
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PLANTED, tmp_path / "planted"))
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    code = invoke([*arguments, "--json"], debug=False)
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
+def told(*arguments: str) -> dict[str, Any]:
+    """What a command answers with --json."""
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as errors:
+        code = invoke([*arguments, "--json"], debug=False)
+    assert code == 0, errors.getvalue()
+    found: dict[str, Any] = json.loads(said.getvalue())
     return found
+
+
+def slow_input(folder: Path) -> Path:
+    """Plant an input that takes longer than the step."""
+    # Of small batches a window has many, and takes less time before it begins.
+    cost = "data: {dataset: 'model:dataset', options: {cost: 6, batch: 8}}"
+    file = folder / "stoker.yaml"
+    lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
+    file.write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder with the slow input after its tuning, and what the tuning found."""
+    folder = tmp_path_factory.mktemp("tuned") / "planted"
+    slow_input(Path(shutil.copytree(PLANTED, folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        try_only(patch, CACHE)
+        found = told("tune", str(folder), "--parity-steps", "30")
+    return folder, found
 
 
 def try_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -60,18 +98,12 @@ def decisions(found: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)
-def test_an_input_bottleneck_is_found_fixed_and_locked(
-    planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Of small batches a window has many, and takes less time before it begins.
-    cost = "data: {dataset: 'model:dataset', options: {cost: 6, batch: 8}}"
-    file = planted / "stoker.yaml"
-    lines = [cost if line.startswith("data:") else line for line in file.read_text().splitlines()]
-    file.write_text("\n".join(lines) + "\n")
+def test_an_input_bottleneck_is_found(planted: Path) -> None:
+    slow_input(planted)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STAND_IN, "1")
-        profiled = told(capsys, "profile", str(planted), "--set", "model=model:build_biased")
+        profiled = told("profile", str(planted), "--set", "model=model:build_biased")
 
     assert profiled["diagnosis"]["bottleneck"] == "input"
     assert profiled["busy_fraction"] < 0.6
@@ -95,8 +127,10 @@ def test_an_input_bottleneck_is_found_fixed_and_locked(
     assert profiled["device_finding"]["kind"] == "idle"
     assert "the device&#x27;s time by class of kernel" in page
 
-    try_only(monkeypatch, CACHE)
-    found = told(capsys, "tune", str(planted))
+
+@pytest.mark.timeout(1800)
+def test_an_input_bottleneck_is_fixed_and_locked(tuned: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = tuned
 
     assert found["diagnosis_before"]["bottleneck"] == "input"
     assert decisions(found)[CACHE] == "kept"
@@ -105,7 +139,7 @@ def test_an_input_bottleneck_is_found_fixed_and_locked(
     assert found["after"]["samples_per_s"] > 1.5 * found["before"]["samples_per_s"]
     assert replay(Path(found["ledger"])) == []
 
-    lock = read_lock(planted / FILE)
+    lock = read_lock(folder / FILE)
     assert lock is not None
     assert lock.settings == found["settings"]
     assert lock.hardware == hardware(find_devices())
@@ -117,28 +151,36 @@ def test_an_input_bottleneck_is_found_fixed_and_locked(
         assert figures < promised.keys()
         assert promised["samples_per_s"] == found[told_of]["samples_per_s"]
     assert lock.after["input_wait"] < lock.before["input_wait"]
-    read = load_tuned(planted)
+    read = load_tuned(folder)
     loaded, said = read.used, read.lock_note
     assert loaded.own_dataset is not None
     assert loaded.own_dataset.pipeline.cache == "memory"
     assert "data.pipeline.cache=memory" in said
 
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_lock_file_of_a_tuning_holds(
+    tuned: tuple[Path, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is broken, `test_tune_check` has."""
     # A minute is one measurement where the machine is slow, which says nothing if others took its cores.
     monkeypatch.setattr(tuning, "CHECK_S", 300.0)
-    assert invoke(["tune", "--check", str(planted)], debug=False) == 0
+    assert invoke(["tune", "--check", str(tuned[0])], debug=False) == 0
     assert "The lock file still holds." in capsys.readouterr().out
-    # One that is broken, `test_tune_check` has.
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_python_between_steps_is_found_and_fixed(
-    planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = ["--set", "model=model:build_small", "--set", "train.steps_per_call=1"]
     try_only(monkeypatch, "10 steps a call", "32 steps a call")
 
-    found = told(capsys, "tune", str(planted), *small)
+    found = told("tune", str(planted), *small)
 
     assert found["diagnosis_before"]["bottleneck"] == "python"
     assert found["settings"]["train.steps_per_call"] > 1
@@ -148,18 +190,18 @@ def test_python_between_steps_is_found_and_fixed(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_slow_precision_is_found_and_fixed(
-    planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = ["--set", "train.precision=mixed_float16"]
 
-    profiled = told(capsys, "profile", str(planted), *half)
+    profiled = told("profile", str(planted), *half)
 
     assert profiled["findings"] == []
     assert profiled["diagnosis"]["bottleneck"] == "precision"
     assert profiled["other_precision"]["precision"] == "float32"
     assert "train.precision: float32" in profiled["diagnosis"]["text"]
     try_only(monkeypatch, "precision float32")
-    found = told(capsys, "tune", str(planted), *half, "--parity-steps", "50")
+    found = told("tune", str(planted), *half, "--parity-steps", "50")
     assert decisions(found)["precision float32"] == "kept"
     assert found["after"]["samples_per_s"] > 1.3 * found["before"]["samples_per_s"]
 
@@ -167,7 +209,7 @@ def test_a_slow_precision_is_found_and_fixed(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_healthy_experiment_is_called_so_and_left_alone(
-    planted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (planted / "stoker.yaml").read_bytes()
     large = ["--set", "model=model:build_large"]
@@ -176,7 +218,7 @@ def test_a_healthy_experiment_is_called_so_and_left_alone(
         large += ["--set", f"train.intra_op_threads={cores}"]
 
     try_only(monkeypatch, "precision mixed_bfloat16")
-    found = told(capsys, "tune", str(planted), *large, "--parity-steps", "30")
+    found = told("tune", str(planted), *large, "--parity-steps", "30")
 
     assert (
         found["diagnosis_before"]["bottleneck"] == found["diagnosis_after"]["bottleneck"] == "none"

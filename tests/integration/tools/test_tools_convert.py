@@ -163,7 +163,7 @@ def test_a_converted_model_answers_as_the_savedmodel(
     np.testing.assert_allclose(found["p"], expected, rtol=2 * made.tolerance, atol=made.tolerance)
 
 
-@pytest.mark.parametrize("form", ["litert", "tfjs"])
+@pytest.mark.parametrize("form", ["litert", pytest.param("tfjs", marks=pytest.mark.soak)])
 def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, form: str) -> None:
     need(form)
     rows = {"text": np.array([b"a" * n for n in range(32)], dtype=object)}
@@ -191,7 +191,7 @@ def test_text_is_left_to_the_transform(models: dict[str, Path], tmp_path: Path, 
         ("betainc", "litert-int8", "Betainc"),
         ("betainc", "onnx", "Betainc"),
         ("table", "litert", "HashTableV2"),
-        ("table", "tfjs", "HashTableV2"),
+        pytest.param("table", "tfjs", "HashTableV2", marks=pytest.mark.soak),
     ],
 )
 def test_what_a_form_has_no_word_for_is_named(
@@ -208,9 +208,11 @@ def test_what_a_form_has_no_word_for_is_named(
 @pytest.mark.parametrize(
     ("form", "shape", "value"),
     [
-        *((form, [], np.float32(3.0)) for form in (*LITERT, "onnx")),  # a model without rows
+        *((form, [], np.float32(3.0)) for form in LITERT),  # a model without rows
         # As TensorFlow Serving's own example is asked: the last axis is left out.
-        *((form, [None, 1], np.array([1, 2], np.float32)) for form in ("litert", "onnx")),
+        ("litert", [None, 1], np.array([1, 2], np.float32)),
+        pytest.param("onnx", [], np.float32(3.0), marks=pytest.mark.soak),
+        pytest.param("onnx", [None, 1], np.array([1, 2], np.float32), marks=pytest.mark.soak),
     ],
 )
 def test_what_the_savedmodel_takes_its_form_takes(
@@ -416,7 +418,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "form",
-    [form if form != "tfjs" else pytest.param(form, marks=pytest.mark.soak) for form in FORMATS],
+    [pytest.param(form, marks=[pytest.mark.soak] * (form != "litert")) for form in FORMATS],
 )
 def test_rows_with_lists_of_different_lengths_are_compared(
     lists: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], form: str

@@ -82,6 +82,7 @@ def test_a_run_that_is_killed_and_resumed_compiles_nothing_again(
         assert used["read"] == used["found"] == len(before)
 
 
+@pytest.mark.soak
 def test_a_tuning_trial_of_the_same_step_compiles_nothing_again(
     folder: Path, cold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ sys.exit(invoke(sys.argv[1:], debug=False))
 """
 
 
+@pytest.mark.soak
 def test_a_full_disk_costs_the_cache_and_not_the_run(
     folder: Path, tmp_path: Path, small_disk: Path
 ) -> None:

@@ -87,7 +87,7 @@ class Graphs(NoWatch):
     "resolved",
     [
         {},
-        {"precision": "mixed_bfloat16", "steps_per_call": 1},
+        pytest.param({"precision": "mixed_bfloat16", "steps_per_call": 1}, marks=pytest.mark.soak),
     ],
     ids=str,
 )

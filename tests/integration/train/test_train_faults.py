@@ -241,6 +241,7 @@ def write_slow_input(folder: Path) -> None:
     settings.write_text("\n".join(kept))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_clock_that_jumps_by_days_changes_no_time_and_no_retention(
     jumping_clock: Path, tmp_path: Path

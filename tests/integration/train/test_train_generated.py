@@ -20,7 +20,7 @@ from stoker.core.errors import UserError
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TensorBoardConfig
 
-MODELS = int(os.environ.get("STOKER_GENERATED_MODELS", "2"))
+MODELS = int(os.environ.get("STOKER_GENERATED_MODELS", "1"))
 """`make soak` compares 300."""
 
 EPOCHS = 2

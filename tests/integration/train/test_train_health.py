@@ -17,9 +17,9 @@ SCENARIOS = Path(__file__).with_name("health_scenarios.py")
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
+def seen(in_soak: bool) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(SCENARIOS)],
+        [sys.executable, str(SCENARIOS), *(["--all"] * in_soak)],
         env=os.environ
         | {
             # Freed tensors go back to the system at once, so that each peak is its own.
@@ -67,13 +67,14 @@ def test_a_setting_that_comes_too_late_is_refused_in_one_line(seen: dict[str, An
     assert seen["too late"].startswith("train.memory must be set before TensorFlow is used")
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.soak)])
 def test_rematerialisation_saves_memory(seen: dict[str, Any], mode: str) -> None:
     peaks = seen["remat"][mode]
 
     assert peaks["remat"] < 0.6 * peaks["plain"]
 
 
+@pytest.mark.soak
 def test_rematerialisation_changes_no_gradient_on_any_replica(seen: dict[str, Any]) -> None:
     assert seen["remat on two"]["equal"]
 
@@ -86,6 +87,7 @@ def test_a_step_that_does_not_fit_is_halved_until_it_does_with_the_same_gradient
     assert seen["oom"]["close"]
 
 
+@pytest.mark.soak
 def test_xla_running_out_of_memory_is_recognised_too(seen: dict[str, Any]) -> None:
     [said] = seen["oom xla"]["said"]
 

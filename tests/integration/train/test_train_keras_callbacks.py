@@ -218,7 +218,9 @@ def test_kerass_callbacks_act_as_in_fit(tmp_path: Path) -> None:
     assert heads[0] == heads[1]
 
 
-@pytest.mark.parametrize("kill_at", [(1, 4), (2, 6), (0, 1)])
+@pytest.mark.parametrize(
+    "kill_at", [(1, 4), *(pytest.param(at, marks=pytest.mark.soak) for at in ((2, 6), (0, 1)))]
+)
 def test_callbacks_go_on_after_a_kill_as_if_there_had_been_none(
     tmp_path: Path, kill_at: tuple[int, int]
 ) -> None:

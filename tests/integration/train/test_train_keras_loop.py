@@ -301,7 +301,11 @@ def by_class(labels: Any) -> Any:
     return np.array([CLASS_WEIGHTS.get(int(label), 1.0) for label in labels], np.float32)
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "and sample weights"])
+@pytest.mark.parametrize(
+    "weighted",
+    [pytest.param(False, marks=pytest.mark.soak), True],
+    ids=["", "and sample weights"],
+)
 def test_class_weights_count_in_training_and_in_the_loss_that_chooses_an_epoch(
     weighted: bool, tmp_path: Path
 ) -> None:
@@ -399,7 +403,7 @@ def test_an_own_test_step_gets_no_class_weights_and_that_is_said(tmp_path: Path)
     assert "train.monitor" in line.partition(". ")[2]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_an_own_train_step_is_what_trains(weighted: bool, tmp_path: Path) -> None:
     parts = rows(weighted=weighted)
     model, result = ours(own_step, tmp_path, parts=parts, steps_per_call=3)
@@ -686,7 +690,9 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
             self.late += not begun
 
 
-@pytest.mark.parametrize("steps_per_call", [1, pytest.param(2, marks=pytest.mark.soak), STEPS])
+@pytest.mark.parametrize(
+    "steps_per_call", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), STEPS]
+)
 def test_no_epoch_waits_for_the_pass_behind_it(tmp_path: Path, steps_per_call: int) -> None:
     """It may take minutes to begin, and behind the last one nobody needs it."""
     epochs = Epochs()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import pytest
 from tests.integration.train.killed import Trainer, newest, outcome, write_table
 
 CALLBACKS = """
@@ -62,6 +63,7 @@ def test_all_of_them_are_tried() -> None:
     assert shipped - tried == LEFT_OUT | BASES
 
 
+@pytest.mark.soak
 def test_keras_callbacks_end_and_go_on_over_kill_9(trainer: Trainer, tmp_path: Path) -> None:
     folder, outs, runs = tmp_path / "small", dict[str, Path](), dict[str, Path]()
     write(folder)

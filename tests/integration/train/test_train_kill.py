@@ -29,7 +29,7 @@ KILLS = int(os.environ.get("STOKER_KILLS", "2"))
 KILL_XLA = 12
 """Each process that XLA compiles for dies at its n-th rename: early enough for two kills, and no more."""
 
-KILL_STEP = int(os.environ.get("STOKER_KILL_STEP", "3"))
+KILL_STEP = int(os.environ.get("STOKER_KILL_STEP", "5"))
 """Every n-th rename is a place to be killed at."""
 
 LEAST_RENAMES = 20
@@ -83,6 +83,7 @@ def test_a_killed_run_that_xla_compiles_ends_as_one_that_never_was(
     assert outcome(killed) == outcome(calm)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(900 + 120 * KILLS)
 def test_a_run_killed_at_random_instants_ends_as_one_that_never_was(

@@ -115,7 +115,12 @@ def test_the_loop_ends_where_kerass_own_step_ends_on_the_same_batches(
 
 
 @pytest.mark.parametrize(
-    "other", [{"steps_per_call": 1}, {"steps_per_call": 7}, {"memory_bytes": 0}]
+    "other",
+    [
+        pytest.param({"steps_per_call": 1}, marks=pytest.mark.soak),
+        {"steps_per_call": 7},
+        {"memory_bytes": 0},
+    ],
 )
 def test_how_the_steps_are_run_does_not_change_what_is_learned(
     dataset: Dataset,
@@ -131,6 +136,7 @@ def test_how_the_steps_are_run_does_not_change_what_is_learned(
         np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_xla_does_not_change_what_is_learned(
     dataset: Dataset, transform: Transform, tmp_path: Path
 ) -> None:
@@ -150,7 +156,9 @@ def test_xla_does_not_change_what_is_learned(
         np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.soak)]
+)
 def test_mixed_precision_learns_and_keeps_float32_weights(
     dataset: Dataset, transform: Transform, tmp_path: Path, precision: str
 ) -> None:

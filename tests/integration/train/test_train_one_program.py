@@ -118,7 +118,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.soak] * (name not in ("adam", "muon")))
+        for name, make in OPTIMIZERS.items()
+    ],
+)
 def test_it_learns_what_the_step_without_xla_does_and_a_bad_batch_changes_no_bit(
     optimizer: Any,
 ) -> None:
@@ -385,7 +391,9 @@ def test_the_rows_that_fill_no_step_are_trained_on_too() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("rows", [None, ROWS], ids=["batches", "calls"])
+@pytest.mark.parametrize(
+    "rows", [None, pytest.param(ROWS, marks=pytest.mark.soak)], ids=["batches", "calls"]
+)
 def test_the_program_ends_before_a_step_that_is_not_finite(rows: int | None) -> None:
     data, good = data_of(STEPS, bad=12), data_of(12)
     made_of = elements_of if rows is None else partial(calls_of, at=[])

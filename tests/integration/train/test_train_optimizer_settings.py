@@ -104,7 +104,10 @@ def decayed(base: float) -> Any:
     return keras.optimizers.schedules.ExponentialDecay(base, 5, 0.5)
 
 
-@pytest.mark.parametrize(("kind", "left"), [(float, 1.0), (decayed, 0.5 ** (2 * STEPS / 5))])
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [pytest.param(float, 1.0, marks=pytest.mark.soak), (decayed, 0.5 ** (2 * STEPS / 5))],
+)
 def test_a_resumed_run_scales_its_learning_rate_once(
     dataset: Dataset,
     transform: Transform,
@@ -237,6 +240,9 @@ HALF: dict[str, dict[str, Any]] = {
 }
 """Of a run in mixed_float16 whose first steps overflow."""
 
+HALF_IN_SOAK = ("plain", "by xla")
+"""Those that only `make soak` ends and goes on with."""
+
 
 class OfSomebody(keras.optimizers.Adam):  # type: ignore[misc]  # Keras has no types
     """Keras's Adam under another name: its loss scale stays Keras's own, with a condition."""
@@ -287,7 +293,7 @@ def whole_run(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.soak] * (name == "by xla")) for name in HALF],
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in HALF_IN_SOAK)) for name in HALF],
 )
 def test_a_run_in_float16_that_was_ended_goes_on_to_the_same_bits(
     dataset: Dataset, transform: Transform, whole_run: Whole, tmp_path: Path, name: str

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -49,72 +51,117 @@ def lines_of(runs: Path) -> int:
     return found[0].read_bytes().count(b"\n") if found else 0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
-    trainer: Trainer, folder: Path, tmp_path: Path
-) -> None:
-    calm, runs, mark = tmp_path / "calm", tmp_path / "runs", tmp_path / "validating"
-    # Long enough that something is left at the last of the ends.
-    settings = folder / "stoker.yaml"
-    settings.write_text(settings.read_text().replace("epochs: 3", "epochs: 6"))
-    assert trainer.run(folder, calm) == 0, trainer.said()
-    slow = {"STEP_S": str(STEP_S), "MARK": str(mark)}
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A run whose steps take `STEP_S` each."""
 
-    # In start-up: nothing is there to be saved.
-    pid = trainer.start(folder, runs, environment=slow)
-    until(lambda: list(runs.glob("small/*/train")))
+    trainer: Trainer
+    folder: Path
+    runs: Path
+    mark: Path
+    """Is there as soon as a validation has begun."""
+
+    def start(self, **environment: str) -> int:
+        slow = {"STEP_S": str(STEP_S), "MARK": str(self.mark)} | environment
+        return self.trainer.start(self.folder, self.runs, environment=slow)
+
+
+def at_the_start(run: Slow) -> None:
+    """Nothing is there to be saved."""
+    pid = run.start()
+    until(lambda: list(run.runs.glob("small/*/train")))
     os.kill(pid, signal.SIGTERM)
-    assert trainer.end() == EXIT_PREEMPTED
-    assert "ended by SIGTERM" in trainer.said()
+    assert run.trainer.end() == EXIT_PREEMPTED
+    assert "ended by SIGTERM" in run.trainer.said()
 
-    # In a call of many steps: it ends after the step, not after the call.
-    pid = trainer.start(folder, runs, environment=slow)
-    until(lambda: has_begun(runs, 0))
+
+def in_a_call(run: Slow) -> None:
+    """It ends after the step, not after the call of many steps."""
+    pid = run.start()
+    until(lambda: has_begun(run.runs, 0))
     time.sleep(3 * STEP_S)  # into the middle of a call of many steps
     asked_s = time.monotonic()
     os.kill(pid, signal.SIGTERM)
-    assert trainer.end() == EXIT_PREEMPTED
+    assert run.trainer.end() == EXIT_PREEMPTED
     assert time.monotonic() - asked_s < 30
-    assert "Everything is saved" in trainer.said()
-    assert 20 < newest(runs).step < 40
+    assert "Everything is saved" in run.trainer.said()
+    assert 20 < newest(run.runs).step < 40
 
-    # In the validation: it is given up, and done when the run goes on.
-    pid = trainer.start(folder, runs, environment=slow)
-    until(mark.exists)
+
+def in_the_validation(run: Slow) -> None:
+    """It is given up, and done when the run goes on."""
+    pid = run.start()
+    until(run.mark.exists)
     os.kill(pid, signal.SIGUSR1)
-    assert trainer.end() == EXIT_PREEMPTED
-    position = newest(runs).facts["position"]
+    assert run.trainer.end() == EXIT_PREEMPTED
+    position = newest(run.runs).facts["position"]
     assert position["step"] == position["per_epoch"]
     assert position["validated"] is False
 
-    # While a checkpoint is written.
-    pid = trainer.start(folder, runs, environment=slow)
-    until(lambda: list(checkpoints(runs).glob(".step-*.tmp")))
+
+def while_a_checkpoint_is_written(run: Slow) -> None:
+    before = newest(run.runs).step
+    pid = run.start()
+    until(lambda: list(checkpoints(run.runs).glob(".step-*.tmp")))
     os.kill(pid, signal.SIGHUP)
-    assert trainer.end() == EXIT_PREEMPTED
-    assert newest(runs).step > position["step"]
+    assert run.trainer.end() == EXIT_PREEMPTED
+    assert newest(run.runs).step > before
 
-    # Ctrl-C: the person's own, and nothing is lost.
-    before, lines = newest(runs).step, lines_of(runs)
-    pid = trainer.start(folder, runs, environment=slow)
-    until(lambda: has_begun(runs, lines) and newest(runs).step > before)
-    saved = newest(runs).step
+
+def by_ctrl_c(run: Slow) -> None:
+    """The person's own, and nothing is lost."""
+    before, lines = newest(run.runs).step, lines_of(run.runs)
+    pid = run.start()
+    until(lambda: has_begun(run.runs, lines) and newest(run.runs).step > before)
+    saved = newest(run.runs).step
     os.kill(pid, signal.SIGINT)
-    assert trainer.end() not in (0, EXIT_PREEMPTED)
-    assert newest(runs).step >= saved
+    assert run.trainer.end() not in (0, EXIT_PREEMPTED)
+    assert newest(run.runs).step >= saved
 
-    # Twice: at once, in the middle of a step, of which each takes half a second from now on.
-    lines, slower = lines_of(runs), tmp_path / "slower"
-    pid = trainer.start(folder, runs, environment=slow | {"SLOWER": str(slower)})
-    until(lambda: has_begun(runs, lines) and last_step(runs) % position["per_epoch"] != 0)
+
+def twice(run: Slow) -> None:
+    """At once, in the middle of a step, of which each takes half a second from then on."""
+    per_epoch = newest(run.runs).facts["position"]["per_epoch"]
+    lines, slower = lines_of(run.runs), run.mark.with_name("slower")
+    pid = run.start(SLOWER=str(slower))
+    until(lambda: has_begun(run.runs, lines) and last_step(run.runs) % per_epoch != 0)
     slower.touch()
     time.sleep(2 * STEP_S)  # until a step has begun that sees it
     os.kill(pid, signal.SIGTERM)
     time.sleep(0.1)  # two signals sent at once would be one
     os.kill(pid, signal.SIGTERM)
-    assert trainer.end() == EXIT_PREEMPTED
-    assert "ended by SIGTERM" in trainer.said()
+    assert run.trainer.end() == EXIT_PREEMPTED
+    assert "ended by SIGTERM" in run.trainer.said()
+
+
+MOMENTS = (in_a_call, in_the_validation, twice)
+ALL_MOMENTS = (
+    *(at_the_start, in_a_call, in_the_validation),
+    *(while_a_checkpoint_is_written, by_ctrl_c, twice),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(MOMENTS, id="three moments"),
+        pytest.param(ALL_MOMENTS, id="all moments", marks=pytest.mark.soak),
+    ],
+)
+def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
+    trainer: Trainer, folder: Path, tmp_path: Path, moments: tuple[Callable[[Slow], None], ...]
+) -> None:
+    calm, runs = tmp_path / "calm", tmp_path / "runs"
+    # Long enough that something is left at the last of the ends.
+    settings = folder / "stoker.yaml"
+    settings.write_text(settings.read_text().replace("epochs: 3", f"epochs: {len(moments)}"))
+    assert trainer.run(folder, calm) == 0, trainer.said()
+
+    slow = Slow(trainer=trainer, folder=folder, runs=runs, mark=tmp_path / "validating")
+    for asked_to_end in moments:
+        asked_to_end(slow)
 
     assert trainer.run(folder, runs) == 0, trainer.said()
     assert weights(runs) == weights(calm)

@@ -163,6 +163,7 @@ def test_two_replicas_go_on_with_the_bits_that_each_of_them_had(trainer: Trainer
     check(result(trainer.script(CHILD, "mirrored")))
 
 
+@pytest.mark.soak
 @pytest.mark.multiworker
 def test_two_workers_go_on_with_the_bits_that_each_of_them_had() -> None:
     sockets = [socket.socket() for _ in range(2)]

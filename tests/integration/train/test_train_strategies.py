@@ -73,8 +73,14 @@ SOAK = (
     "plain on 2, streamed",
     "plain on 2, XLA",
     "plain, 4 passes",
+    "averaged on 2",
     "embedded on 2",
+    "synced",
+    "synced on 2, streamed",
     "dropped on 2",
+    "normed on 2",
+    "normed on 2, more a call",
+    "bfloat16 on 2",
 )
 """Scenarios of `make soak` alone. `make test` runs each of their settings with another one."""
 
@@ -86,7 +92,7 @@ def in_both(names: list[str]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def trained(
-    request: pytest.FixtureRequest,
+    in_soak: bool,
     trainer: Trainer,
     dataset: Dataset,
     transform: Transform,
@@ -94,10 +100,6 @@ def trained(
 ) -> dict[str, tuple[dict[str, Any], list[Any]]]:
     """Scenario -> its facts and weights; without those of `SOAK` unless a selected test needs them."""
     found: dict[str, tuple[dict[str, Any], list[Any]]] = {}
-    in_soak = any(
-        item.path == request.path and item.get_closest_marker("soak")
-        for item in request.session.items
-    )
     # A process has one size of group for its collectives.
     for sizes in ((1, 2), (4,)):
         scenarios = {
@@ -173,7 +175,7 @@ def test_replicas_drop_units_of_their_own(trained: dict[str, Any], name: str) ->
     assert trained[name][0]["apart"] == ["seen/units"]
 
 
-@pytest.mark.parametrize("name", ["bfloat16 on 2", "float16 on 2", "sent as bfloat16"])
+@pytest.mark.parametrize("name", in_both(["bfloat16 on 2", "float16 on 2", "sent as bfloat16"]))
 def test_fewer_bits_learn_as_well(trained: dict[str, Any], name: str) -> None:
     assert trained[name][0]["metrics"]["val_accuracy"] > 0.75
 

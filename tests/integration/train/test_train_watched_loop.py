@@ -164,7 +164,11 @@ def trained(dataset: Dataset, transform: Transform) -> Callable[..., list[Any]]:
     return train
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 1 << 34], ids=["streamed", "kept in memory"])
+@pytest.mark.parametrize(
+    "memory_bytes",
+    [pytest.param(0, marks=pytest.mark.soak), 1 << 34],
+    ids=["streamed", "kept in memory"],
+)
 def test_a_file_asks_for_a_profile_of_so_many_steps_and_the_run_learns_the_same(
     trained: Callable[..., list[Any]], tmp_path: Path, memory_bytes: int
 ) -> None:
@@ -226,6 +230,7 @@ def test_an_image_run_records_that_validation_answers_as_the_graph_and_ends_with
     assert kept[name].tobytes() != told
 
 
+@pytest.mark.soak
 def test_an_epoch_that_is_validated_twice_after_a_kill_stands_once_in_the_metrics(
     trainer: Trainer, tmp_path: Path
 ) -> None:

@@ -154,7 +154,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.getMessage().startswith("XLA: ")]
 
 
-@pytest.mark.parametrize("memory_bytes", [1 << 34, 0], ids=["whole calls", "batches"])
+@pytest.mark.parametrize(
+    "memory_bytes",
+    [pytest.param(1 << 34, marks=pytest.mark.soak), 0],
+    ids=["whole calls", "batches"],
+)
 def test_the_faster_step_stays_from_a_checkpoint_on_and_learns_the_same(
     dataset: Dataset,
     transform: Transform,
@@ -233,6 +237,7 @@ class Killed(Exception):
     """In place of SIGKILL."""
 
 
+@pytest.mark.soak
 def test_a_run_killed_before_the_record_tries_again_and_learns_the_same(
     dataset: Dataset,
     transform: Transform,
@@ -300,6 +305,7 @@ def in_a_process(folder: Path, cache: Path) -> dict[str, Any]:
     return output
 
 
+@pytest.mark.soak
 def test_only_the_background_compiles_and_the_next_process_nothing(tmp_path: Path) -> None:
     output = in_a_process(tmp_path / "one", tmp_path / "cache")
 

@@ -194,6 +194,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_training_in_a_forked_child_is_seen(tmp_path: Path) -> None:
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
@@ -245,6 +246,7 @@ def warned(errors: Path) -> list[str]:
     return [line for line in errors.read_text().splitlines() if not re.match(r"[IWE]\d{4} ", line)]
 
 
+@pytest.mark.soak
 def test_a_launcher_and_a_module_behave_as_without_us(tmp_path: Path) -> None:
     """A shell script that starts a Python that starts a Python that trains all sorts of models."""
     wrapper = tmp_path / "launch"
@@ -408,20 +410,23 @@ def test_each_loop_has_its_own_steps_though_one_function_does_them_all(
     assert steps == {("dataset", 12): 400, ("calls", 16): 299}, "the last one has no end"
 
 
+@pytest.mark.parametrize(
+    "with_others", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["alone", "with others"]
+)
 def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
-    tmp_path: Path,
+    tmp_path: Path, with_others: bool
 ) -> None:
     """And not a bit of the training is another one: shuffling, Dropout and noise are drawn as before."""
-    command = [sys.executable, str(SCRIPTS / "inner_loop.py"), "--all"]
+    command = [sys.executable, str(SCRIPTS / "inner_loop.py"), *(["--all"] * with_others)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as plain:
         told, printed = profile(tmp_path, *command)
         plain_printed, _ = plain.communicate()
 
     assert printed == plain_printed
-    # 6 epochs in one, 3 in another, and 8 times 10 steps.
-    assert printed.splitlines()[-1] == f"steps {9 * 94 + 80}"
+    # 6 epochs in one; of the others 3 in one, and 8 times 10 steps.
+    assert printed.splitlines()[-1] == f"steps {6 * 94 + (3 * 94 + 80) * with_others}"
     assert told.failures == ()
-    given, captured, taken = told.to_json()["loops"]
+    given, *others = told.to_json()["loops"]
     lines = (SCRIPTS / "inner_loop.py").read_text().splitlines()
     assert (given["steps"], given["steps_a_call"], given["batch_rows"]) == (6, 94, 16)
     assert len(given["rounds"]) == 3
@@ -431,8 +436,9 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
     # Its dataset's line is known, and what is missing there.
     [line] = {each.place.line for each in told.minor if each.kind == "sequential_map"}
     assert "from_tensor_slices" in lines[line - 1]
-    assert captured["steps"] == 3
-    assert "its dataset is not an argument of it" in captured["step"]["busy_not_measured"]
-    assert "takes its batches from an iterator by itself" in taken["step"]["busy_not_measured"]
-    for loop in (captured, taken):
-        assert loop["step"]["busy_fraction"] is None
+    if with_others:
+        captured, taken = others
+        assert captured["steps"] == 3
+        assert "its dataset is not an argument of it" in captured["step"]["busy_not_measured"]
+        assert "takes its batches from an iterator by itself" in taken["step"]["busy_not_measured"]
+    assert all(loop["step"]["busy_fraction"] is None for loop in others)

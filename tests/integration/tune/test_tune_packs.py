@@ -57,12 +57,14 @@ def trained(
     return weights, packs
 
 
+@pytest.mark.soak
 def test_gradients_go_in_as_many_packs_as_asked_for(trained: tuple[Any, list[int]]) -> None:
     _, packs = trained
 
     assert [count for count, _ in itertools.groupby(packs)] == list(PACKS.values())
 
 
+@pytest.mark.soak
 def test_however_they_are_packed_two_replicas_sum_to_the_same_bits(
     trained: tuple[list[list[Any]], Any],
 ) -> None:

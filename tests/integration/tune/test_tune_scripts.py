@@ -16,11 +16,14 @@ from stoker.scriptprofile.rules.wall_rules import filling_s
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
-NAMES = (
-    "mnist_fit", "image_generator", "custom_loop", "eager_loop", "retraced", "looks_first",
-    "mixed_float16", "mirrored_outside_scope", "no_autotune", "xla_eager", "fed_by_python",
+NAMES = ("mnist_fit", "image_generator", "custom_loop", "retraced", "no_autotune", "fed_by_python")
+"""Scripts that differ most in how they train and in what holds them up."""
+
+SOAK = (
+    "eager_loop", "looks_first", "mixed_float16", "mirrored_outside_scope", "xla_eager",
     "whole_scans", "first_pass", "own_first_pass", "outside_steps",
 )  # fmt: skip
+"""Scripts of `make soak` alone."""
 
 
 COUNTED = ("mnist_fit", "custom_loop")
@@ -63,8 +66,9 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
-    """Every script, two at a time."""
+def ran(in_soak: bool, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
+    """Every script, two at a time; without those of `SOAK` unless a selected test needs them."""
+    names = (*NAMES, *SOAK) if in_soak else NAMES
 
     def run(name: str) -> Ran:
         folder = tmp_path_factory.mktemp(name)
@@ -81,10 +85,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
 
     tmp_path_factory.getbasetemp()  # two threads would make it at once
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(NAMES, pool.map(run, NAMES), strict=True))
+        return dict(zip(names, pool.map(run, names), strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in SOAK)]
+)
 def test_it_ends_well_and_the_watcher_too(ran: Mapping[str, Ran], name: str) -> None:
     profile = ran[name].profile
     # TensorFlow alone takes some 100 MiB, and no script of these a GiB and more.
@@ -130,6 +136,7 @@ def test_a_loop_of_ones_own(ran: Mapping[str, Ran]) -> None:
     assert script.printed.splitlines() == [f"epoch {epoch}: 64 steps" for epoch in range(3)]
 
 
+@pytest.mark.soak
 def test_an_eager_loop(ran: Mapping[str, Ran]) -> None:
     script = ran["eager_loop"]
 
@@ -149,6 +156,11 @@ def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
     assert minor["missing_prefetch"].place.line == script.line("shuffle(256).batch(64)")
     assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].observation
 
+
+@pytest.mark.soak
+def test_an_eager_loop_without_prefetch_is_spoken_of_also_where_it_costs_little(
+    ran: Mapping[str, Ran],
+) -> None:
     eager = ran["eager_loop"]
     minor = {each.kind: each for each in eager.profile.minor}
     if "missing_prefetch" not in eager.found():
@@ -167,6 +179,7 @@ def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
     assert "step=tf.constant(step)" in finding.change
 
 
+@pytest.mark.soak
 def test_a_look_at_the_data_is_no_training_and_the_same_work_each_epoch_is_told(
     ran: Mapping[str, Ran],
 ) -> None:
@@ -191,6 +204,7 @@ def test_batches_that_python_makes_and_a_model_that_cannot_be_called(
     assert fit.model["devices"] == ("CPU:0",), "it has its own train_step, and no call"
 
 
+@pytest.mark.soak
 def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
     script = ran["mixed_float16"]
 
@@ -206,6 +220,7 @@ def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
     assert loop.model["devices"] == ("CPU:0",)
 
 
+@pytest.mark.soak
 def test_xla_that_an_eager_step_leaves_out(ran: Mapping[str, Ran]) -> None:
     script = ran["xla_eager"]
 
@@ -216,6 +231,7 @@ def test_xla_that_an_eager_step_leaves_out(ran: Mapping[str, Ran]) -> None:
     assert "it runs eagerly" in script.said("xla_not_used")
 
 
+@pytest.mark.soak
 def test_a_model_outside_of_its_strategy(ran: Mapping[str, Ran]) -> None:
     script = ran["mirrored_outside_scope"]
 
@@ -240,6 +256,7 @@ def test_python_for_each_element_and_nothing_that_runs_ahead(ran: Mapping[str, R
     assert loop.syncs == ()
 
 
+@pytest.mark.soak
 def test_a_callback_that_holds_each_step_up_and_a_buffer_of_whole_scans(
     ran: Mapping[str, Ran],
 ) -> None:
@@ -254,6 +271,7 @@ def test_a_callback_that_holds_each_step_up_and_a_buffer_of_whole_scans(
     assert "100,000 elements of 16,000,004 bytes" in script.said("shuffle_memory")
 
 
+@pytest.mark.soak
 def test_a_first_pass_that_fills_a_cache_is_the_largest_part_and_named_at_its_map(
     ran: Mapping[str, Ran],
 ) -> None:
@@ -267,6 +285,7 @@ def test_a_first_pass_that_fills_a_cache_is_the_largest_part_and_named_at_its_ma
     assert "the first pass, which fills a cache" in dict(script.profile.time_parts)
 
 
+@pytest.mark.soak
 def test_a_first_pass_of_ones_own_loop_is_named_at_its_map_and_one_that_traces_is_not(
     ran: Mapping[str, Ran],
 ) -> None:
@@ -287,6 +306,7 @@ def test_a_first_pass_of_ones_own_loop_is_named_at_its_map_and_one_that_traces_i
     assert filling_s(reads) == 0, "its first pass traces for long, and the cache was full"
 
 
+@pytest.mark.soak
 def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(
     ran: Mapping[str, Ran],
 ) -> None:
@@ -302,6 +322,7 @@ def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(
     assert all(each.gain is not None and each.gain[1] > 1.05 for each in script.profile.findings)
 
 
+@pytest.mark.soak
 def test_what_is_to_be_changed_is_told_where_it_was_written(ran: Mapping[str, Ran]) -> None:
     script = ran["first_pass"]
     told = [*script.profile.findings, *script.profile.minor]
@@ -346,6 +367,6 @@ def test_a_loop_of_ones_own_too(ran: Mapping[str, Ran]) -> None:
 def test_nothing_is_counted_where_u_was_not_measured_or_nobody_asked(
     ran: Mapping[str, Ran],
 ) -> None:
-    for name in ("eager_loop", "looks_first"):
+    for name in ran.keys() - set(COUNTED):
         for told in ran[name].profile.to_json()["loops"]:
             assert told["mfu"] is None

@@ -215,7 +215,7 @@ LISTS = (
     most=st.integers(0, 4),
 )
 @settings(
-    max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 def test_lists_of_varying_length_are_padded_to_the_longest_of_their_batch(
     cut_table: CutTable, cuts: list[list[int]], batch_size: int, most: int

@@ -243,6 +243,7 @@ print(read, path.stat().st_size >> 20, (after - before) >> 10)
 """
 
 
+@pytest.mark.soak
 def test_memory_is_bounded_by_the_window_and_not_by_the_split(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True

@@ -27,8 +27,8 @@ WORDS = {
     r"\bof one's own\b": "your own, its own",
     r"\b(hold|holds|held) (it|them|each|every \w+) against\b": "compares with",
     r"\bby way of\b": "through, by",
-    r"\w*(colour|behaviour|neighbour|favour|honour|labour)\w*": "American spelling: -or",
-    r"\w*(tilis|nitialis|erialis|ormalis|ptimis|uantis|ummaris|eterialis|rganis)(e|es|ed|ing|er|ation)\w*": (
+    r"(colour|behaviour|neighbour|favour|honour|labour)\w*": "American spelling: -or",
+    r"(tilis|nitialis|erialis|ormalis|ptimis|uantis|ummaris|eterialis|rganis)(e|es|ed|ing|er|ation)\w*": (
         "American spelling: -ize"
     ),
     r"\b(labell|modell|travell|signall)(ed|ing)\b": "American spelling: one l",

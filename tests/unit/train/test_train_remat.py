@@ -117,8 +117,15 @@ def trained(build: Callable[[], keras.Model], *, remat: bool, xla: bool | None) 
     return [np.asarray(value) for value in [*seen, model(X)]]
 
 
-@pytest.mark.parametrize("xla", [None, False, True])
-@pytest.mark.parametrize("build", [functional, with_models_inside, Subclassed])
+@pytest.mark.parametrize(
+    ("build", "xla"),
+    [
+        *((build, xla) for build in (functional, with_models_inside) for xla in (None, False)),
+        *((Subclassed, xla) for xla in (None, False, True)),
+        pytest.param(functional, True, marks=pytest.mark.soak),
+        pytest.param(with_models_inside, True, marks=pytest.mark.soak),
+    ],
+)
 def test_gradients_and_state_are_those_of_the_plain_model(
     build: Callable[[], keras.Model], xla: bool | None
 ) -> None:

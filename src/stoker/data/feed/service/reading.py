@@ -22,7 +22,8 @@ from stoker.internals.tensorflow_internals import python_function
 
 NO_PROMISE = (
     "the tf.data service promises no order and no resume: each record comes once an epoch, "
-    "and those that a killed worker was reading are lost for that epoch"
+    "and those that a killed worker was reading are lost for that epoch (a killed dispatcher: at most one "
+    "file of the copy for each worker)"
 )
 """Logged once, when training begins to read from a service."""
 
