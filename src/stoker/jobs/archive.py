@@ -90,7 +90,7 @@ def pack(folder: Path, *, outside: Collection[Path] = (), limit_bytes: int = LIM
         ConfigError: more than the limit; the largest files are named.
         UserError: a file cannot be read.
     """
-    folder = folder.resolve()
+    folder, outside = folder.resolve(), [each.resolve() for each in outside]
     files = {f"{EXPERIMENT}/{name}": path for name, path in _files(folder, outside)}
     files |= {f"{EXPERIMENT}/{name}": folder / name for name in _SETTINGS if (folder / name).is_file()}
     sources = [path for path in files.values() if path.suffix == ".py"]
