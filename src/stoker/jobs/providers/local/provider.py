@@ -126,7 +126,7 @@ class LocalProvider:
         """End the workers after they have saved, and wait for that."""
         place = find_place(job_id)
         record = read_record(place)
-        if record is None or Phase(record.phase).is_over:
+        if record is None or record.state(job_id).phase.is_over:
             return
         if not record.supervisor.is_here:
             raise UserError(
