@@ -19,10 +19,12 @@ from stoker.cli.commands import (
     doctor,
     goodput,
     init,
+    jobs,
     monitor,
     profile,
     rollout,
     skew,
+    submit,
     tune,
 )
 from stoker.cli.serve import serve
@@ -52,6 +54,10 @@ app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.command("goodput")(goodput.goodput)
+app.command("submit")(submit.submit)
+app.add_typer(jobs.app, name="jobs")
+app.command("logs")(jobs.logs)
+app.command("stop")(jobs.stop)
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(monitor.app, name="monitor")
