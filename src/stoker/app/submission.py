@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
@@ -24,7 +24,7 @@ class JobRequest:
     overrides: Sequence[str] = ()
     """`dotted.key=value`."""
 
-    resources: Resources = Resources()
+    resources: Resources = field(default_factory=Resources)
     secrets: Sequence[str] = ()
     """Names of environment variables."""
 

@@ -135,7 +135,8 @@ def stop_job(known: KnownJob) -> JobState:
         return known.state
     if known.target is None:
         raise ConfigError(
-            f"job {known.job.id} must be at a target that is known here", got=Plain(known.state.reason)
+            f"job {known.job.id} must be at a target that is known here",
+            got=Plain(known.state.reason),
         )
     provider = known.target.open()
     provider.stop(known.job.id)

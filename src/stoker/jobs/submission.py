@@ -31,9 +31,7 @@ class Receipt:
     """Whether an earlier submission is over, and this is its next start."""
 
 
-def submit(
-    job: Job, archive: Archive, *, target: Target, targets: Mapping[str, Target]
-) -> Receipt:
+def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, Target]) -> Receipt:
     """Submit a job, or find its earlier submission.
 
     Args:

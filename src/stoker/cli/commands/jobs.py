@@ -84,10 +84,14 @@ def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
 
 def logs(
     job: Annotated[
-        str, typer.Argument(help="Job's ID or its beginning, and perhaps a worker.", metavar="JOB[/WORKER]")
+        str,
+        typer.Argument(
+            help="Job's ID or its beginning, and perhaps a worker.", metavar="JOB[/WORKER]"
+        ),
     ],
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the job is over, through its restarts.")
+        bool,
+        typer.Option("-f", "--follow", help="Go on until the job is over, through its restarts."),
     ] = False,
     runs: RunsFolders = None,
 ) -> None:
@@ -106,7 +110,8 @@ def logs(
     known = find_job(named, here)
     if rank is not None and rank >= known.job.resources.workers:
         raise ConfigError(
-            f"the workers of job {known.job.id} are 0 to {known.job.resources.workers - 1}", got=rank
+            f"the workers of job {known.job.id} are 0 to {known.job.resources.workers - 1}",
+            got=rank,
         )
 
     def is_over() -> bool:
@@ -136,7 +141,7 @@ def _here(runs: list[Path] | None) -> Here:
 
 
 def _rank(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6):  # noqa: PLR2004
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
         raise ConfigError("JOB/WORKER takes the number of a worker", got=text, fix="E.g. JOB/0.")
     return int(text)
 

@@ -71,7 +71,9 @@ def submit(
     ] = 64,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the job with the target and list its code; submit nothing."),
+        typer.Option(
+            "--dry-run", help="Check the job with the target and list its code; submit nothing."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
