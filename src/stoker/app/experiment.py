@@ -283,6 +283,23 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
         raise located(error, file) from None
 
 
+def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
+    """Return `--set` assignments that mean the same in every current folder.
+
+    Args:
+        overrides: `dotted.key=value`; paths are relative to the current folder.
+    """
+    given = _paths_from(with_overrides({}, overrides), Path.cwd())
+    found = list(overrides)
+    for key in _PATH_KEYS:
+        value: Any = given
+        for part in key:
+            value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, str):
+            found.append(f"{'.'.join(key)}={json.dumps(value)}")
+    return found
+
+
 def _check_service(data: Any) -> None:
     if isinstance(data, dict) and {"dataset", "service"} <= data.keys():
         raise ConfigError(
@@ -345,23 +362,6 @@ def _paths_from(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(where, dict) and isinstance(where.get(key[-1]), str):
             where[key[-1]] = _absolute(where[key[-1]], folder)
     return raw
-
-
-def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
-    """Return `--set` assignments that mean the same in every current folder.
-
-    Args:
-        overrides: `dotted.key=value`; paths are relative to the current folder.
-    """
-    given = _paths_from(with_overrides({}, overrides), Path.cwd())
-    found = list(overrides)
-    for key in _PATH_KEYS:
-        value: Any = given
-        for part in key:
-            value = value.get(part) if isinstance(value, dict) else None
-        if isinstance(value, str):
-            found.append(f"{'.'.join(key)}={json.dumps(value)}")
-    return found
 
 
 def _absolute(path: str, folder: Path) -> str:

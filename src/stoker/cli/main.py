@@ -54,14 +54,14 @@ app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.command("goodput")(goodput.goodput)
-app.command("submit")(submit.submit)
-app.add_typer(jobs.app, name="jobs")
-app.command("logs")(jobs.logs)
-app.command("stop")(jobs.stop)
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(data_service.app, name="data-service")
+app.command("submit")(submit.submit)
+app.add_typer(jobs.app, name="jobs")
+app.command("logs")(jobs.logs)
+app.command("stop")(jobs.stop)
 
 
 def _version(wanted: bool) -> None:
