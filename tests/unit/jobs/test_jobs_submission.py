@@ -176,7 +176,7 @@ def test_the_list_is_newest_first_and_shows_jobs_that_no_target_knows(
     assert problems == []
     code, out, _ = stoker("jobs", "--json")
     assert code == 0
-    assert [row["id"] for row in json.loads(out)][0] == old.id
+    assert next(row["id"] for row in json.loads(out)) == old.id
     code, out, _ = stoker("jobs", "show", old.id)
     assert "state:        done" in out
     assert f"logs:         stoker logs {old.id}" in out
