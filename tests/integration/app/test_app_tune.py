@@ -97,6 +97,7 @@ def decisions(found: dict[str, Any]) -> dict[str, str]:
     return {outcome["lever"]: outcome["decision"] for outcome in found["outcomes"]}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_an_input_bottleneck_is_found(planted: Path) -> None:
     slow_input(planted)
@@ -133,6 +134,10 @@ def test_an_input_bottleneck_is_fixed_and_locked(tuned: tuple[Path, dict[str, An
     folder, found = tuned
 
     assert found["diagnosis_before"]["bottleneck"] == "input"
+    assert found["before"]["busy_fraction"] < 0.6
+    shares = found["before"]["shares"]
+    assert shares["input_wait"] + shares["rest"] > 0.4
+    assert sum(shares.values()) == pytest.approx(1.0)
     assert decisions(found)[CACHE] == "kept"
     assert found["settings"]["data.pipeline.cache"] == "memory"
     assert found["after"]["busy_fraction"] > found["before"]["busy_fraction"] + 0.2

@@ -35,9 +35,6 @@ LARGE_BYTES = 24 << 20
 MOST = 1 << 59
 """Values that no memory holds: 2 EiB."""
 
-HUNGRY = ("hungry", "starving")
-"""Models that are asked at the same time: TensorFlow waits 10 s for memory, and then gives up."""
-
 
 def hungry(path: Path) -> Path:
     """Takes 4 bytes times the largest n."""
@@ -60,8 +57,7 @@ def small(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     repository = Repository(folder / "models")
     repository.push(exported["half_plus_two"], "half")
     repository.push(exported["words"], "words")
-    for name in HUNGRY:
-        repository.push(hungry(folder / name), name)
+    repository.push(hungry(folder / "hungry"), "hungry")
     server = Server(
         ServeConfig(
             root=repository.root,
@@ -80,7 +76,7 @@ def small(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     server.start()
     try:
         assert server.wait_until_ready(60)
-        wait_for(lambda: set(server.models.available()) == {"half", "words", *HUNGRY})
+        wait_for(lambda: set(server.models.available()) == {"half", "words", "hungry"})
         wait_for(lambda: all(server.models.available().values()))
         yield server
     finally:
@@ -201,21 +197,22 @@ def test_too_many_calls_under_way_are_resource_exhausted(
     assert by_grpc(stub, 6.0) == 5.0
 
 
+@pytest.mark.parametrize("protocol", ["REST", pytest.param("gRPC", marks=pytest.mark.soak)])
 def test_a_model_without_memory_is_429_with_retry_after_and_resource_exhausted(
-    small: Server, stub: Any, ask_at: AskAt
+    small: Server, stub: Any, ask_at: AskAt, protocol: str
 ) -> None:
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = "starving"
-    request.inputs["n"].CopyFrom(tf.make_tensor_proto(np.array([MOST], np.int64)))
-    with ThreadPoolExecutor(1) as other:
-        refused = other.submit(refusal, lambda: stub.Predict(request, timeout=60))
-        answer = ask_at(small.rest_port, "/v1/models/hungry:predict", {"instances": [MOST]})
-
-    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-    assert refused.result(60)[0] == "RESOURCE_EXHAUSTED"
-    for name in HUNGRY:
-        found = ask_at(small.rest_port, f"/v1/models/{name}:predict", {"instances": [3]})
-        assert found.json() == {"predictions": [3.0]}
+    """TensorFlow waits 10 s for memory, one request after the other."""
+    path = "/v1/models/hungry:predict"
+    if protocol == "REST":
+        answer = ask_at(small.rest_port, path, {"instances": [MOST]})
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    else:
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name = "hungry"
+        request.inputs["n"].CopyFrom(tf.make_tensor_proto(np.array([MOST], np.int64)))
+        assert refusal(lambda: stub.Predict(request, timeout=60))[0] == "RESOURCE_EXHAUSTED"
+    found = ask_at(small.rest_port, path, {"instances": [3]})
+    assert found.json() == {"predictions": [3.0]}
 
 
 def connections(server: Server) -> int:

@@ -54,7 +54,7 @@ class Slow(layers.Layer):
 
 
 def dataset(split):
-    x = np.random.default_rng(0).normal(size=(160, 3)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(320, 3)).astype(np.float32)
     made = tf.data.Dataset.from_tensor_slices(({"x": x}, (x.sum(1) > 0).astype(np.int64)))
     if split == "eval":
         return made.take(32).batch(8)

@@ -30,6 +30,7 @@ def loaded() -> Iterator[None]:
         other.wait()
 
 
+@pytest.mark.soak
 @pytest.mark.alone
 @pytest.mark.usefixtures("loaded")
 def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_reported(
