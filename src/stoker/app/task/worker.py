@@ -32,6 +32,7 @@ from stoker.cluster.launch import LaunchSettings
 from stoker.cluster.resolver import ClusterSpec, read_tf_config
 from stoker.core.errors import ConfigError, Plain, Preempted
 from stoker.core.fingerprint import fingerprint
+from stoker.core.incarnation import own_incarnation
 
 BEAT_S = 1.0
 """Interval of the chief's heartbeat, in seconds."""
@@ -213,6 +214,8 @@ def _open_barrier(place: Path) -> Iterator[Path]:
 
 def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
     """Return the file with which the chief publishes what to train, the same path for all tasks."""
+    if (own := own_incarnation()) is not None:
+        return own.folder / "cluster.json"
     return experiment.folder / experiment.runs / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
 
 
