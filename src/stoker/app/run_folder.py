@@ -364,7 +364,7 @@ def _locked(run: Run) -> Iterator[None]:
                     f"one process at a time works on run {run.id}",
                     got=Plain(f"it is held by {owner or 'another process'}"),
                     fix="Wait until it exits, or stop it.",
-                ) from None
+                )
             # An earlier start of this job, which may be suspended or cut off, keeps the lock of a
             # file without a name; it cannot publish any more.
             own.require_newest()

@@ -105,12 +105,12 @@ def main(spec_path: Path) -> int:
             spec = WorkerSpec(**read_json(spec_path))
             log_lines.set_facts(run=spec.run_id, worker=str(heartbeat.rank))
             done = _train_in_cluster(spec, heartbeat) if spec.barrier else _train(spec, heartbeat)
-    except Superseded as error:  # nothing may be written any more, not even this answer
-        sys.stderr.write(f"{error.line()}\n")
-        return error.exit_code
     except UserError as error:
         answer = {"line": error.line(), "exit_code": error.exit_code}
-        write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
+        try:
+            write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
+        except UserError:  # a later start of the job has begun, or the disk is full
+            sys.stderr.write(f"{error.line()}\n")
         return error.exit_code
     except Exception:  # noqa: BLE001 - the process boundary: all but a UserError is a bug
         traceback.print_exc()
