@@ -31,6 +31,9 @@ LONGEST_S = 600.0
 POLL_S = 0.2
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
+TRIED = 3
+"""Most machines of the job that are looked up for the own address: a name server may take seconds for each."""
+
 SHOWN = 10
 """Most ranks that an error names."""
 
@@ -69,7 +72,7 @@ def own_address(place: Place, environ: Mapping[str, str]) -> str:
     """
     if name := environ.get(INTERFACE, ""):
         return _address_of(name)
-    for host in place.others:
+    for host in place.others[:TRIED]:
         if (found := _address_towards(host)) and not found.startswith("127."):
             return found
     for host in filter(None, (place.node, socket.gethostname())):
@@ -146,13 +149,21 @@ def gather(
         time.sleep(POLL_S)  # no notification of remote writes
 
 
-def agreed_cluster(place: Place, announced: tuple[Announcement, ...]) -> ClusterSpec:
+def agreed_cluster(
+    place: Place, announced: tuple[Announcement, ...], *, keeps: bool = False
+) -> ClusterSpec:
     """Return the cluster of all tasks; on one machine their addresses are 127.0.0.1.
+
+    Args:
+        place: Of this process.
+        announced: By rank.
+        keeps: Use the announced addresses on one machine, too: the user has chosen the network.
 
     Raises:
         ConfigError: tasks on several machines, one of which knows no address but 127.0.0.1.
     """
     together = len({each.machine for each in announced}) == 1
+    by_loopback = together and not keeps
     lonely = [rank for rank, each in enumerate(announced) if each.address.startswith("127.")]
     if lonely and not together:
         raise ConfigError(
@@ -160,7 +171,7 @@ def agreed_cluster(place: Place, announced: tuple[Announcement, ...]) -> Cluster
             got=Plain(f"{LOOPBACK} of task {_ranks(lonely)}"),
             fix=f"Choose the network with network_interface ({INTERFACE}), e.g. eth0.",
         )
-    workers = [f"{LOOPBACK if together else each.address}:{each.port}" for each in announced]
+    workers = [f"{LOOPBACK if by_loopback else each.address}:{each.port}" for each in announced]
     return ClusterSpec(workers=tuple(workers), index=place.rank)
 
 

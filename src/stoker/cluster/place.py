@@ -5,6 +5,7 @@
 | target `local` | `STOKER_RANK` | `STOKER_TASKS` |
 | Slurm's `srun` | `SLURM_PROCID` | `SLURM_NTASKS` |
 | Kubernetes, Indexed Job | `JOB_COMPLETION_INDEX` | `STOKER_TASKS`, or the job's workers |
+| any other | of its task in `TF_CONFIG` | of the workers in `TF_CONFIG` |
 
 Sources: srun(1), "OUTPUT ENVIRONMENT VARIABLES"; Kubernetes, "Indexed Job for Parallel Processing".
 """
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.cluster.nodelist import expand_nodelist
+from stoker.cluster.resolver import ClusterSpec, read_tf_config
 from stoker.core.errors import ConfigError, Plain
 
 RANK, TASKS = "STOKER_RANK", "STOKER_TASKS"
@@ -40,10 +42,13 @@ class Place:
     launcher: str = ""
     """Address of the machine from which the tasks were started; empty where it is not told."""
 
+    cluster: ClusterSpec | None = None
+    """Addresses of all tasks, if the launcher has chosen them: `TF_CONFIG`."""
+
     @property
     def others(self) -> tuple[str, ...]:
         """Names or addresses of other machines of the job, for the choice of the own address."""
-        names = [name for name in (*self.nodes, self.launcher) if name and name != self.node]
+        names = [name for name in (self.launcher, *self.nodes) if name and name != self.node]
         return tuple(dict.fromkeys(names))
 
 
@@ -64,6 +69,8 @@ def find_place(environ: Mapping[str, str], *, workers: int) -> Place:
     elif "JOB_COMPLETION_INDEX" in environ:
         tasks = _number(environ, TASKS) if TASKS in environ else workers
         found = _place(environ, rank="JOB_COMPLETION_INDEX", tasks=tasks)
+    elif (cluster := read_tf_config(environ)) is not None:
+        found = Place(rank=cluster.rank, tasks=cluster.trainers, cluster=cluster)
     else:
         found = Place(rank=0, tasks=1)
     if found.tasks != workers:
