@@ -1,6 +1,6 @@
-"""The in-job side of a job: its start takes a number, and each of its tasks runs one `stoker` command.
+"""One task of a job, which runs one `stoker` command.
 
-A task finds its place, unpacks the code, agrees on addresses with the others, runs the command with
+It finds its place, unpacks the code, agrees on addresses with the others, runs the command with
 `TF_CONFIG`, passes signals on to it, and writes its output to a log. The whole protocol:
 docs/reference/job-task.md.
 """
@@ -8,6 +8,7 @@ docs/reference/job-task.md.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from typing import TextIO
 from stoker.app.experiment import FILE, path_overrides
 from stoker.app.task.job_code import JobCode, unpack_code
 from stoker.app.task.job_log import TaskLog
+from stoker.app.task.job_start import require_job
 from stoker.cluster.addresses import (
     INTERFACE,
     LONGEST_S,
@@ -38,15 +40,12 @@ from stoker.core.errors import (
     ConfigError,
     DataError,
     Plain,
+    Superseded,
     UserError,
 )
-from stoker.core.files import writable
-from stoker.core.incarnation import INCARNATIONS, Incarnation, take_next
+from stoker.core.incarnation import INCARNATIONS, Incarnation
 from stoker.core.signals import ASKING, end_at_once, heard
 from stoker.jobs.job import Job, read_job
-
-DESCRIPTION = "job.json"
-"""File that marks a folder as a job's."""
 
 LOGS = "logs"
 """Folder of the tasks' logs, in the job's folder."""
@@ -59,21 +58,6 @@ WATCH_S = 5.0
 
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - TensorFlow's server listens on all; the holder of a port on none
 """Where a port is held until TensorFlow takes it."""
-
-
-def start_job(place: Path) -> int:
-    """Take the number of the next start of a job.
-
-    Args:
-        place: The job's folder.
-
-    Raises:
-        ConfigError: it is not a job's folder.
-        UserError: it cannot be written.
-    """
-    _require_job(place)
-    with writable(place, what="the folder of the job", fix="Check the file system and its rights."):
-        return take_next(place.resolve())
 
 
 def run_task(place: Path, number: int, *, out: TextIO) -> int:
@@ -91,13 +75,13 @@ def run_task(place: Path, number: int, *, out: TextIO) -> int:
         UserError: the place, the code or the addresses are wrong.
         Superseded: a later start of the job has begun.
     """
-    _require_job(place)
+    require_job(place)
     place = place.resolve()
     start = Incarnation(job=place, number=number)
     _require_taken(start)
     os.environ.update(start.to_environment())
     task = _Task(start, read_job(place), out)
-    with heard(ASKING, task.pass_on):
+    with heard([*ASKING, signal.SIGINT], task.pass_on):
         return task.run()
 
 
@@ -114,7 +98,9 @@ class _Task:
         self._child: Child | None = None
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the command."""
+        """Pass a signal on to the command, Ctrl-C as a request to save and end."""
+        if number == signal.SIGINT:
+            number = signal.SIGTERM
         if self._child is None:
             self._log.write(f"ended by {number.name} before training: nothing is lost")
             end_at_once(number)
@@ -131,7 +117,7 @@ class _Task:
         self._log.write(f"start {self._start.number}: the command {how_it_ended(code)}")
         if code != EXIT_DONE:
             # What failed because a later start has begun must not be started again.
-            self._start.require_newest()
+            self._require_newest()
         return code if code >= 0 else EXIT_BUG
 
     def _run(self) -> int:
@@ -144,15 +130,24 @@ class _Task:
             lines = Lines(child.output, self._take)
             lines.follow()
             try:
-                while child.wait(WATCH_S) is None:
-                    self._start.require_newest()
-            except UserError:
+                while (ended := child.wait(WATCH_S)) is None:
+                    self._require_newest()
+            except Superseded:
                 self._log.end()
                 child.kill()
                 child.wait()
                 raise
             lines.drain()
-        return child.code or EXIT_DONE
+        return ended
+
+    def _require_newest(self) -> None:
+        try:
+            self._start.require_newest()
+        except Superseded:
+            raise
+        except UserError:
+            # A file system that does not answer for a moment; training ends where it cannot write.
+            return
 
     def _meet(self, held: contextlib.ExitStack) -> dict[str, str]:
         """Agree on addresses with the other tasks; return the command's own variables."""
@@ -190,7 +185,7 @@ def _command(job: Job, code: JobCode) -> list[str]:
             fix="Submit the experiment again.",
         )
     sets = [f"--set={each}" for each in path_overrides(code.experiment, job.folder)]
-    runs = f"--set=runs={job.runs}"
+    runs = f"--set=runs={json.dumps(str(job.runs))}"
     # What the user set wins over the paths; the runs are where the job is.
     python = [sys.executable, "-m", "stoker"]
     return [*python, verb, *sets, *options, runs, str(code.experiment)]
@@ -212,15 +207,6 @@ def _secrets(job: Job, environ: Mapping[str, str]) -> list[str]:
             fix="Set it on the target.",
         )
     return [environ[name] for name in job.secrets]
-
-
-def _require_job(place: Path) -> None:
-    if not (place / DESCRIPTION).is_file():
-        raise ConfigError(
-            f"{place} must be the folder of a job",
-            got=Plain(f"no {place / DESCRIPTION}"),
-            fix="If it was deleted, submit the experiment again; check that this machine sees the file system.",
-        )
 
 
 def _require_taken(start: Incarnation) -> None:

@@ -19,7 +19,7 @@ JobFolder = Annotated[Path, typer.Argument(help="Folder of the job: RUNS/.jobs/I
 
 def job_start(job: JobFolder) -> None:
     """Take the number of the next start of a job, and print it."""
-    from stoker.app.task.job_task import start_job
+    from stoker.app.task.job_start import start_job
 
     print_result(str(start_job(job)))
 
