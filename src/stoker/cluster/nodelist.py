@@ -60,6 +60,6 @@ def _numbers(text: str, whole: str) -> list[str]:
 def _malformed(text: str) -> ConfigError:
     return ConfigError(
         "Slurm's list of nodes must have the form n[01-03,7],m1",
-        got=text if text else Plain("an empty one"),
+        got=text or Plain("an empty one"),
         fix="Compare SLURM_STEP_NODELIST with `scontrol show hostnames`.",
     )

@@ -139,7 +139,8 @@ def take_next(job: Path) -> int:
 
 
 def _numbers(job: Path) -> list[int]:
-    return [int(name) for name in os.listdir(job / INCARNATIONS) if _counts(name)]
+    names = [path.name for path in (job / INCARNATIONS).iterdir()]
+    return [int(name) for name in names if _counts(name)]
 
 
 def _counts(text: str) -> bool:

@@ -389,12 +389,16 @@ def test_an_earlier_start_of_a_job_publishes_and_deletes_no_checkpoint(
     job.mkdir()
     monkeypatch.setenv("STOKER_INCARNATION", f"{job}:{take_next(job)}")
 
-    with pytest.raises(Superseded, match="start 2 has begun"), writer(folder, keep_last=1) as older:
-        older.save(ARRAYS, {}, step=1)
+    older = writer(folder, keep_last=1)
+    older.save(ARRAYS, {}, step=1)
+    older.wait()
+    take_next(job)
+    older.save(ARRAYS, {}, step=2)
+
+    with pytest.raises(Superseded, match="start 2 has begun"):
         older.wait()
-        take_next(job)
-        older.save(ARRAYS, {}, step=2)
 
     assert names(folder) == ["step-0000000001"]
+    older.__exit__(None, None, None)
     with pytest.raises(Superseded):
         writer(folder)  # it would remove what the later one is writing

@@ -25,7 +25,15 @@ from stoker.app.own_stages import stages_of
 from stoker.cluster.resolver import ClusterSpec, read_tf_config, require_own_port
 from stoker.core import log_lines
 from stoker.core.config import build
-from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, DataError, Plain, Superseded, UserError
+from stoker.core.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    DataError,
+    Plain,
+    Superseded,
+    UserError,
+)
 from stoker.core.files import read_json, write_json
 from stoker.core.signals import ASKING, ends_when_asked, heard
 from stoker.telemetry.wall_time import WallTime
