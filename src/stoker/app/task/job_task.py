@@ -31,12 +31,14 @@ from stoker.cluster.addresses import (
     machine_name,
     own_address,
 )
-from stoker.cluster.place import find_place
+from stoker.cluster.launch.member import FD_VARIABLE
+from stoker.cluster.place import RANK, TASKS, find_place
 from stoker.cluster.processes import Child, Lines, ProcessOptions, how_it_ended
 from stoker.cluster.resolver import VARIABLE, held_ports
 from stoker.core.errors import (
     EXIT_BUG,
     EXIT_DONE,
+    EXIT_PREEMPTED,
     ConfigError,
     DataError,
     Plain,
@@ -85,6 +87,10 @@ def run_task(place: Path, number: int, *, out: TextIO) -> int:
         return task.run()
 
 
+_OF_THE_TASK = (RANK, TASKS, FD_VARIABLE)
+"""Variables that tell the task its place, and nothing to the processes that it starts."""
+
+
 class _Task:
     """One task; signals before its command runs end it, and later ones are passed on."""
 
@@ -96,6 +102,7 @@ class _Task:
         secrets = _secrets(job, self._environ)
         self._log = TaskLog(start.job / LOGS / f"task-{self._place.rank}.log", secrets=secrets)
         self._child: Child | None = None
+        self._passed_on: set[int] = set()
 
     def pass_on(self, number: signal.Signals) -> None:
         """Pass a signal on to the command, Ctrl-C as a request to save and end."""
@@ -104,6 +111,7 @@ class _Task:
         if self._child is None:
             self._log.write(f"ended by {number.name} before training: nothing is lost")
             end_at_once(number)
+        self._passed_on.add(-number)
         self._child.send(number)
 
     def run(self) -> int:
@@ -118,13 +126,16 @@ class _Task:
         if code != EXIT_DONE:
             # What failed because a later start has begun must not be started again.
             self._require_newest()
+        if code in self._passed_on:  # it was asked before it could listen: nothing is lost
+            return EXIT_PREEMPTED
         return code if code >= 0 else EXIT_BUG
 
     def _run(self) -> int:
         code = unpack_code(self._start.job, self._job.code, self._environ)
         argv = _command(self._job, code)
         with contextlib.ExitStack() as held:
-            environ = {**self._environ, **_packages(code, self._environ), **self._meet(held)}
+            environ = {name: v for name, v in self._environ.items() if name not in _OF_THE_TASK}
+            environ |= _packages(code, self._environ) | self._meet(held)
             options = ProcessOptions(environ=environ, output=subprocess.PIPE)
             self._child = child = Child(f"task {self._place.rank}", argv, options)
             lines = Lines(child.output, self._take)
@@ -187,7 +198,12 @@ def _command(job: Job, code: JobCode) -> list[str]:
     sets = [f"--set={each}" for each in path_overrides(code.experiment, job.folder)]
     runs = f"--set=runs={json.dumps(str(job.runs))}"
     # What the user set wins over the paths; the runs are where the job is.
-    python = [sys.executable, "-m", "stoker"]
+    python = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stoker",
+    ]  # -P: modules in the current folder are not ours
     return [*python, verb, *sets, *options, runs, str(code.experiment)]
 
 
