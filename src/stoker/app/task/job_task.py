@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from stoker.app.experiment import FILE, path_overrides
 from stoker.app.task.job_code import JobCode, unpack_code
@@ -62,7 +62,7 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - TensorFlow's server listens on all; th
 """Where a port is held until TensorFlow takes it."""
 
 
-def run_task(place: Path, number: int, *, out: TextIO) -> int:
+def run_task(place: Path, number: int, *, out: IO[str]) -> int:
     """Run one task of one start of a job, and return the exit code of its command.
 
     Args:
@@ -94,7 +94,7 @@ _OF_THE_TASK = (RANK, TASKS, FD_VARIABLE)
 class _Task:
     """One task; signals before its command runs end it, and later ones are passed on."""
 
-    def __init__(self, start: Incarnation, job: Job, out: TextIO) -> None:
+    def __init__(self, start: Incarnation, job: Job, out: IO[str]) -> None:
         self._start, self._job, self._out = start, job, out
         # Those of the job win over what the machine has.
         self._environ = {**os.environ, **job.environment}
@@ -108,11 +108,13 @@ class _Task:
         """Pass a signal on to the command, Ctrl-C as a request to save and end."""
         if number == signal.SIGINT:
             number = signal.SIGTERM
-        if self._child is None:
+        child = self._child
+        if child is None:
             self._log.write(f"ended by {number.name} before training: nothing is lost")
             end_at_once(number)
+            return
         self._passed_on.add(-number)
-        self._child.send(number)
+        child.send(number)
 
     def run(self) -> int:
         """Run the command to its end; the errors are those of `run_task`."""
