@@ -116,6 +116,15 @@ def require_newest() -> None:
         own.require_newest()
 
 
+def is_newest() -> bool:
+    """Whether this process may still write, for what is left out in silence if it may not."""
+    try:
+        require_newest()
+    except UserError:
+        return False
+    return True
+
+
 def take_next(job: Path) -> int:
     """Take the next number of a job, which no other start gets, and return it.
 
