@@ -320,6 +320,10 @@ class JobStart:
         return [(task.returncode, text) for task, text in zip(self._tasks, said, strict=True)]
 
 
+def read_log(job: Path, rank: int) -> str:
+    return (job / "logs" / f"task-{rank}.log").read_text()
+
+
 def children(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in listed for child in path.read_text().split()]
@@ -343,8 +347,8 @@ def test_a_later_start_of_a_job_goes_on_and_the_earlier_one_publishes_nothing_mo
     """The machine of the first start is suspended in the middle of training, and wakes up too late."""
     (tmp_path / "local").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
-    runs, mark = tmp_path / "runs", tmp_path / "mark"
-    job = submitted(folder, runs, "train", "--json", workers=2)
+    mark = tmp_path / "mark"
+    job = submitted(folder, folder / "runs", "train", "--json", "--again", workers=2)
     first = JobStart(job, MARK=str(mark))
     until(mark.exists)
     first.stop()
@@ -352,9 +356,10 @@ def test_a_later_start_of_a_job_goes_on_and_the_earlier_one_publishes_nothing_mo
     second = JobStart(job)
     ended = second.end()
 
-    (run,) = (path for path in (runs / "pair").iterdir() if (path / "run.json").is_file())
     assert [code for code, _ in ended] == [0, 0], ended
     assert "(continued)" in ended[0][1]
+    (name,) = set(re.findall(r"trains with worker 0 in run (\S+)", read_log(job, 1)))
+    run = folder / "runs" / "pair" / name
     record = json.loads((run / "stages" / "train.json").read_text())
     assert record["content"] == calm[1], "as under our launcher, without a start in between"
 
@@ -367,9 +372,8 @@ def test_a_later_start_of_a_job_goes_on_and_the_earlier_one_publishes_nothing_mo
     assert hash_folder(run) == before
     assert "start 1 of job " in leading
     assert "must not write any more. Received: start 2 has begun." in leading
-    log = (job / "logs" / "task-0.log").read_text()
-    assert re.search(r"^\S+Z start 2 on ", log, re.MULTILINE)
-    assert "epoch 4/4" in log
+    assert re.search(r"^\S+Z start 2 on ", read_log(job, 0), re.MULTILINE)
+    assert "epoch 4/4" in read_log(job, 0)
 
 
 @pytest.mark.multiworker
