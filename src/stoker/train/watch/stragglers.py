@@ -85,7 +85,7 @@ class Stragglers:
         return [{"worker": worker, "ratio": ratio} for worker, ratio in self._worst.items()]
 
     def __enter__(self) -> Self:
-        if self._reads:
+        if self._reads and is_newest():
             # Only this worker makes the folder: no other one brings it back after its end.
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
