@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,8 +46,10 @@ def test_nothing_of_the_later_start_is_removed_or_written(
         older.enter_context(RunTime(path=run / "wall_time.json"))
         take_next(tmp_path / "job")
         (run / "steps" / "1.json").write_text("of the later start")
-        while any(thread.name == "stoker-textfile" for thread in threading.enumerate()):
-            time.sleep(0.01)  # it ends by itself
+        for thread in threading.enumerate():
+            if thread.name == "stoker-textfile":
+                thread.join(60)  # it ends by itself
+                assert not thread.is_alive()
         before = hash_folder(run)
         older.close()
 
