@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.output import print_result, tolerant
+from stoker.core.signals import ends_when_asked
 
 JobFolder = Annotated[Path, typer.Argument(help="Folder of the job: RUNS/.jobs/ID.")]
 """All tasks see it at the same path."""
@@ -31,6 +32,8 @@ def job_task(
     ],
 ) -> None:
     """Run one task of a job: find its place, unpack the code, run the job's command."""
-    from stoker.app.task.job_task import run_task
+    with ends_when_asked():  # until the task listens itself
+        from stoker.app.task.job_task import run_task
 
-    raise typer.Exit(run_task(job, incarnation, out=tolerant(sys.stdout)))
+        code = run_task(job, incarnation, out=tolerant(sys.stdout))
+    raise typer.Exit(code)
