@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.job_folder import submitted
 
+from stoker.app.task.job_start import start_job
+
 HANG_S = 600.0
 """Longest wait for a process: it ends one that hangs, not one on a slow machine."""
 
@@ -34,12 +36,9 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def task(job: Path) -> subprocess.Popen[str]:
     """Start the only task of the next start."""
-    stoker = [sys.executable, "-m", "stoker"]
-    number = subprocess.run(
-        [*stoker, "job-start", str(job)], check=True, capture_output=True, text=True
-    ).stdout
+    start = ["job-task", str(job), "--incarnation", str(start_job(job))]
     return subprocess.Popen(
-        [*stoker, "job-task", str(job), "--incarnation", number.strip()],
+        [sys.executable, "-m", "stoker", *start],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

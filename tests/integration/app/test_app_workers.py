@@ -23,6 +23,7 @@ import yaml
 from tests.job_folder import submitted
 
 from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.task.job_start import start_job
 from stoker.cli.main import invoke
 from stoker.core.config import build
 from stoker.core.files import hash_folder
@@ -275,15 +276,10 @@ class JobStart:
 
     def __init__(self, job: Path, **environ: str) -> None:
         """Take a number, and start both."""
-        command = [sys.executable, "-m", "stoker"]
-        taken = subprocess.run(
-            [*command, "job-start", str(job)], capture_output=True, text=True, check=True
-        )
-        self.number = int(taken.stdout)
-        start = ["job-task", str(job), "--incarnation", str(self.number)]
+        start = ["job-task", str(job), "--incarnation", str(start_job(job))]
         self._tasks = [
             subprocess.Popen(
-                [*command, *start],
+                [sys.executable, "-m", "stoker", *start],
                 env={**os.environ, **environ, "STOKER_TASKS": "2", "STOKER_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
