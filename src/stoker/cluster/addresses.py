@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker.cluster.place import Place
 from stoker.cluster.resolver import LOOPBACK, ClusterSpec
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
-from stoker.core.files import full_disk_is_named
+from stoker.core.files import writable
 
 INTERFACE = "STOKER_NETWORK_INTERFACE"
 """Environment variable: the network interface whose address the other tasks use, e.g. `ib0`."""
@@ -96,8 +96,10 @@ def announce(folder: Path, place: Place, own: Announcement) -> None:
 
     Raises:
         ConfigError: another process has the same rank in the same start.
+        UserError: the folder cannot be written, or the job's folder is gone.
     """
-    with full_disk_is_named(folder):
+    fix = "Check that the job's folder is still there, and its file system and rights."
+    with writable(folder, what="the folder of this start's addresses", fix=fix):
         folder.mkdir(exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{place.rank}.", suffix=".tmp", dir=folder)
         try:
@@ -114,7 +116,7 @@ def announce(folder: Path, place: Place, own: Announcement) -> None:
                 fix="Take a new number with `stoker job-start JOB_FOLDER`, and start all tasks with it.",
             ) from None
         finally:
-            os.unlink(name)
+            Path(name).unlink(missing_ok=True)
 
 
 def gather(

@@ -18,7 +18,7 @@ from stoker.cluster.addresses import (
 )
 from stoker.cluster.nodelist import expand_nodelist
 from stoker.cluster.place import Place, find_place
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, UserError
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,14 @@ def test_a_rank_that_is_started_twice_is_refused(tmp_path: Path) -> None:
 
     assert (tmp_path / "1").read_text() == "10.0.0.1:1\nm1\n"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        announce(tmp_path / "gone" / "1.tasks", Place(rank=0, tasks=2), told("10.0.0.1", "m1"))
+
+    assert "must be a folder that can be written" in caught.value.line()
+    assert not (tmp_path / "gone").exists()
 
 
 def test_tasks_of_one_machine_use_its_loopback_unless_the_user_chose_the_network() -> None:
