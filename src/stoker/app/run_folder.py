@@ -30,6 +30,7 @@ from stoker.core.files import (
     full_disk_is_named,
     publish_folder,
     read_json,
+    remove,
     scratch_folder,
     sha256_file,
     sweep,
@@ -369,6 +370,8 @@ def _locked(run: Run) -> Iterator[None]:
             # file without a name; it cannot publish any more.
             own.require_newest()
             path.unlink(missing_ok=True)
+            for left in run.root.glob(".*.partial"):  # it may have files of it open
+                remove(left)
         stream.truncate(0)
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         stream.write("".join(own.to_environment().values()) if own else "")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import DataError, Plain, UserError
-from stoker.core.incarnation import require_newest
+from stoker.core.incarnation import own_incarnation, require_newest
 
 _READ_BYTES = 1 << 20
 """Bytes read at a time when a file is hashed: large enough to hide the system call."""
@@ -183,16 +183,21 @@ def lasting_folder(final: Path, key: str) -> Iterator[Path]:
     """Yield a hidden folder next to `final` that the next process finds by its key after a kill.
 
     Folders of other keys are removed, because nothing continues them. At the end it is removed if it
-    holds no file, unless it was renamed.
+    holds no file, unless it was renamed. In a job each start has a name of its own for it, so that an earlier
+    start that wakes up does not find its files.
 
     Args:
         final: The final path of the content.
         key: Identifies the work to continue, hexadecimal digits.
     """
-    folder = final.parent / f".{final.name}.{key[:12]}.partial"
+    own, same = own_incarnation(), f".{final.name}.{key[:12]}."
+    folder = final.parent / f"{same}{f'{own.number}.' if own else ''}partial"
     with full_disk_is_named(final):
+        require_newest()
         for other in final.parent.glob(f".{final.name}.*.partial"):
-            if other != folder:
+            if other.name.startswith(same) and not folder.exists():
+                os.rename(other, folder)
+            elif other != folder:
                 remove(other)
         folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import ConfigError, Superseded, UserError
-from stoker.core.files import publish_folder, sweep, write_atomic
+from stoker.core.files import lasting_folder, publish_folder, sweep, write_atomic
 from stoker.core.incarnation import Incarnation, own_incarnation, require_newest, take_next
 
 
@@ -92,6 +92,31 @@ def test_an_earlier_start_changes_no_file_after_a_later_one_has_begun(
     )
     assert sorted(os.listdir(folder)) == before
     assert (folder / "run.json").read_text() == "old"
+
+
+def test_a_later_start_continues_partial_work_under_a_name_of_its_own(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin() -> None:
+        monkeypatch.setenv("STOKER_INCARNATION", f"{job}:{take_next(job)}")
+
+    final = tmp_path / "data"
+    begin()
+    with lasting_folder(final, "0a" * 32) as older:
+        (older / "part-0").write_text("whole")
+    with lasting_folder(final, "0a" * 32) as same:
+        assert same == older, "of one start"
+    (tmp_path / ".data.other.1.partial").mkdir()
+
+    begin()
+    with lasting_folder(final, "0a" * 32) as newer:
+        assert (newer / "part-0").read_text() == "whole"
+        assert not older.exists()
+    monkeypatch.delenv("STOKER_INCARNATION")
+    with lasting_folder(final, "0a" * 32) as outside:
+        assert (outside / "part-0").exists()
+
+    assert [path.name for path in tmp_path.glob(".data*")] == [outside.name]
 
 
 def test_a_job_whose_folder_is_gone_is_one_line(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
