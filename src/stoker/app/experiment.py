@@ -364,6 +364,23 @@ def _paths_from(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     return raw
 
 
+def path_overrides(target: Path, folder: Path) -> list[str]:
+    """Return the paths of an experiment, as they are in another folder, in the form of `--set`.
+
+    The folder of runs is left out.
+
+    Args:
+        target: A copy of the experiment's code.
+        folder: The experiment's folder, to which the paths are relative.
+    """
+    raw = _paths_from({"models": "models"} | read_yaml(target / FILE), folder)
+    data = raw.get("data")
+    found = {"models": raw["models"]}
+    if isinstance(data, dict):
+        found |= {f"data.{key}": data[key] for key in ("source", "cache_dir") if key in data}
+    return [f"{key}={json.dumps(path)}" for key, path in found.items()]
+
+
 def _absolute(path: str, folder: Path) -> str:
     return path if "://" in path else str(folder / Path(path).expanduser())
 

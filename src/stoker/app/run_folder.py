@@ -30,6 +30,7 @@ from stoker.core.files import (
     full_disk_is_named,
     publish_folder,
     read_json,
+    remove,
     scratch_folder,
     sha256_file,
     sweep,
@@ -37,6 +38,7 @@ from stoker.core.files import (
     write_json,
 )
 from stoker.core.fingerprint import fingerprint
+from stoker.core.incarnation import own_incarnation, parse_incarnation, require_newest
 from stoker.core.observed_reads import Reads, Snapshot, snapshot
 from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
 from stoker.train.checkpoints.store import places, read_manifest
@@ -204,10 +206,12 @@ class Run:
 
     def forget(self, stage: str) -> None:
         """Remove a stage's record."""
+        require_newest()
         (self.root / _STAGES / f"{stage}.json").unlink(missing_ok=True)
 
     def remove_output(self, stage: str, folder: str) -> None:
         """Remove the output that this run produced for a stage, and the reads of that stage."""
+        require_newest()
         shutil.rmtree(self.root / folder, ignore_errors=True)
         (self.root / _READS / f"{stage}.json").unlink(missing_ok=True)
 
@@ -345,19 +349,32 @@ def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -
 
 @contextmanager
 def _locked(run: Run) -> Iterator[None]:
-    with full_disk_is_named(run.root), (run.root / _LOCK).open("a+", encoding="utf-8") as stream:
-        try:
-            # The kernel releases the lock when its owner dies for any reason.
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.seek(0)
-            raise BusyError(
-                f"one process at a time works on run {run.id}",
-                got=Plain(f"it is held by {stream.read().strip() or 'another process'}"),
-                fix="Wait until it exits, or stop it.",
-            ) from None
+    own, path = own_incarnation(), run.root / _LOCK
+    with ExitStack() as held, full_disk_is_named(run.root):
+        while True:
+            stream = held.enter_context(path.open("a+", encoding="utf-8"))
+            try:
+                # The kernel releases the lock when its owner dies for any reason.
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                stream.seek(0)
+                owner, _, start = stream.read().strip().partition("\n")
+            if own is None or not own.replaces(parse_incarnation(start)):
+                raise BusyError(
+                    f"one process at a time works on run {run.id}",
+                    got=Plain(f"it is held by {owner or 'another process'}"),
+                    fix="Wait until it exits, or stop it.",
+                )
+            # An earlier start of this job, which may be suspended or cut off, keeps the lock of a
+            # file without a name; it cannot publish any more.
+            own.require_newest()
+            path.unlink(missing_ok=True)
+            for left in run.root.glob(".*.partial"):  # it may have files of it open
+                remove(left)
         stream.truncate(0)
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        stream.write("".join(own.to_environment().values()) if own else "")
         stream.flush()
         yield
 

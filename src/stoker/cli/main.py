@@ -19,6 +19,7 @@ from stoker.cli.commands import (
     doctor,
     goodput,
     init,
+    job_task,
     jobs,
     monitor,
     profile,
@@ -54,6 +55,8 @@ app.command("convert")(convert.convert)
 app.command("deploy")(deploy.deploy)
 app.command("doctor")(doctor.doctor)
 app.command("goodput")(goodput.goodput)
+app.command("job-start", hidden=True)(job_task.job_start)
+app.command("job-task", hidden=True)(job_task.job_task)
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(monitor.app, name="monitor")

@@ -212,8 +212,8 @@ def local_cluster(
 
 
 @contextlib.contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
-    """Yield free ports of 127.0.0.1 that the kernel gives to no other process until the block ends.
+def held_ports(count: int, *, address: str = LOOPBACK) -> Iterator[list[int]]:
+    """Yield free ports of an address that the kernel gives to no other process until the block ends.
 
     Each is bound but does not listen. TensorFlow's server, which also sets SO_REUSEADDR, can still
     bind it; processes that ask the kernel for any free port cannot.
@@ -222,7 +222,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for holder in sockets:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind((LOOPBACK, 0))
+            holder.bind((address, 0))
         yield [holder.getsockname()[1] for holder in sockets]
 
 

@@ -6,6 +6,7 @@ UserError              exit 2, HTTP 400: the rule; what was received; the next a
 |- BusyError           another process uses what is needed
 CheckFailed            exit 3: a gate or a check failed
 Preempted              exit 75: the process was asked to end, and has saved its state
+Superseded             exit 76: a later start of the same job has begun
 Every other exception is a bug of Stoker: exit 1, with its traceback.
 """
 
@@ -19,6 +20,7 @@ EXIT_BUG = 1
 EXIT_USER = 2
 EXIT_CHECK = 3
 EXIT_PREEMPTED = 75
+EXIT_SUPERSEDED = 76
 
 
 class _Unset:
@@ -83,6 +85,12 @@ class Preempted(UserError):
     """The process was asked to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next one."""
 
     exit_code = EXIT_PREEMPTED
+
+
+class Superseded(UserError):
+    """A later start of the same job has begun: this one must not write, and must not be started again."""
+
+    exit_code = EXIT_SUPERSEDED
 
 
 _SHOWN_CHARS = 200

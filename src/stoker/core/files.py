@@ -1,4 +1,8 @@
-"""Files that are either complete or absent, and whose damage is detected."""
+"""Files that are either complete or absent, and whose damage is detected.
+
+Everything that a run publishes goes through `write_atomic` or `publish_folder`. In a job they first check
+that no later start of it has begun (`incarnation`).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import DataError, Plain, UserError
+from stoker.core.incarnation import own_incarnation, require_newest
 
 _READ_BYTES = 1 << 20
 """Bytes read at a time when a file is hashed: large enough to hide the system call."""
@@ -116,6 +121,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
     Raises:
         UserError: the disk is full; the old file is untouched.
+        Superseded: a later start of this process's job has begun; the old file is untouched.
     """
     raw = content.encode() if isinstance(content, str) else content
     with full_disk_is_named(path):
@@ -127,6 +133,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
             os.chmod(name, 0o644)
+            require_newest()
             os.replace(name, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -176,16 +183,21 @@ def lasting_folder(final: Path, key: str) -> Iterator[Path]:
     """Yield a hidden folder next to `final` that the next process finds by its key after a kill.
 
     Folders of other keys are removed, because nothing continues them. At the end it is removed if it
-    holds no file, unless it was renamed.
+    holds no file, unless it was renamed. In a job each start has a name of its own for it, so that an earlier
+    start that wakes up does not find its files.
 
     Args:
         final: The final path of the content.
         key: Identifies the work to continue, hexadecimal digits.
     """
-    folder = final.parent / f".{final.name}.{key[:12]}.partial"
+    own, same = own_incarnation(), f".{final.name}.{key[:12]}."
+    folder = final.parent / f"{same}{f'{own.number}.' if own else ''}partial"
     with full_disk_is_named(final):
+        require_newest()
         for other in final.parent.glob(f".{final.name}.*.partial"):
-            if other != folder:
+            if other.name.startswith(same) and not folder.exists():
+                os.rename(other, folder)
+            elif other != folder:
                 remove(other)
         folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -198,8 +210,13 @@ def lasting_folder(final: Path, key: str) -> Iterator[Path]:
 def sweep(folder: Path, name: str) -> None:
     """Remove the partial files that a killed writer of `name` (`*`: any name) left in a folder.
 
-    Call it only if no other process writes there.
+    Call it only if no other process writes there. A later start of a job removes in this way what an earlier
+    one is about to rename.
+
+    Raises:
+        Superseded: a later start of this process's job has begun.
     """
+    require_newest()
     for left in folder.glob(f".{name}.*.tmp"):
         remove(left)
 
@@ -241,9 +258,11 @@ def publish_folder(made: Path, final: Path) -> None:
 
     Raises:
         FileExistsError: `final` exists and is not empty.
+        Superseded: a later start of this process's job has begun.
     """
     fsync_tree(made)
     final.parent.mkdir(parents=True, exist_ok=True)
+    require_newest()
     try:
         os.rename(made, final)
     except OSError as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.errors import UserError
+from stoker.core.incarnation import is_newest
 from stoker.telemetry.scrape_server import Page, ScrapeServer
 from stoker.telemetry.targets import published
 from stoker.telemetry.writers.append_only import DiskFailures
@@ -89,6 +90,8 @@ def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
 
     def keep() -> None:
         while True:
+            if not is_newest():
+                return
             with failures:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 made.write_text(live.text())
@@ -103,7 +106,7 @@ def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        for each in (made, path):
+        for each in (made, path) if is_newest() else ():
             with contextlib.suppress(OSError):
                 each.unlink()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stoker.core.incarnation import is_newest, own_incarnation
 from stoker.telemetry.processes import Moment, end_of, now
 from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
 
@@ -142,7 +143,7 @@ class RunTime:
     def __enter__(self) -> Self:
         if self._path is not None:
             with contextlib.suppress(OSError):
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+                self._open(self._path)
         if self._file >= 0:
             self._thread = threading.Thread(target=self._keep, name="run-time", daemon=True)
             self._thread.start()
@@ -185,7 +186,20 @@ class RunTime:
         while not self._over.wait(WRITE_EVERY_S):
             self._write()
 
+    def _open(self, path: Path) -> None:
+        if own_incarnation() is None:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            return
+        # In a job a new file: an earlier start may have the old one open.
+        made = path.with_name(f".{path.name}.tmp")
+        self._file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._write()
+        if is_newest():
+            os.replace(made, path)
+
     def _write(self) -> None:
+        if not is_newest():
+            return
         text = json.dumps(
             {
                 "format": 1,

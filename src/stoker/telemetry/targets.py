@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker.core.incarnation import is_newest
 from stoker.telemetry.processes import ProcessId, this_process
 
 FOLDER = ".targets"
@@ -61,7 +62,8 @@ def published(runs: Path, run: str, address: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            path.unlink()
+            if is_newest():
+                path.unlink()
 
 
 def _ignored(path: Path, error: Exception) -> None:

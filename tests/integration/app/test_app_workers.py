@@ -20,10 +20,13 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.job_folder import submitted
 
 from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.task.job_start import start_job
 from stoker.cli.main import invoke
 from stoker.core.config import build
+from stoker.core.files import hash_folder
 
 HANG_S = 600.0
 """Longest wait for a process: it ends one that hangs, not one on a slow machine."""
@@ -268,6 +271,107 @@ def test_tasks_of_another_launcher_connect_end_together_and_continue(
     left = [path.name for path in Path(found["run"]).parent.glob(".cluster*")]
     assert left == []
     assert weights(found) == calm[1], "as under our launcher"
+
+
+class JobStart:
+    """Two tasks of one start of a job, as the target `local` starts them."""
+
+    def __init__(self, job: Path, **environ: str) -> None:
+        """Take a number, and start both."""
+        start = ["job-task", str(job), "--incarnation", str(start_job(job))]
+        self._tasks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "stoker", *start],
+                env={**os.environ, **environ, "STOKER_TASKS": "2", "STOKER_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        self.below: list[int] = []
+
+    def stop(self) -> None:
+        """Stop both and all that they have started, as a machine that is suspended."""
+        for task in self._tasks:
+            task.send_signal(signal.SIGSTOP)
+        waiting = [task.pid for task in self._tasks]
+        while waiting:
+            for pid in children(waiting.pop()):
+                os.kill(pid, signal.SIGSTOP)
+                self.below.append(pid)
+                waiting.append(pid)
+
+    def continue_training(self) -> None:
+        """Let all go on but the two tasks, and wait until everything that they have started has ended."""
+        for pid in self.below:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: not any(is_alive(pid) for pid in self.below))
+
+    def continue_tasks(self) -> None:
+        for task in self._tasks:
+            task.send_signal(signal.SIGCONT)
+
+    def end(self) -> list[tuple[int, str]]:
+        """Exit code and output of each."""
+        said = [task.communicate(timeout=HANG_S)[0] for task in self._tasks]
+        return [(task.returncode, text) for task, text in zip(self._tasks, said, strict=True)]
+
+
+def read_log(job: Path, rank: int) -> str:
+    return (job / "logs" / f"task-{rank}.log").read_text()
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in listed for child in path.read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.multiworker
+@pytest.mark.slow
+def test_a_later_start_of_a_job_goes_on_and_the_earlier_one_publishes_nothing_more(
+    folder: Path,
+    calm: tuple[dict[str, Any], str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine of the first start is suspended in the middle of training, and wakes up too late."""
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
+    mark = tmp_path / "mark"
+    job = submitted(folder, folder / "runs", "train", "--json", "--again", workers=2)
+    first = JobStart(job, MARK=str(mark))
+    until(mark.exists)
+    first.stop()
+
+    second = JobStart(job)
+    ended = second.end()
+
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "(continued)" in ended[0][1]
+    (name,) = set(re.findall(r"trains with worker 0 in run (\S+)", read_log(job, 1)))
+    run = folder / "runs" / "pair" / name
+    record = json.loads((run / "stages" / "train.json").read_text())
+    assert record["content"] == calm[1], "as under our launcher, without a start in between"
+
+    before = hash_folder(run)
+    first.continue_training()
+    first.continue_tasks()
+
+    (code, leading), (other, _) = first.end()
+    assert (code, other) == (76, 76), leading
+    assert hash_folder(run) == before
+    assert "start 1 of job " in leading
+    assert "must not write any more. Received: start 2 has begun." in leading
+    assert re.search(r"^\S+Z start 2 on ", read_log(job, 0), re.MULTILINE)
+    assert "epoch 4/4" in read_log(job, 0)
 
 
 @pytest.mark.multiworker

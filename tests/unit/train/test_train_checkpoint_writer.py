@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.core.errors import ConfigError, UserError
+from stoker.core.errors import ConfigError, Superseded, UserError
+from stoker.core.incarnation import take_next
 from stoker.train.checkpoints.cadence import AIM, LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
 from stoker.train.checkpoints.store import STATE, VerifiedCheckpoint, best, newest_good, places
 from stoker.train.checkpoints.writer import CheckpointInfo, CheckpointWriter, superseded
@@ -379,3 +380,25 @@ def test_hours_of_training_go_on_in_the_next_process(
 def test_a_rule_that_cannot_hold_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"train.checkpoint.{next(iter(wrong))} must be"):
         CheckpointConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_earlier_start_of_a_job_publishes_and_deletes_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, folder = tmp_path / "job", tmp_path / "checkpoints"
+    job.mkdir()
+    monkeypatch.setenv("STOKER_INCARNATION", f"{job}:{take_next(job)}")
+
+    older = writer(folder, keep_last=1)
+    older.save(ARRAYS, {}, step=1)
+    older.wait()
+    take_next(job)
+    older.save(ARRAYS, {}, step=2)
+
+    with pytest.raises(Superseded, match="start 2 has begun"):
+        older.wait()
+
+    assert names(folder) == ["step-0000000001"]
+    older.__exit__(None, None, None)
+    with pytest.raises(Superseded):
+        writer(folder)  # it would remove what the later one is writing

@@ -30,8 +30,9 @@ from stoker.app.task.worker_process import WorkerSpec, ignore_progress, line_of,
 from stoker.app.task.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
 from stoker.cluster.resolver import ClusterSpec, read_tf_config
-from stoker.core.errors import ConfigError, Plain, Preempted
+from stoker.core.errors import ConfigError, Plain, Preempted, Superseded
 from stoker.core.fingerprint import fingerprint
+from stoker.core.incarnation import own_incarnation
 
 BEAT_S = 1.0
 """Interval of the chief's heartbeat, in seconds."""
@@ -97,8 +98,8 @@ def coordinate(
     try:
         require_strategy(asked, servers=0)
         yield {"train": lead}
-    except Preempted:
-        # After a restart it leads the waiting tasks.
+    except (Preempted, Superseded):
+        # After a restart it leads the waiting tasks; of a job's earlier start none is left.
         raise
     except Exception as error:  # reported to the waiting tasks, then raised again
         if not led.is_set():
@@ -213,6 +214,8 @@ def _open_barrier(place: Path) -> Iterator[Path]:
 
 def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
     """Return the file with which the chief publishes what to train, the same path for all tasks."""
+    if (own := own_incarnation()) is not None:
+        return own.folder / "cluster.json"
     return experiment.folder / experiment.runs / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
 
 

@@ -25,7 +25,15 @@ from stoker.app.own_stages import stages_of
 from stoker.cluster.resolver import ClusterSpec, read_tf_config, require_own_port
 from stoker.core import log_lines
 from stoker.core.config import build
-from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_PREEMPTED, DataError, Plain, UserError
+from stoker.core.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    DataError,
+    Plain,
+    Superseded,
+    UserError,
+)
 from stoker.core.files import read_json, write_json
 from stoker.core.signals import ASKING, ends_when_asked, heard
 from stoker.telemetry.wall_time import WallTime
@@ -107,7 +115,10 @@ def main(spec_path: Path) -> int:
             done = _train_in_cluster(spec, heartbeat) if spec.barrier else _train(spec, heartbeat)
     except UserError as error:
         answer = {"line": error.line(), "exit_code": error.exit_code}
-        write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
+        try:
+            write_json(spec_path.with_name(ERROR.format(rank=heartbeat.rank)), answer)
+        except UserError:  # a later start of the job has begun, or the disk is full
+            sys.stderr.write(f"{error.line()}\n")
         return error.exit_code
     except Exception:  # noqa: BLE001 - the process boundary: all but a UserError is a bug
         traceback.print_exc()
@@ -189,7 +200,7 @@ def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
 def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> None:
     """Report to the waiting tasks that this task cannot train, and why."""
     failure = {"name": cluster.name, "line": line_of(error)}
-    if barrier.is_dir():  # else no task waits any more
+    if barrier.is_dir() and not isinstance(error, Superseded):  # else no task waits any more
         write_json(barrier / FAILED.format(rank=cluster.rank), failure)
 
 

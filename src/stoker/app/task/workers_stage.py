@@ -15,8 +15,9 @@ from stoker.app.experiment import Experiment
 from stoker.app.task.worker_process import DONE, ERROR, WorkerSpec
 from stoker.cluster.launch import LaunchSettings, WorkerFailed, launch
 from stoker.cluster.launch.member import Beat
-from stoker.core.errors import ConfigError, Plain, Preempted, UserError
+from stoker.core.errors import EXIT_SUPERSEDED, ConfigError, Plain, Preempted, UserError
 from stoker.core.files import read_json, scratch_folder, write_json
+from stoker.core.incarnation import require_newest
 
 SPEC = "spec.json"
 """File with the input of the workers."""
@@ -151,6 +152,8 @@ def spec_of(context: Context, folder: Path) -> WorkerSpec:
 
 def _error_of(scratch: Path, failed: WorkerFailed) -> UserError:
     """Return the error that the worker recorded, or that it failed."""
+    if failed.failure.code == EXIT_SUPERSEDED:
+        require_newest()
     answer = scratch / ERROR.format(rank=failed.failure.rank)
     if not failed.failure.is_final or not answer.is_file():
         return failed

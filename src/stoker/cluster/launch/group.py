@@ -17,7 +17,13 @@ from pathlib import Path
 from stoker.cluster.launch.member import Beat, Command, Log, Member
 from stoker.cluster.launch.watchdog import Hang, Watchdog
 from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
-from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER
+from stoker.core.errors import (
+    EXIT_CHECK,
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_SUPERSEDED,
+    EXIT_USER,
+)
 from stoker.core.signals import ASKING, heard
 
 
@@ -42,8 +48,8 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt would end in the same way: only the user can fix it."""
-        return self.code in (EXIT_USER, EXIT_CHECK)
+        """Whether another attempt would end in the same way."""
+        return self.code in (EXIT_USER, EXIT_CHECK, EXIT_SUPERSEDED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

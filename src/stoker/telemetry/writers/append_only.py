@@ -13,6 +13,7 @@ from types import TracebackType
 
 from stoker.core.errors import Plain, UserError
 from stoker.core.files import FullDisk
+from stoker.core.incarnation import own_incarnation, require_newest
 from stoker.telemetry.catalogue import training as catalogue
 
 _LOG = logging.getLogger(__name__)
@@ -69,14 +70,20 @@ class AppendedFile:
         self._open()
 
     def append(self, record: bytes) -> None:
-        """Add a record; a failure of the disk loses only this one."""
+        """Add a record; a failure of the disk loses only this one.
+
+        Raises:
+            Superseded: a later start of this process's job has begun.
+        """
         if self._file < 0:
             raise ValueError(f"{self.path} is closed")
+        require_newest()
         with self._disk_failures:
             self._write_whole(record)
 
     def replace(self, content: bytes) -> None:
         """Replace the whole content atomically; a failure leaves the file as it is."""
+        require_newest()
         made = self.path.with_name(f".{self.path.name}.tmp")
         with self._disk_failures:
             made.write_bytes(content)
@@ -142,10 +149,13 @@ class JsonLines:
         self._file.append(_to_json(line).encode() + b"\n")
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Drop the lines of later steps, and the half line of a writer that was killed."""
+        """Drop the lines of later steps, and the half line of a writer that was killed.
+
+        In a job the file is always a new one, because an earlier start may have the old one open.
+        """
         lines = self._file.path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _is_up_to(line, step, validated=validated)]
-        if len(kept) < len(lines):
+        if len(kept) < len(lines) or own_incarnation() is not None:
             self._file.replace(b"".join(kept))
 
     def close(self) -> None:

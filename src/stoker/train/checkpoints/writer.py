@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import full_disk_is_named, remove, sweep
+from stoker.core.incarnation import require_newest
 from stoker.train.checkpoints.cadence import Cadence
 from stoker.train.checkpoints.identity import Identity
 from stoker.train.checkpoints.store import (
@@ -258,6 +259,7 @@ def _kept(path: Path) -> CheckpointInfo:
 def _discard(path: Path) -> None:
     # Hide it in one step: a half-deleted checkpoint would look damaged.
     hidden = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    require_newest()
     os.rename(path, hidden)
     remove(hidden)
 

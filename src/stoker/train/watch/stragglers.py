@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stoker.core.incarnation import is_newest
+
 _LOG = logging.getLogger(__name__)
 
 RATIO = 1.2
@@ -83,7 +85,7 @@ class Stragglers:
         return [{"worker": worker, "ratio": ratio} for worker, ratio in self._worst.items()]
 
     def __enter__(self) -> Self:
-        if self._reads:
+        if self._reads and is_newest():
             # Only this worker makes the folder: no other one brings it back after its end.
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -99,7 +101,7 @@ class Stragglers:
     ) -> None:
         self._over.set()
         self._thread.join()
-        if self._reads:
+        if self._reads and is_newest():  # else it is the folder of a later start of the job
             self._tell()
             self._look()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -112,7 +114,7 @@ class Stragglers:
 
     def _tell(self) -> None:
         median_s = self._median_s()
-        if median_s is None:
+        if median_s is None or not is_newest():
             return
         made = self._folder / f".{self._rank}.tmp"
         with contextlib.suppress(OSError):  # the next write may succeed

@@ -1,0 +1,41 @@
+"""The start of a job: it takes a number. Nothing heavy is imported here, because a scheduler waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import writable
+from stoker.core.incarnation import take_next
+
+DESCRIPTION = "job.json"
+"""File that marks a folder as a job's."""
+
+
+def start_job(place: Path) -> int:
+    """Take the number of the next start of a job.
+
+    Args:
+        place: The job's folder.
+
+    Raises:
+        ConfigError: it is not a job's folder.
+        UserError: it cannot be written.
+    """
+    require_job(place)
+    with writable(place, what="the folder of the job", fix="Check the file system and its rights."):
+        return take_next(place)
+
+
+def require_job(place: Path) -> None:
+    """Check that a folder is that of a job.
+
+    Raises:
+        ConfigError: it is not, or it is gone.
+    """
+    if not (place / DESCRIPTION).is_file():
+        raise ConfigError(
+            f"{place} must be the folder of a job",
+            got=Plain(f"no {place / DESCRIPTION}"),
+            fix="If it was deleted, submit the experiment again; check that this machine sees the file system.",
+        )

@@ -1,0 +1,246 @@
+"""One task of a job, which runs one `stoker` command.
+
+It finds its place, unpacks the code, agrees on addresses with the others, runs the command with
+`TF_CONFIG`, passes signals on to it, and writes its output to a log. The whole protocol:
+docs/reference/job-task.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from stoker.app.experiment import FILE, path_overrides
+from stoker.app.task.job_code import JobCode, unpack_code
+from stoker.app.task.job_log import TaskLog
+from stoker.app.task.job_start import require_job
+from stoker.cluster.addresses import (
+    INTERFACE,
+    LONGEST_S,
+    Announcement,
+    agreed_cluster,
+    announce,
+    gather,
+    machine_name,
+    own_address,
+)
+from stoker.cluster.launch.member import FD_VARIABLE
+from stoker.cluster.place import RANK, TASKS, find_place
+from stoker.cluster.processes import Child, Lines, ProcessOptions, how_it_ended
+from stoker.cluster.resolver import VARIABLE, held_ports
+from stoker.core.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    ConfigError,
+    DataError,
+    Plain,
+    Superseded,
+    UserError,
+)
+from stoker.core.incarnation import INCARNATIONS, Incarnation
+from stoker.core.signals import ASKING, end_at_once, heard
+from stoker.jobs.job import Job, read_job
+
+LOGS = "logs"
+"""Folder of the tasks' logs, in the job's folder."""
+
+WAIT_VARIABLE = "STOKER_TASKS_WAIT_S"
+"""Environment variable: longest time that a task waits for the others, seconds."""
+
+WATCH_S = 5.0
+"""Interval at which a task looks for a later start of the job, seconds."""
+
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - TensorFlow's server listens on all; the holder of a port on none
+"""Where a port is held until TensorFlow takes it."""
+
+
+def run_task(place: Path, number: int, *, out: IO[str]) -> int:
+    """Run one task of one start of a job, and return the exit code of its command.
+
+    Args:
+        place: The job's folder.
+        number: Number of the start, from `start_job`.
+        out: Receives the output of the command.
+
+    Returns:
+        0 done; 75 saved, when told to end; 1 all tasks have to start again; 2 and 3 the user's to fix.
+
+    Raises:
+        UserError: the place, the code or the addresses are wrong.
+        Superseded: a later start of the job has begun.
+    """
+    require_job(place)
+    place = place.resolve()
+    start = Incarnation(job=place, number=number)
+    _require_taken(start)
+    os.environ.update(start.to_environment())
+    task = _Task(start, read_job(place), out)
+    with heard([*ASKING, signal.SIGINT], task.pass_on):
+        return task.run()
+
+
+_OF_THE_TASK = (RANK, TASKS, FD_VARIABLE)
+"""Variables that tell the task its place, and nothing to the processes that it starts."""
+
+
+class _Task:
+    """One task; signals before its command runs end it, and later ones are passed on."""
+
+    def __init__(self, start: Incarnation, job: Job, out: IO[str]) -> None:
+        self._start, self._job, self._out = start, job, out
+        # Those of the job win over what the machine has.
+        self._environ = {**os.environ, **job.environment}
+        self._place = find_place(self._environ, workers=job.resources.workers)
+        secrets = _secrets(job, self._environ)
+        self._log = TaskLog(start.job / LOGS / f"task-{self._place.rank}.log", secrets=secrets)
+        self._child: Child | None = None
+        self._passed_on: set[int] = set()
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Pass a signal on to the command, Ctrl-C as a request to save and end."""
+        if number == signal.SIGINT:
+            number = signal.SIGTERM
+        child = self._child
+        if child is None:
+            self._log.write(f"ended by {number.name} before training: nothing is lost")
+            end_at_once(number)
+            return
+        self._passed_on.add(-number)
+        child.send(number)
+
+    def run(self) -> int:
+        """Run the command to its end; the errors are those of `run_task`."""
+        self._log.write(f"start {self._start.number} on {machine_name().partition('/')[0]}")
+        try:
+            code = self._run()
+        except UserError as error:
+            self._log.write(f"stoker: {error.line()}")
+            raise
+        self._log.write(f"start {self._start.number}: the command {how_it_ended(code)}")
+        if code != EXIT_DONE:
+            # What failed because a later start has begun must not be started again.
+            self._require_newest()
+        if code in self._passed_on:  # it was asked before it could listen: nothing is lost
+            return EXIT_PREEMPTED
+        return code if code >= 0 else EXIT_BUG
+
+    def _run(self) -> int:
+        code = unpack_code(self._start.job, self._job.code, self._environ)
+        argv = _command(self._job, code)
+        with contextlib.ExitStack() as held:
+            environ = {name: v for name, v in self._environ.items() if name not in _OF_THE_TASK}
+            environ |= _packages(code, self._environ) | self._meet(held)
+            options = ProcessOptions(environ=environ, output=subprocess.PIPE)
+            self._child = child = Child(f"task {self._place.rank}", argv, options)
+            lines = Lines(child.output, self._take)
+            lines.follow()
+            try:
+                while (ended := child.wait(WATCH_S)) is None:
+                    self._require_newest()
+            except Superseded:
+                self._log.end()
+                child.kill()
+                child.wait()
+                raise
+            lines.drain()
+        return ended
+
+    def _require_newest(self) -> None:
+        try:
+            self._start.require_newest()
+        except Superseded:
+            raise
+        except UserError:
+            # A file system that does not answer for a moment; training ends where it cannot write.
+            return
+
+    def _meet(self, held: contextlib.ExitStack) -> dict[str, str]:
+        """Agree on addresses with the other tasks; return the command's own variables."""
+        place, folder = self._place, self._start.folder
+        own = {**self._start.to_environment(), "PYTHONUNBUFFERED": "1"}
+        if place.cluster is not None:
+            return own
+        if place.tasks == 1:
+            return own | {VARIABLE: ""}
+        (port,) = held.enter_context(held_ports(1, address=ALL_ADDRESSES))
+        address = own_address(place, self._environ)
+        announce(folder, place, Announcement(address=address, port=port, machine=machine_name()))
+        found = gather(
+            folder,
+            place,
+            check=self._start.require_newest,
+            longest_s=_seconds(self._environ.get(WAIT_VARIABLE, "")),
+        )
+        keeps = bool(self._environ.get(INTERFACE))
+        return own | {VARIABLE: agreed_cluster(place, found, keeps=keeps).to_tf_config()}
+
+    def _take(self, line: str) -> None:
+        self._log.write(line)
+        with contextlib.suppress(OSError, ValueError):  # the log has it
+            self._out.write(f"{line}\n")
+            self._out.flush()
+
+
+def _command(job: Job, code: JobCode) -> list[str]:
+    verb, *options = job.command
+    if not (code.experiment / FILE).is_file():
+        raise DataError(
+            f"the job's code must hold {FILE}",
+            got=Plain(f"no {code.experiment / FILE}"),
+            fix="Submit the experiment again.",
+        )
+    sets = [f"--set={each}" for each in path_overrides(code.experiment, job.folder)]
+    runs = f"--set=runs={json.dumps(str(job.runs))}"
+    # What the user set wins over the paths; the runs are where the job is.
+    python = [
+        sys.executable,
+        "-P",
+        "-m",
+        "stoker",
+    ]  # -P: modules in the current folder are not ours
+    return [*python, verb, *sets, *options, runs, str(code.experiment)]
+
+
+def _packages(code: JobCode, environ: Mapping[str, str]) -> dict[str, str]:
+    if not code.packages.is_dir():
+        return {}
+    paths = [str(code.packages), environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _secrets(job: Job, environ: Mapping[str, str]) -> list[str]:
+    missing = [name for name in job.secrets if not environ.get(name)]
+    if missing:
+        raise ConfigError(
+            "every secret of the job must be in the environment of its tasks",
+            got=Plain(f"no {', '.join(missing)}"),
+            fix="Set it on the target.",
+        )
+    return [environ[name] for name in job.secrets]
+
+
+def _require_taken(start: Incarnation) -> None:
+    if not (start.job / INCARNATIONS / str(start.number)).exists():
+        raise ConfigError(
+            "--incarnation must be a number that `stoker job-start` has printed",
+            got=start.number,
+            fix=f"Run `stoker job-start {start.job}` once, and start all tasks with its number.",
+        )
+    start.require_newest()
+
+
+def _seconds(text: str) -> float:
+    if not text:
+        return LONGEST_S
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{WAIT_VARIABLE} must be a number of seconds", got=text) from None
