@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as strict_parser
 from tests.integration.serve.conftest import export
 from tests.integration.serve.test_serve_metrics import ask_all
+from tests.scrape_flood import flood
 
 from stoker.data.features.analysis.analyze import analyze
 from stoker.data.features.analysis.anomalies import SKEW_SHARE
@@ -306,6 +308,29 @@ def test_a_flood_of_scrapes_shares_its_builds_and_holds_up_no_request(
     assert all(answer.body.endswith("\n") and "request_count" in answer.body for answer in answers)
     assert len(builds) <= 2, "scrapes that wait share a build"
     assert set(builds) == {"stoker-scrape_0"}, "not the event loop, and no thread of requests"
+
+
+def test_a_hundred_scrapes_a_second_leave_the_machine_to_requests(
+    served: Server, ask_at: AskAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, begun_s = served.plane.metrics, list[float]()
+    blocks = metrics.blocks
+
+    def counted(*arguments: Any) -> Any:
+        begun_s.append(time.monotonic())
+        time_s = time.thread_time()
+        yield from blocks(*arguments)
+        while time.thread_time() < time_s + 0.02:  # as long as 40 models would take
+            pass
+
+    monkeypatch.setattr(metrics, "blocks", counted)
+    with flood(f"127.0.0.1:{served.rest_port}", METRICS_PATH) as answers:
+        while len(begun_s) < 10:
+            predict(served, ask_at, rides(1, seed=3))
+
+    assert set(answers) == {200}
+    # Each build is followed by a pause four times as long.
+    assert all(later - earlier >= 0.1 for earlier, later in pairwise(begun_s))
 
 
 def test_a_scrape_that_fails_is_an_error_and_the_next_one_is_answered(
