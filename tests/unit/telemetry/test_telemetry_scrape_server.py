@@ -80,7 +80,9 @@ def test_a_port_that_is_taken_or_is_none_is_one_line(server: ScrapeServer) -> No
         ScrapeServer(PAGES, port=70_000)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         ScrapeServer(PAGES, port=0, host="192.0.2.1")
-    with pytest.raises(ConfigError, match=r"^at must be an address of this .*192\.0\.2\.1 \(Cannot"):
+    with pytest.raises(
+        ConfigError, match=r"^at must be an address of this .*192\.0\.2\.1 \(Cannot"
+    ):
         require_own_address("192.0.2.1", setting="at")
     for own in ("127.0.0.1", "127.0.0.9", "0.0.0.0"):
         require_own_address(own, setting="at")

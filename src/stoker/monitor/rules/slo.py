@@ -99,9 +99,7 @@ def _faster_than(objective: Objective, window: str) -> str:
 
     def rate(bound: float) -> str:
         selector = f'le="{bound:g}"{objective.more}'
-        return (
-            f"sum by (model_name) (rate(stoker_request_latency_bucket{{{selector}}}[{window}]))"
-        )
+        return f"sum by (model_name) (rate(stoker_request_latency_bucket{{{selector}}}[{window}]))"
 
     if below == 0.0:
         return f"{share:.6g} * {rate(above)}"
