@@ -1,22 +1,26 @@
 """What its metrics cost a training: two runs in one process, in turn, one of them served and scraped.
 
-python benchmarks/monitor/train_overhead.py [--rounds N] [--model MODEL]
+python benchmarks/monitor/train_overhead.py [--rounds N] [--model MODEL] [--minutes M]
 
 Each turn of the run with metrics is scraped twice, more often than once a second, by a client in the same process. Steps
 are as short as a table's, one to a call: nothing hides what is written after each. Both runs write `metrics.jsonl`. The
-result is the median of the ratios of neighboring turns. Writes monitor-train.json.
+result is the median of the ratios of neighboring turns. Writes monitor_train.json. It ends after some minutes with the rounds
+that it has; where a run does not move any more, with the stack of each thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import statistics
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,15 @@ SCRAPES = 2
 """In each turn of the run with metrics."""
 
 WARM_UP_STEPS = 200
+
+TELL_S = 60.0
+"""Between two lines that say how far it is."""
+
+HANGS_S = 120.0
+"""Longest for the start and the turn during which the time is over."""
+
+LEAST_ROUNDS = 2
+"""Quartiles need two."""
 
 
 def contestant(
@@ -77,7 +90,7 @@ def scraping(address: str, over: threading.Event) -> threading.Thread:
 
     def scrape() -> None:
         for _ in range(SCRAPES):
-            with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
                 answer.read()
             if over.wait(WINDOW_S / SCRAPES):
                 return
@@ -87,7 +100,31 @@ def scraping(address: str, over: threading.Event) -> threading.Thread:
     return thread
 
 
-def ratios(task: models.Task, rounds: int, folder: Path) -> list[float]:
+@dataclass
+class Clock:
+    """Says once a minute how far the measurement is, and when its time is over."""
+
+    minutes: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        self.end_s = time.monotonic() + 60.0 * self.minutes
+        self._told_s = time.monotonic()
+
+    def goes_on(self, done: int) -> bool:
+        """Whether there is another round after so many."""
+        if time.monotonic() - self._told_s > TELL_S:
+            self._told_s = time.monotonic()
+            self.tell(f"{done} of {self.rounds} pairs of turns")
+        is_late = time.monotonic() > self.end_s and done >= LEAST_ROUNDS
+        return done < self.rounds and not is_late
+
+    def tell(self, line: str) -> None:
+        """Write a line."""
+        sys.stderr.write(f"bench-monitor: {line}\n")
+
+
+def ratios(task: models.Task, clock: Clock, folder: Path) -> list[float]:
     """Time with metrics over time without, of each pair of turns."""
     run_time = RunTime()
     live = LiveMetrics(RunInfo(run="measured", experiment="overhead"), Sources(run_time=run_time))
@@ -101,10 +138,11 @@ def ratios(task: models.Task, rounds: int, folder: Path) -> list[float]:
             each.advance(WARM_UP_STEPS)
         steps = round(WINDOW_S / (plain.advance(WARM_UP_STEPS).wall_s / WARM_UP_STEPS))
         served.advance(WARM_UP_STEPS)
-        found = []
-        for number in range(rounds):
+        clock.tell(f"{steps} steps a turn")
+        found = list[float]()
+        while clock.goes_on(len(found)):
             taken = {}
-            for each in (plain, served) if number % 2 else (served, plain):
+            for each in (plain, served) if len(found) % 2 else (served, plain):
                 over = threading.Event()
                 client = scraping(target["targets"][0], over) if each is served else None
                 taken[each] = each.advance(steps).wall_s
@@ -122,19 +160,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--model", choices=sorted(models.TASKS), default="table_mlp")
+    parser.add_argument("--minutes", type=float, default=3.0, help="most time for the rounds")
+    parser.add_argument("--out", type=Path, default=RESULTS / "monitor_train.json")
     options = parser.parse_args()
+    faulthandler.dump_traceback_later(60.0 * options.minutes + HANGS_S, exit=True)
+    clock = Clock(options.minutes, options.rounds)
     with tempfile.TemporaryDirectory() as folder:
-        found = ratios(models.TASKS[options.model], options.rounds, Path(folder))
+        found = ratios(models.TASKS[options.model], clock, Path(folder))
+    faulthandler.cancel_dump_traceback_later()
     quarters = statistics.quantiles(found, n=4)
     result = figure(
         "overhead of metrics on a training, scraped more than once a second",
         100 * (statistics.median(found) - 1),
         "%",
         at_most=1.0,
-        how=f"{options.model}, one step a call; {options.rounds} pairs of turns in one process, "
+        how=f"{options.model}, one step a call; {len(found)} pairs of turns in one process, "
         f"ratios {spread(found)}, middle half {quarters[0]:.4f} to {quarters[2]:.4f}",
     )
-    write(RESULTS / "monitor-train.json", [result])
+    write(options.out, [result])
     return 0 if result["holds"] else 1
 
 
