@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parent / "train"), str(HERE.parent / "rollout")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "rollout"))
 
 import numpy as np
 from figures import RESULTS, Figure, figure, write
@@ -35,6 +35,7 @@ from stoker.core.statistics.columns import ColumnStatistics
 from stoker.core.statistics.values import statistics_of_values
 from stoker.registry.training_statistics import write_training_statistics
 
+HERE = Path(__file__).resolve().parent
 METRICS = "/monitoring/prometheus/metrics"
 CONNECTIONS = (1, 64)
 AT_MOST = 2.0
