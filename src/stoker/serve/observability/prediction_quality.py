@@ -121,7 +121,7 @@ class PredictionQuality:
             inputs = {EXAMPLES: examples}
         small = {name: each for name, each in inputs.items() if each.nbytes <= REQUEST_BYTES}
         copied = sampled_inputs(small, rows=REQUEST_ROWS)
-        size = copied.held_bytes + sum(map(len, () if examples is None else examples))
+        size = copied.held_bytes + (0 if examples is None else sum(map(len, examples)))
         sampled = _Sampled(model=model, version=version, inputs=copied, examples=examples)
         self._waiting.offer(sampled, size=size)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def first_examples(serialized: Inputs) -> NDArray[Any] | None:
     return found if taken else None
 
 
-def columns_of(examples: Sequence[bytes], training: Mapping[str, ColumnStatistics]) -> Inputs:
+def columns_of(examples: Iterable[bytes], training: Mapping[str, ColumnStatistics]) -> Inputs:
     """Parse Examples as the exported model does.
 
     Returns:
