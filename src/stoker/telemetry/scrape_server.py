@@ -47,7 +47,7 @@ class _Body:
         self._made = b""
         self._until_s = 0.0
 
-    def bytes(self) -> bytes:
+    def content(self) -> bytes:
         """Return the body; what the page raises is raised."""
         if not self.page.reuse_s:
             return self._make()
@@ -172,7 +172,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            body = found.bytes()
+            body = found.content()
         except Exception as error:  # noqa: BLE001 - whatever it is, what is measured goes on
             _log.warning("%s cannot be answered: %s: %s", self.path, type(error).__name__, error)
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
