@@ -205,7 +205,10 @@ def test_every_panel_of_what_runs_here_has_data(watched: Watched) -> None:
 
 def steps_of(runs: Path) -> float:
     """Steps of the training, as it says itself."""
-    (target,) = live_targets(runs)
+    end_s = time.monotonic() + 120.0
+    while not (targets := live_targets(runs)) and time.monotonic() < end_s:
+        time.sleep(0.2)  # its process has just begun
+    (target,) = targets
     with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=20) as answer:
         text = answer.read().decode()
     found = re.search(r"^stoker_train_steps_total{.*} (\S+)$", text, re.MULTILINE)
