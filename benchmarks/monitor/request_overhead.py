@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "rollout"))  # `turns` is this one's
 sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "rollout"))
 
 import numpy as np
 from figures import RESULTS, Figure, figure, write
