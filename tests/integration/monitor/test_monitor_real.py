@@ -205,7 +205,7 @@ def test_every_panel_of_what_runs_here_has_data(watched: Watched) -> None:
 
 def steps_of(runs: Path) -> float:
     """Steps of the training, as it says itself."""
-    end_s = time.monotonic() + 120.0
+    end_s = time.monotonic() + 600.0
     while not (targets := live_targets(runs)) and time.monotonic() < end_s:
         time.sleep(0.2)  # its process has just begun
     (target,) = targets
