@@ -196,7 +196,7 @@ class PredictionQuality:
 
 
 def _rows_of(sampled: _Sampled, training: Mapping[str, ColumnStatistics]) -> SampledInputs:
-    """Return a request's columns; bytes that are no Examples are left as they came."""
+    """Return a request's columns; other bytes than Examples are left as they came."""
     if sampled.examples is None or EXAMPLES in training:
         return sampled.inputs
     try:
