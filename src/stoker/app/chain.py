@@ -223,14 +223,14 @@ def _checked_stages(
     until: str, experiment: Experiment, works: Mapping[str, Work]
 ) -> tuple[Stage, ...]:
     """Return the stages to run, after checking what they need at the end."""
-    if until == STAGES[-1].name:
-        _require_folder(experiment.models_root)
     stages = stages_of(experiment)
     stages = stages[: [stage.name for stage in stages].index(until) + 1]
     names = [stage.name for stage in stages]
-    _require_code(experiment, names)
     if "train" in names:
         _require_metrics_address(experiment)
+    if until == STAGES[-1].name:
+        _require_folder(experiment.models_root)
+    _require_code(experiment, names)
     return tuple(
         dataclasses.replace(stage, work=works.get(stage.name, stage.work)) for stage in stages
     )
