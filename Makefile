@@ -253,9 +253,11 @@ bench-rollout: $(STAMP) ## routing, shadow, A/B tests, planted faults, checked a
 	@$(BIN)/python benchmarks/rollout/answers.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-monitor: $(STAMP) ## scrapes of 1,000 models, cost of a training's metrics, from a fault to the webhook (about 10 minutes)
+bench-monitor: $(STAMP) ## scrapes of 1,000 models, cost for training, requests and GPUs, from a fault to the webhook (about 18 minutes)
 	@$(BIN)/python benchmarks/monitor/scrape.py
 	@$(BIN)/python benchmarks/monitor/train_overhead.py
+	@$(BIN)/python benchmarks/monitor/request_overhead.py
+	@$(BIN)/python benchmarks/monitor/gpu_exporter.py --if-there
 	@PATH="$$PATH:.tools/prometheus/usr/bin" $(BIN)/python benchmarks/monitor/fire.py
 	@$(BIN)/python benchmarks/report.py
 

@@ -144,12 +144,13 @@ AREAS = (
     ),
     Area(
         title="Monitoring",
-        results=("monitor_scrape", "monitor_fire"),
+        results=("monitor_scrape", "monitor_train", "monitor_requests", "monitor_fire"),
         command="make bench-monitor",
         method="A server process with one small model, and the counts of 200 and of 1,000 models with two versions each, "
         "made by the calls that count requests. CPU time of the whole process for a scrape with gzip. The 99th percentile "
         "is of small REST requests on one connection while one scrape follows the other, client and server on the same "
-        "two cores. Alerts: `stoker monitor up --time-scale 60` on metrics written by hand and played by the clock: a healthy "
+        "two cores. Cost of metrics for a training: two runs in one process, in turn, one of them scraped more than once a second. "
+        "Cost for a request: CPU time of a server, sampled for skew and scraped once a second, next to itself without. Alerts: `stoker monitor up --time-scale 60` on metrics written by hand and played by the clock: a healthy "
         "machine for 20 s, then five faults at once. The time is from the change of a metric to the webhook, through "
         "Prometheus and Alertmanager; the slowest of all rounds.",
     ),

@@ -20,7 +20,7 @@ from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.jobs.targets import provider_names
-from stoker.monitor.settings import Slo
+from stoker.monitor.settings import ModelSlo, Slo
 from stoker.rollout.state.state import RolloutSettings
 from stoker.rollout.state.user_gates import UserGate
 from stoker.rollout.state.webhook import Webhook
@@ -55,6 +55,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("push.settings.webhooks, each", Webhook),
     ("serve", ServeSection),
     ("slo", Slo),
+    ("slo.models.NAME", ModelSlo),
     ("resources", Resources),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from tests.cpu_time import CpuTime
+from tests.small_disk import mounted
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tests compile the programs that they test; tests of the cache have their own cache folder.
@@ -176,17 +176,11 @@ def sample_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted(disk, size="1m") as why_not:
+        if why_not:
+            pytest.skip(why_not)
+        yield disk
 
 
 @pytest.fixture

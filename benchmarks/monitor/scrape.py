@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,24 @@ CPU_S = {FEW: 0.3, MANY: 1.5}
 """Models -> most CPU time of a scrape, seconds."""
 
 PLAIN_MB, PACKED_MB, P99_MS = 5.0, 1.0, 5.0
+FLOOD_PER_S, FLOOD_PERCENT = 100, 5.0
+FLOODER = """
+import sys, threading, time
+from http.client import HTTPConnection
+port, path, per_s, threads = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 20
+def scrape():
+    next_s = time.monotonic()
+    while True:
+        time.sleep(max(0.0, next_s - time.monotonic()))
+        next_s += threads / per_s
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", path)
+        connection.getresponse().read()
+        connection.close()
+for _ in range(threads):
+    threading.Thread(target=scrape).start()
+print("begun", flush=True)
+"""
 SCRAPER = """
 import sys
 from http.client import HTTPConnection
@@ -211,18 +229,55 @@ def noticed(served: Served, models: int, *, rounds: int) -> list[Figure]:
     ]
 
 
+def flooded(served: Served, *, rounds: int) -> Figure:
+    """The 99th percentile of requests while 100 scrapes come in a second, over that without them."""
+    ratios = []
+    for number in range(rounds):
+        took = {}
+        for is_flood in (True, False) if number % 2 else (False, True):
+            with scrape_flood(served.port) if is_flood else nullcontext():
+                took[is_flood] = percentile(served.requests_ms(while_=lambda: False), 0.99)
+        ratios.append(100.0 * (took[True] / took[False] - 1.0))
+    return figure(
+        f"{FLOOD_PER_S} scrapes a second: more p99 of requests",
+        statistics.median(ratios),
+        "%",
+        at_most=FLOOD_PERCENT,
+        how=f"{REQUESTS:,} small REST requests on one connection of a server of one model; median of {rounds} pairs in "
+        f"turn ({spread(ratios)} %); each scrape on a connection of its own",
+    )
+
+
+@contextmanager
+def scrape_flood(port: int) -> Iterator[None]:
+    """Another process scrapes."""
+    command = [sys.executable, "-c", FLOODER, str(port), PATH, str(FLOOD_PER_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flooder:
+        assert flooder.stdout is not None
+        flooder.stdout.readline()
+        try:
+            yield
+        finally:
+            flooder.kill()
+
+
 def main() -> None:
     """Measure, and write the figures."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--rounds", type=int, default=5)
-    rounds = arguments.parse_args().rounds
+    arguments.add_argument("--out", type=Path, default=RESULTS / "monitor_scrape.json")
+    given = arguments.parse_args()
+    rounds = given.rounds
     found: list[Figure] = []
     for models in (FEW, MANY):
         with serving(models) as served:
             found += costs(served, models, rounds=rounds)
             if models == MANY:
                 found += noticed(served, models, rounds=rounds)
-    write(RESULTS / "monitor_scrape.json", found)
+    with serving(1) as served:
+        served.requests_ms(while_=lambda: False)
+        found.append(flooded(served, rounds=rounds))
+    write(given.out, found)
 
 
 if __name__ == "__main__":

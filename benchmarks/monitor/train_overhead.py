@@ -5,7 +5,7 @@ python benchmarks/monitor/train_overhead.py [--rounds N] [--model MODEL]
 Each turn of the run with metrics, about a second, is scraped once by a client that is a process of its own. Steps are as
 short as a table's, one to a call: nothing hides what is written after each. Both runs write `metrics.jsonl`. The result is
 the median of the ratios of this process's CPU time in neighboring turns, answers to scrapes included (100 pairs, 4
-minutes). Writes monitor-train.json.
+minutes). Writes monitor_train.json.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def main() -> int:
         how=f"{options.model}, one step a call; {options.rounds} pairs of turns in one process, "
         f"ratios {spread(found)}, middle half {quarters[0]:.4f} to {quarters[2]:.4f}",
     )
-    write(RESULTS / "monitor-train.json", [result])
+    write(RESULTS / "monitor_train.json", [result])
     return 0 if result["holds"] else 1
 
 

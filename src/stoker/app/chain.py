@@ -47,6 +47,7 @@ from stoker.core.user_code import require_function
 from stoker.data.dataset import load_dataset
 from stoker.data.ingest import fingerprint_of, list_source
 from stoker.data.sources.files.listing import Listing
+from stoker.telemetry.scrape_server import require_own_address
 from stoker.telemetry.wall_time import WallTime
 
 
@@ -222,11 +223,14 @@ def _checked_stages(
     until: str, experiment: Experiment, works: Mapping[str, Work]
 ) -> tuple[Stage, ...]:
     """Return the stages to run, after checking what they need at the end."""
-    if until == STAGES[-1].name:
-        _require_folder(experiment.models_root)
     stages = stages_of(experiment)
     stages = stages[: [stage.name for stage in stages].index(until) + 1]
-    _require_code(experiment, [stage.name for stage in stages])
+    names = [stage.name for stage in stages]
+    if "train" in names:
+        _require_metrics_address(experiment)
+    if until == STAGES[-1].name:
+        _require_folder(experiment.models_root)
+    _require_code(experiment, names)
     return tuple(
         dataclasses.replace(stage, work=works.get(stage.name, stage.work)) for stage in stages
     )
@@ -242,6 +246,14 @@ def _require_code(experiment: Experiment, stages: Sequence[str]) -> None:
     for where, (stage, reference) in named.items():
         if reference is not None and stage in stages:
             require_function(experiment.folder, reference, where=where)
+
+
+def _require_metrics_address(experiment: Experiment) -> None:
+    """Check before any stage runs that the metrics can be served on their address."""
+    settings = experiment.train
+    # Of several machines only the chief serves them, and may be another one: a warning there.
+    if settings.metrics_port is not None and "TF_CONFIG" not in os.environ:
+        require_own_address(settings.metrics_host, setting="train.metrics_host")
 
 
 def _require_folder(models: Path) -> None:

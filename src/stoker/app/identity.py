@@ -21,6 +21,7 @@ WITHOUT_EFFECT = (
     "divergence",
     "max_restarts",
     "memory",
+    "metrics_host",
     "metrics_port",
     "metrics_textfile",
     "nan_budget",

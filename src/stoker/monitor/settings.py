@@ -5,14 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stoker.core.errors import ConfigError
+from stoker.registry.repository import checked_name
 
 MOST_TIME_SCALE = 60
 """Highest scale of time: the shortest window, 5 minutes, is then 5 s, five scrapes of one second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSlo:
+    """One entry of `slo.models`: what one model promises instead."""
+
+    availability: float | None = None
+    """Share of requests without an error of the server, percent. null: as the other models."""
+
+    p99_ms: float | None = None
+    """Time within which 99 of 100 requests are answered, milliseconds. null: as the other models."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Slo:
-    """The `slo` section: service level objectives of a served model."""
+    """The `slo` section: service level objectives of served models."""
 
     availability: float = 99.9
     """Share of requests without an error of the server, percent."""
@@ -20,19 +32,33 @@ class Slo:
     p99_ms: float = 50.0
     """Time within which 99 of 100 requests are answered, milliseconds."""
 
+    models: dict[str, ModelSlo] = field(default_factory=dict)
+    """Model -> what it promises instead."""
+
     def __post_init__(self) -> None:
-        if not 50.0 <= self.availability < 100.0:
-            raise ConfigError(
-                "slo.availability must be at least 50 and below 100, in percent",
-                got=self.availability,
-                fix="E.g. 99.9: one request in a thousand may fail.",
+        _require_objectives(self.availability, self.p99_ms, where="slo")
+        for name, model in self.models.items():
+            checked_name(name, what="the name of a model in slo.models")
+            _require_objectives(
+                self.availability if model.availability is None else model.availability,
+                self.p99_ms if model.p99_ms is None else model.p99_ms,
+                where=f"slo.models.{name}",
             )
-        if not 0.1 <= self.p99_ms <= 600_000.0:
-            raise ConfigError(
-                "slo.p99_ms must be from 0.1 to 600000, in milliseconds",
-                got=self.p99_ms,
-                fix="E.g. 50: 99 of 100 requests are answered within 50 ms.",
-            )
+
+
+def _require_objectives(availability: float, p99_ms: float, *, where: str) -> None:
+    if not 50.0 <= availability < 100.0:
+        raise ConfigError(
+            f"{where}.availability must be at least 50 and below 100, in percent",
+            got=availability,
+            fix="E.g. 99.9: one request in a thousand may fail.",
+        )
+    if not 0.1 <= p99_ms <= 600_000.0:
+        raise ConfigError(
+            f"{where}.p99_ms must be from 0.1 to 600000, in milliseconds",
+            got=p99_ms,
+            fix="E.g. 50: 99 of 100 requests are answered within 50 ms.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

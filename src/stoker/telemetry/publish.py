@@ -6,6 +6,7 @@ None of it ends or delays training: what cannot be offered is one warning.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.core.incarnation import is_newest
 from stoker.telemetry.scrape_server import Page, ScrapeServer
-from stoker.telemetry.targets import published
+from stoker.telemetry.targets import published, reachable_address
 from stoker.telemetry.writers.append_only import DiskFailures
 from stoker.telemetry.writers.live import LiveMetrics
 
@@ -24,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 PATH = "/metrics"
 """Where a scrape asks."""
+
+REUSE_S = 0.1
+"""Shortest time between two collections of the metrics, seconds: a flood of scrapes must not slow training."""
 
 TEXTFILE_EVERY_S = 5.0
 """Pause between two writes of the textfile."""
@@ -39,7 +43,10 @@ class Destinations:
     """The folder `runs`, in which Prometheus looks for targets."""
 
     port: int | None = None
-    """Port on 127.0.0.1; 0: a free one; None: none."""
+    """Port; 0: a free one; None: none."""
+
+    host: str = "127.0.0.1"
+    """IPv4 address to listen on."""
 
     textfile: Path | None = None
     """File for node_exporter."""
@@ -68,15 +75,19 @@ def offered(
 
 def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -> None:
     try:
+        page = Page(content=live.text, reuse_s=REUSE_S)
         server = held.enter_context(
-            ScrapeServer({PATH: Page(content=live.text)}, port=where.port or 0)
+            ScrapeServer({PATH: page}, port=where.port or 0, host=where.host)
         )
     except UserError as error:
         _LOG.warning("metrics are not served, training goes on: %s", error.line())
         return
-    _LOG.warning("metrics: http://%s%s", server.address, PATH)
+    address = reachable_address(server.address)
+    _LOG.warning("metrics: http://%s%s", address, PATH)
+    if not ipaddress.IPv4Address(where.host).is_loopback:
+        _LOG.warning("other machines can read these metrics: train.metrics_host is %s", where.host)
     try:
-        held.enter_context(published(where.runs, live.info.run, server.address))
+        held.enter_context(published(where.runs, live.info.run, address))
     except OSError as error:
         _LOG.warning("Prometheus does not find this run by itself, training goes on: %s", error)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.server
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,6 +34,33 @@ class Page:
 
     content_type: str = CONTENT_TYPE
 
+    reuse_s: float = 0.0
+    """A body is sent again for this long, seconds: so often is it made at most, however many clients ask."""
+
+
+class _Body:
+    """The body of a page; one thread at a time makes it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._making = threading.Lock()
+        self._made = b""
+        self._until_s = 0.0
+
+    def content(self) -> bytes:
+        """Return the body; what the page raises is raised."""
+        if not self.page.reuse_s:
+            return self._make()
+        with self._making:
+            if time.monotonic() >= self._until_s:
+                self._made = self._make()
+                self._until_s = time.monotonic() + self.page.reuse_s
+            return self._made
+
+    def _make(self) -> bytes:
+        # A name that is not valid Unicode must not take the other metrics with it.
+        return self.page.content().encode(errors="replace")
+
 
 class ScrapeServer:
     """A server of a few pages; a failing page is an error 500 and a warning, nothing else. A context manager."""
@@ -49,7 +78,7 @@ class ScrapeServer:
         """
 
         class Handler(_Handler):
-            of_server = pages
+            of_server = {path: _Body(page) for path, page in pages.items()}  # noqa: RUF012 - its own class for each server
 
         try:
             self._server = _Server((host, port), Handler)
@@ -89,6 +118,24 @@ class ScrapeServer:
         self.close()
 
 
+def require_own_address(host: str, *, setting: str) -> None:
+    """Raise ConfigError if a server of this machine cannot listen on an address.
+
+    Args:
+        host: the address.
+        setting: which setting names it.
+    """
+    with socket.socket() as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError as error:
+            raise ConfigError(
+                f"{setting} must be an address of this machine",
+                got=Plain(f"{host} ({error.strerror})"),
+                fix="`ip -4 addr` shows them; 127.0.0.1 is for this machine alone.",
+            ) from None
+
+
 class _Server(http.server.ThreadingHTTPServer):
     """Bounds its threads; a client that leaves or fails is not worth a line."""
 
@@ -116,23 +163,22 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    of_server: Mapping[str, Page] = {}
+    of_server: Mapping[str, _Body] = {}
     timeout = TIMEOUT_S
 
     def do_GET(self) -> None:
-        page = self.of_server.get(self.path.partition("?")[0])
-        if page is None:
+        found = self.of_server.get(self.path.partition("?")[0])
+        if found is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            # A name that is not valid Unicode must not take the other metrics with it.
-            body = page.content().encode(errors="replace")
+            body = found.content()
         except Exception as error:  # noqa: BLE001 - whatever it is, what is measured goes on
             _log.warning("%s cannot be answered: %s: %s", self.path, type(error).__name__, error)
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
             return
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Type", found.page.content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

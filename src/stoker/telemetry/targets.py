@@ -8,6 +8,7 @@ Source: prometheus.io, `<file_sd_config>`: labels that begin with `__meta_` are 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -64,6 +65,22 @@ def published(runs: Path, run: str, address: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if is_newest():
                 path.unlink()
+
+
+def reachable_address(address: str) -> str:
+    """Return HOST:PORT to ask a server that listens on HOST:PORT; 0.0.0.0 is every address and none to ask.
+
+    It becomes the machine's name, if that has an address; then others that share the folder find it too.
+    """
+    host, _, port = address.rpartition(":")
+    if not ipaddress.IPv4Address(host).is_unspecified:
+        return address
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None, socket.AF_INET)
+    except OSError:
+        name = "127.0.0.1"
+    return f"{name}:{port}"
 
 
 def _ignored(path: Path, error: Exception) -> None:

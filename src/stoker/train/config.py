@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from dataclasses import dataclass, field
@@ -280,8 +281,12 @@ class TrainConfig:
     """What TensorBoard shows in addition to loss, metrics and speed."""
 
     metrics_port: int | None = None
-    """Port of 127.0.0.1 on which the run serves its metrics for Prometheus, at /metrics. 0: a free
-    one; null: none."""
+    """Port on which the run serves its metrics for Prometheus, at /metrics. 0: a free one; null:
+    none."""
+
+    metrics_host: str = "127.0.0.1"
+    """IPv4 address of this machine on which `metrics_port` listens. Other machines reach any but
+    127.0.0.1, without authentication; 0.0.0.0: all addresses."""
 
     metrics_textfile: str | None = None
     """File for node_exporter (`*.prom`) with the same metrics, written every 5 seconds and removed
@@ -323,7 +328,7 @@ class TrainConfig:
             threads = getattr(self, name)
             if threads is not None and not 1 <= threads <= MOST_THREADS:
                 raise ConfigError(f"train.{name} must be from 1 to {MOST_THREADS:,}", got=threads)
-        _require_metrics(self.metrics_port, self.metrics_textfile)
+        _require_metrics(self.metrics_host, self.metrics_port, self.metrics_textfile)
         if not 0 <= self.seed < 2**31:
             raise ConfigError("train.seed must be from 0 to 2**31 - 1", got=self.seed)
         if not self.monitor.startswith("val_"):
@@ -353,7 +358,15 @@ def _require_count(name: str, value: int | Auto, *, least: int, most: int) -> No
         raise ConfigError(f"train.{name} must be at most {most:,}", got=value)
 
 
-def _require_metrics(port: int | None, textfile: str | None) -> None:
+def _require_metrics(host: str, port: int | None, textfile: str | None) -> None:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise ConfigError(
+            "train.metrics_host must be an IPv4 address of this machine",
+            got=host,
+            fix="127.0.0.1 is for this machine alone; 0.0.0.0 stands for all its addresses.",
+        ) from None
     if port is not None and not 0 <= port < 2**16:
         raise ConfigError("train.metrics_port must be from 0 to 65,535", got=port)
     if textfile is not None and not textfile.endswith(".prom"):

@@ -102,6 +102,21 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
     assert facts["metrics"]["auc"] >= 0.6
 
 
+def test_an_address_of_another_machine_for_the_metrics_is_refused_before_any_stage(
+    make_folder: Callable[[], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder().path
+    before = sorted(folder.iterdir())
+    metrics = ("--set", "train.metrics_port=0", "--set")
+
+    for address, said in {"192.0.2.1": "Cannot assign", "lo": "an IPv4 address"}.items():
+        assert stoker("run", str(folder), *metrics, f"train.metrics_host={address}") == 2
+        (line,) = capfd.readouterr().err.strip().splitlines()
+        assert "train.metrics_host must be an" in line
+        assert said in line
+    assert sorted(folder.iterdir()) == before
+
+
 def write_images(folder: Path) -> None:
     rng = np.random.default_rng(0)
     for label, level in (("dark", 40), ("light", 200)):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +22,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tests.integration.monitor.stack import Stack, chosen, panels, watching
+from tests.integration.monitor.stack import Stack, chosen, panels, stoker, watching
+from tests.small_disk import mounted
 
+from stoker.core.errors import EXIT_DONE
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state.state import RolloutSettings
@@ -80,6 +85,10 @@ class Watched:
     stack: Stack
     training: subprocess.Popen[str]
     runs: Path
+    server: str
+    """HOST:PORT of its REST."""
+    why_no_disk: str
+    """Why the time series are not on a small disk; empty if they are."""
 
 
 def write_model(path: Path) -> None:
@@ -159,8 +168,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         client.start()
         try:
             options = (str(experiment), "--server", f"127.0.0.1:{port}")
-            with watching(folder, *options) as stack:
-                yield Watched(stack, training, runs)
+            with (
+                mounted(folder / "state" / "series", size="24m") as why_no_disk,
+                watching(folder, *options) as stack,
+            ):
+                yield Watched(stack, training, runs, f"127.0.0.1:{port}", why_no_disk)
         finally:
             over.set()
             client.join()
@@ -189,6 +201,51 @@ def test_every_panel_of_what_runs_here_has_data(watched: Watched) -> None:
 
     assert without == []
     assert len(asked) > 30
+
+
+def steps_of(runs: Path) -> float:
+    """Steps of the training, as it says itself."""
+    end_s = time.monotonic() + 600.0
+    while not (targets := live_targets(runs)) and time.monotonic() < end_s:
+        time.sleep(0.2)  # its process has just begun
+    (target,) = targets
+    with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    found = re.search(r"^stoker_train_steps_total{.*} (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return float(found[1])
+
+
+def test_a_full_disk_under_the_time_series_is_one_line_and_all_else_goes_on(
+    watched: Watched,
+) -> None:
+    if watched.why_no_disk:
+        pytest.skip(watched.why_no_disk)
+    stack, series = watched.stack, watched.stack.state / "series"
+    filler, before = series / "filler", steps_of(watched.runs)
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    said = f"(the disk of {series} is full: series get lost; free some space)"
+    shown = stoker("status", "--state", str(stack.state))
+
+    assert f"Prometheus: ready, http://{stack.address} {said}\n" in shown.stdout
+    assert shown.stdout.count(said) == 1
+    assert shown.returncode == EXIT_DONE
+    assert "Traceback" not in shown.stderr
+    assert watched.training.poll() is None
+    end_s = time.monotonic() + 600.0
+    while steps_of(watched.runs) <= before:
+        assert time.monotonic() < end_s, "training stands still"
+        time.sleep(0.2)
+    with urllib.request.urlopen(
+        f"http://{watched.server}/v1/models/scale:predict", b'{"instances": [1.0]}', timeout=20
+    ) as answer:
+        assert json.loads(answer.read()) == {"predictions": [2.0]}
+
+    filler.unlink()
+    after_s = time.time()
+    assert stack.wait_for(f'timestamp(up{{job="stoker-train"}}) > {after_s}')
 
 
 def test_a_run_that_has_ended_is_no_target(watched: Watched) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.export import ExportArchive
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as strict_parser
-from tests.integration.serve.conftest import export
 from tests.integration.serve.test_serve_metrics import ask_all
+from tests.scrape_flood import flood
 
 from stoker.data.features.analysis.analyze import analyze
 from stoker.data.features.analysis.anomalies import SKEW_SHARE
@@ -41,6 +43,7 @@ from stoker.rollout.state.state import RolloutSettings
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability import prediction_quality
+from stoker.serve.observability.sampled_examples import MAX_EXAMPLES
 from stoker.serve.process.server import Server
 from stoker.telemetry.catalogue import serving
 from stoker.telemetry.catalogue.all import METRICS
@@ -86,6 +89,21 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "analysis"
 
 
+def write_taxi(path: Path, specs: list[tf.TensorSpec]) -> None:
+    """A model that takes its columns by name, and as Examples for Regress."""
+    archive = ExportArchive()
+    by_name: Any = tf.function(lambda fare, kind, place: {"tip": fare / 10.0})
+    archive.add_endpoint("serving_default", by_name, input_signature=specs)
+    parsing = {str(spec.name): tf.io.FixedLenFeature(spec.shape[1:], spec.dtype) for spec in specs}
+
+    def regress(inputs: tf.Tensor) -> dict[str, Any]:
+        return {"outputs": tf.io.parse_example(inputs, parsing)["fare"] / 10.0}
+
+    spec = [tf.TensorSpec([None], tf.string, name="inputs")]
+    archive.add_endpoint("regress", tf.function(regress), input_signature=spec)
+    archive.write_out(str(path), verbose=False)
+
+
 @pytest.fixture(scope="module")
 def served(
     exported: dict[str, Path], analysis: Path, tmp_path_factory: pytest.TempPathFactory
@@ -99,7 +117,8 @@ def served(
     specs = [tf.TensorSpec([None], tf.float32, name="fare")]
     specs += [tf.TensorSpec([None], tf.string, name="kind")]
     specs += [tf.TensorSpec([None, 2], tf.float32, name="place")]
-    taxi = export(folder / "taxi", lambda fare, kind, place: {"tip": fare / 10.0}, specs)
+    taxi = folder / "taxi"
+    write_taxi(taxi, specs)
     write_training_statistics(taxi, read_training_statistics(analysis.parent).values())
     assert (repository.push(taxi, "taxi").path / TRAINING_STATISTICS).is_file()
     config = ServeConfig(
@@ -188,6 +207,26 @@ def test_skew_and_drift_of_requests_are_those_that_stoker_skew_reports(
     drifted = {column: value_of(text, drift, column) or 0.0 for column in columns}
     assert {column for column in columns if drifted[column] > SKEW_SHARE} == {"kind"}
     assert not re.search(rf'{skew}{{model_name="(half|judge)"', text), "they carry no statistics"
+
+
+def test_examples_of_regress_are_compared_too(
+    served: Server, ask_at: AskAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction_quality, "INTERVAL_S", 0.0)
+    assert served.plane.quality is not None
+    monkeypatch.setattr(served.plane.quality, "_window_s", 0.0)
+    skew, rows = serving.PREDICTION_SKEW.name, rides(ROWS, seed=4)
+    for row in rows:
+        row["fare"] *= 100.0  # in cents
+    before = value_of(str(ask_at(served.rest_port, METRICS_PATH).body), skew, "fare") or 0.0
+
+    for start in range(0, ROWS, MAX_EXAMPLES):
+        body = {"signature_name": "regress", "examples": rows[start : start + MAX_EXAMPLES]}
+        assert ask_at(served.rest_port, "/v1/models/taxi:regress", body).status == 200
+    text = until_computed(served, ask_at, skew, "fare", 0.6)
+
+    assert before < SKEW_SHARE
+    assert (value_of(text, skew, "place") or 0.0) < SKEW_SHARE
 
 
 def listed(text: str) -> None:
@@ -306,6 +345,29 @@ def test_a_flood_of_scrapes_shares_its_builds_and_holds_up_no_request(
     assert all(answer.body.endswith("\n") and "request_count" in answer.body for answer in answers)
     assert len(builds) <= 2, "scrapes that wait share a build"
     assert set(builds) == {"stoker-scrape_0"}, "not the event loop, and no thread of requests"
+
+
+def test_a_hundred_scrapes_a_second_leave_the_machine_to_requests(
+    served: Server, ask_at: AskAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, begun_s = served.plane.metrics, list[float]()
+    blocks = metrics.blocks
+
+    def counted(*arguments: Any) -> Any:
+        begun_s.append(time.monotonic())
+        time_s = time.thread_time()
+        yield from blocks(*arguments)
+        while time.thread_time() < time_s + 0.02:  # as long as 40 models would take
+            pass
+
+    monkeypatch.setattr(metrics, "blocks", counted)
+    with flood(f"127.0.0.1:{served.rest_port}", METRICS_PATH) as answers:
+        while len(begun_s) < 10:
+            predict(served, ask_at, rides(1, seed=3))
+
+    assert set(answers) == {200}
+    # Each build is followed by a pause four times as long.
+    assert all(later - earlier >= 0.1 for earlier, later in pairwise(begun_s))
 
 
 def test_a_scrape_that_fails_is_an_error_and_the_next_one_is_answered(

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.train.killed import TIMEOUT_S, Trainer, newest, write_table
+from tests.integration.train.killed import TIMEOUT_S, Trainer, newest, until, write_table
+from tests.scrape_flood import flood
 
 from stoker.monitor.goodput import goodput_of
 from stoker.telemetry.run_time import seconds_of_run
@@ -122,18 +123,26 @@ def test_a_killed_run_goes_on_with_its_account_and_nobody_to_report_to(
     folder, runs = tmp_path / "small", tmp_path / "runs"
     write_table(folder)
     environment = {"STEP_S": "0.03", "STOKER_TEAM": "vision"}
-    served = ("--set", "train.metrics_port=0")
+    served = ("--set", "train.metrics_port=0", "--set", "train.metrics_host=127.0.0.2")
     process = trainer.start(folder, runs, *served, environment=environment)
     begun_s = time.monotonic()
     try:
-        # After the checkpoint of step 40, the first one after step 30 that ends a call.
-        before = account(runs, until_step=60)
+        account(runs, until_step=0)
+        until(lambda: live_targets(runs))
         (target,) = live_targets(runs)
-        with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
+        (address,) = target["targets"]
+        # Fault 103, until the checkpoint of step 40, the first one after step 30 that ends a call.
+        with flood(address, "/metrics") as answers:
+            account(runs, until_step=60)
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             scraped = answer.read().decode()
     finally:
         os.kill(process, signal.SIGKILL)
     assert trainer.end() == -signal.SIGKILL
+    assert address.startswith("127.0.0.2:")
+    # Forty steps, from the second call on, take at least 0.03 s each.
+    assert len(answers) > 60, "it was a flood"
+    assert set(answers) == {200}
     before = account(runs, until_step=0)
     saved = newest(runs).step
     killed_s = time.monotonic() - begun_s

@@ -12,6 +12,7 @@ import pytest
 
 from stoker.core.files import sha256_file
 from stoker.core.statistics.columns import ColumnStatistics
+from stoker.core.statistics.values import statistics_of_sizes
 from stoker.data.columns import Column, Dtype
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analysis.anomalies import find_skew
@@ -57,6 +58,33 @@ def test_other_units_and_other_shares_are_skew(tmp_path: Path) -> None:
     words = [rng.choice(["a", "b"], n, p=[p, 1 - p]) for n, p in ((400, 0.8), (2000, 0.5))]
     assert kinds(tmp_path, words[0], words[1], "string") == ["skew"]
     assert kinds(tmp_path, np.zeros(100), fares) == ["skew"]
+
+
+def images(sizes: Any) -> list[bytes]:
+    return [b"x" * max(1, int(size)) for size in sizes]
+
+
+def test_images_are_compared_by_the_sizes_of_their_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    photos = images(rng.normal(4000, 500, 1000))
+
+    assert kinds(tmp_path, images(rng.normal(4000, 500, 300)), photos, "image") == []
+    assert kinds(tmp_path, images(rng.normal(2000, 250, 300)), photos, "image") == ["skew"]
+    (found,) = find_skew(
+        "now",
+        column_of(tmp_path, images([2000] * 300), "image"),
+        column_of(tmp_path, photos, "image"),
+    )
+    assert found.message.startswith("100% of its images have at most 2,000 bytes")
+
+
+def test_a_server_computes_the_same_sizes_as_the_analysis(tmp_path: Path) -> None:
+    sizes = np.random.default_rng(0).integers(1, 5000, 997)
+    analyzed = column_of(tmp_path, [*images(sizes), None], "image")
+
+    assert statistics_of_sizes(np.append(sizes, 0), analyzed) == analyzed
+    assert analyzed.lengths is not None
+    assert len(analyzed.lengths.quantiles) == 9
 
 
 def test_few_rows_and_columns_that_say_nothing_have_none(tmp_path: Path) -> None:

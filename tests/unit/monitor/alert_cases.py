@@ -144,7 +144,7 @@ _LOSS = f"stoker_train_loss{{{RUN}}}"
 _CHECKPOINT = f"stoker_train_checkpoint_age_seconds{{{RUN}}}"
 _GOODPUT = f"stoker_train_goodput_ratio{{{RUN}}}"
 _WORKER = f'stoker_train_local_step_seconds{{{RUN},worker="1"}}'
-_QUEUED = f"stoker_queued_requests{{{MODEL}}}"
+QUEUED = f"stoker_queued_requests{{{MODEL}}}"
 _LOADED = f"stoker_model_loaded{{{VERSION}}}"
 _MEMORY = f'process_resident_memory_bytes{{{SERVER},worker="0"}}'
 _SKEW = f'stoker_prediction_skew_ratio{{{MODEL},column="fare"}}'
@@ -202,7 +202,7 @@ FAULTS: tuple[Case, ...] = (
         fires={"30m": set(), "120m": {"StokerLatencyBudgetBurnSlow"}},
         minutes=2 * HOUR,
     ),
-    fault("StokerQueueGrowing", {_QUEUED: after(5, 0.1, 2)}),
+    fault("StokerQueueGrowing", {QUEUED: after(5, 0.1, 2)}),
     fault("StokerModelNotLoaded", {_LOADED: "1+0x20 stale"}, early="20m", late="23m"),
     Case(
         name="StokerServerMemoryGrowth",
@@ -227,7 +227,7 @@ ALMOST: tuple[Case, ...] = (
         {
             **requests(15, INTERNAL=15, INVALID_ARGUMENT=0),
             **latency(slow_share=0.0, per_minute=15),
-            _QUEUED: flat(0),
+            QUEUED: flat(0),
         },
     ),
     near("StokerTargetDown", {f"up{{{SERVER}}}": "1+0x9 0 0 1+0x{n}"}),
@@ -243,7 +243,7 @@ ALMOST: tuple[Case, ...] = (
     near("StokerGoodputLow: a run that has begun", {_GOODPUT: "0.1 0.3 0.5+0.01x{n}"}, late="40m"),
     near("StokerStraggler", {_WORKER: flat(0.119)}),
     near("StokerLatencyBudgetBurn", latency(slow_share=0.009)),
-    near("StokerQueueGrowing", {_QUEUED: flat(0.4)}),
+    near("StokerQueueGrowing", {QUEUED: flat(0.4)}),
     Case(
         name="almost StokerServerMemoryGrowth",
         changed={_MEMORY: rising(1e5, 2e9)},

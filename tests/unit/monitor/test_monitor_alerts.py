@@ -10,10 +10,21 @@ from typing import Any
 import pytest
 import yaml
 from tests.prometheus_programs import program
-from tests.unit.monitor.alert_cases import ALMOST, FAULTS, HEALTH, Case
+from tests.unit.monitor.alert_cases import (
+    ALMOST,
+    FAULTS,
+    HEALTH,
+    QUEUED,
+    Case,
+    flat,
+    latency,
+    requests,
+)
 
+from stoker.core.config import build
+from stoker.core.errors import ConfigError
 from stoker.monitor.rules.groups import all_alerts, rules_text
-from stoker.monitor.settings import RuleSettings
+from stoker.monitor.settings import ModelSlo, RuleSettings, Slo
 
 SETTINGS = RuleSettings()
 
@@ -47,6 +58,85 @@ def test_each_alert_has_a_fault() -> None:
     fired = {name for case in FAULTS for names in case.fires.values() for name in names}
 
     assert fired == {alert.name for alert in all_alerts(SETTINGS)} - {"Watchdog"}
+
+
+STRICT, LOOSE = ModelSlo(availability=99.99, p99_ms=60.0), ModelSlo(availability=90.0, p99_ms=120.0)
+FAILING = requests(600, INTERNAL=1.2)
+"""0.2 %: with two of a thousand no page by the default objective, and 20 times the budget of the strict one."""
+
+
+@pytest.mark.parametrize(
+    ("models", "changed", "fires"),
+    [
+        ({"taxi": STRICT}, FAILING, {"StokerErrorBudgetBurn"}),
+        ({"taxi-2": STRICT, "taxi.": STRICT, "bus": LOOSE}, FAILING, set()),
+        ({"taxi": ModelSlo(p99_ms=120.0), "bus": STRICT}, FAILING, set()),
+        ({"taxi": LOOSE}, requests(600, INTERNAL=50) | latency(slow_share=0.2), set()),
+        ({"bus": LOOSE}, latency(slow_share=0.2), {"StokerLatencyBudgetBurn"}),
+        (
+            {"taxi": ModelSlo(availability=99.0)},
+            latency(slow_share=0.2),
+            {"StokerLatencyBudgetBurn"},
+        ),
+        ({"taxi": LOOSE}, {QUEUED: flat(1.2)}, set()),
+        ({"bus": LOOSE}, {QUEUED: flat(1.2)}, {"StokerQueueGrowing"}),
+    ],
+    ids=[
+        *("errors, its own", "errors, others'", "errors, its own is of latency"),
+        *("its own allow more", "latency, others'", "latency, its own is of errors"),
+        *("queue, its own", "queue, others'"),
+    ],
+)
+def test_a_model_with_objectives_of_its_own_is_held_to_them_and_no_other_is(
+    models: dict[str, ModelSlo], changed: dict[str, str], fires: set[str], tmp_path: Path
+) -> None:
+    case = Case(name="models", changed=changed, fires={"15m": fires})
+    settings = RuleSettings(slo=Slo(models=models))
+
+    assert checked(tmp_path, [case.as_test()], settings) == ""
+
+
+def test_rules_of_many_models_are_no_duplicates_of_each_other(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(6)] + ["a.b+c (1)"]
+    objectives = [
+        LOOSE,
+        STRICT,
+        ModelSlo(p99_ms=60.0),
+        LOOSE,
+        ModelSlo(),
+        ModelSlo(p99_ms=50.0),
+        STRICT,
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(
+        rules_text(RuleSettings(slo=Slo(models=dict(zip(names, objectives, strict=True)))))
+    )
+    done = subprocess.run(
+        [program("promtool"), "check", "rules", "--lint-fatal", file],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "duplicate" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"models": {"taxi": {"p99_ms": 0}}}, "slo.models.taxi.p99_ms must be from 0.1 to 600000"),
+        (
+            {"models": {"taxi": {"availability": 100}}},
+            "slo.models.taxi.availability must be at least",
+        ),
+        ({"models": {"taxi": {"p95_ms": 1}}}, "slo.models.taxi.p95_ms is not a setting"),
+        ({"models": {"../taxi": {}}}, "the name of a model in slo.models must be one plain"),
+        ({"models": {"taxi": 99.9}}, "slo.models.taxi must be a section"),
+    ],
+)
+def test_objectives_that_cannot_be_are_one_line(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        build(Slo, wrong, where="slo")
 
 
 def test_the_text_of_an_alert(tmp_path: Path) -> None:

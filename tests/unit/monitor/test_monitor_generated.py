@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -91,7 +92,7 @@ def test_the_objective_is_in_the_rules() -> None:
         ({"p99_ms": float("nan")}, "slo.p99_ms must be from 0.1"),
     ],
 )
-def test_an_objective_that_cannot_be_kept_is_refused(settings: dict[str, float], rule: str) -> None:
+def test_an_objective_that_cannot_be_kept_is_refused(settings: dict[str, Any], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         Slo(**settings)
 

@@ -6,17 +6,21 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tensorflow.core.example import example_pb2
 
 from stoker.core.statistics.columns import ColumnStatistics
-from stoker.core.statistics.values import statistics_of_values
+from stoker.core.statistics.values import statistics_of_sizes, statistics_of_values
 from stoker.registry.training_statistics import TRAINING_STATISTICS, write_training_statistics
 from stoker.serve.observability import prediction_quality
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.observability.prediction_quality import LEAST_ROWS, PredictionQuality
+from stoker.serve.observability.sampled_examples import EXAMPLES, MAX_BYTES, columns_of
 
 RNG = np.random.default_rng(0)
 EMPTY = ColumnStatistics(
@@ -50,9 +54,9 @@ class Site:
             values = RNG.normal(mean, size=min(50, rows - start)).astype(np.float32)
             self.quality.offer(model, 1, {"fare": values})
 
-    def value(self, name: str) -> float | None:
+    def value(self, name: str, column: str = "fare") -> float | None:
         found = re.search(
-            rf'stoker_prediction_{name}_ratio{{model_name="m",column="fare"}} (\S+)',
+            rf'stoker_prediction_{name}_ratio{{model_name="m",column="{column}"}} (\S+)',
             self.metrics.exposition(),
         )
         return None if found is None else float(found[1])
@@ -92,6 +96,62 @@ def test_a_shift_is_skew_in_each_window_and_drift_in_the_first_one_with_it(site:
     site.until(lambda: site.value("drift") != drift)
     assert site.value("drift") == pytest.approx(0.0, abs=0.05)
     assert (site.value("skew") or 0.0) > 0.4
+
+
+def example(**features: Any) -> bytes:
+    kinds = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
+    made = example_pb2.Example()
+    for name, values in features.items():
+        getattr(made.features.feature[name], kinds[type(values[0])]).value.extend(values)
+    return bytes(made.SerializeToString())
+
+
+def test_examples_become_the_columns_that_training_knew() -> None:
+    def column(name: str, dtype: str, length: int | None = None, *, whole: bool = False) -> Any:
+        return replace(EMPTY, name=name, dtype=dtype, length=length, whole=whole)
+
+    columns = [column("fare", "float32"), column("kind", "string"), column("place", "float32", 2)]
+    columns += [column("age", "float32", whole=True), column("rooms", "int64")]
+    columns += [column("tags", "string", 0), column("photo", "image")]
+    good = {"place": [1.0, 2.0], "rooms": [3], "photo": [b"x" * 500], "other": [1]}
+    raw = [
+        example(**good, fare=[5.0], kind=[b"cash"], age=[40], tags=[b"a", b"b"]),
+        example(**good, age=[-(2**63)]),
+        example(**{**good, "place": [1.0]}),
+        example(**{**good, "rooms": [1.0], "fare": [b"5"]}),
+        example(fare=[5.0]),
+    ]
+    found = columns_of(raw, {each.name: each for each in columns})
+
+    assert set(found) == {each.name for each in columns} - {"tags"}
+    assert found["rooms"].tolist() == [[3], [3]]
+    assert found["place"].tolist() == [[1.0, 2.0], [1.0, 2.0]]
+    assert found["kind"].tolist() == [[b"cash"], [b""]]
+    assert found["photo"].tolist() == [[b"x" * 500]] * 2
+    np.testing.assert_array_equal(found["fare"], [[5.0], [np.nan]])
+    np.testing.assert_array_equal(found["age"], [[40.0], [np.nan]])
+
+
+def test_shifted_examples_and_images_are_skew(site: Site) -> None:
+    sizes = RNG.integers(4_000, 6_000, 2_000)
+    photo = statistics_of_sizes(sizes, replace(EMPTY, name="photo", dtype="image"))
+    fare = statistics_of_values(RNG.normal(size=2_000), EMPTY)
+    write_training_statistics(site.folder, [fare, photo])
+    for _ in range(0, LEAST_ROWS, 10):
+        fares, bytes_ = RNG.normal(2.0, size=10), RNG.integers(1_000, 4_000, 10)
+        raw = [
+            example(fare=[float(fare)], photo=[b"x" * int(size)])
+            for fare, size in zip(fares, bytes_, strict=True)
+        ]
+        site.quality.offer("m", 1, {EXAMPLES: np.array(raw, object)})
+    site.until(lambda: site.value("skew") is not None and site.value("skew", "photo") is not None)
+
+    assert (site.value("skew") or 0.0) > 0.4
+    assert (site.value("skew", "photo") or 0.0) > 0.7
+
+    site.quality.offer("m", 1, {EXAMPLES: np.array([b"no Example"], object)})
+    site.quality.offer("m", 1, {EXAMPLES: np.array([b"x" * (MAX_BYTES + 1)], object)})
+    site.quality.close()  # waits for both
 
 
 def test_few_rows_say_nothing(site: Site) -> None:

@@ -81,6 +81,24 @@ def test_a_port_that_is_taken_is_one_warning(
     assert f"127.0.0.1:{port}" in record.getMessage()
 
 
+def test_a_port_that_is_open_to_others_says_so_and_is_announced_by_an_address_to_ask(
+    live: LiveMetrics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with offered(live, Destinations(runs=tmp_path, port=0, host="127.0.0.2"), environ={}):
+        (target,) = live_targets(tmp_path)
+        assert target["targets"][0].startswith("127.0.0.2:")
+    assert "other machines" not in caplog.text, "only this machine reaches 127.0.0.2"
+
+    with offered(live, Destinations(runs=tmp_path, port=0, host="0.0.0.0"), environ={}):
+        (target,) = live_targets(tmp_path)
+        with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics") as answer:
+            assert b'stoker_train_loss{run="r1"} 0.5' in answer.read()
+
+    assert not target["targets"][0].startswith("0.")
+    opened = [each for each in caplog.messages if "other machines" in each]
+    assert opened == ["other machines can read these metrics: train.metrics_host is 0.0.0.0"]
+
+
 def test_a_textfile_is_whole_at_every_instant_and_removed_at_the_end(
     live: LiveMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

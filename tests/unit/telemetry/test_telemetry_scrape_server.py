@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
+from tests.scrape_flood import flood
 
 from stoker.core.errors import ConfigError
 from stoker.telemetry import scrape_server
 from stoker.telemetry.exposition import CONTENT_TYPE
-from stoker.telemetry.scrape_server import Page, ScrapeServer
+from stoker.telemetry.scrape_server import Page, ScrapeServer, require_own_address
 
 
 def _raise() -> str:
@@ -78,6 +80,12 @@ def test_a_port_that_is_taken_or_is_none_is_one_line(server: ScrapeServer) -> No
         ScrapeServer(PAGES, port=70_000)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         ScrapeServer(PAGES, port=0, host="192.0.2.1")
+    with pytest.raises(
+        ConfigError, match=r"^at must be an address of this .*192\.0\.2\.1 \(Cannot"
+    ):
+        require_own_address("192.0.2.1", setting="at")
+    for own in ("127.0.0.1", "127.0.0.9", "0.0.0.0"):
+        require_own_address(own, setting="at")
     assert get(server)[0] == 200
 
 
@@ -87,6 +95,26 @@ def test_a_port_is_free_again_after_the_end() -> None:
         port = int(first.address.rpartition(":")[2])
     with ScrapeServer(PAGES, port=port) as second:
         assert get(second)[0] == 200
+
+
+def test_a_flood_of_scrapes_shares_what_is_made() -> None:
+    made: list[float] = []
+
+    def content() -> str:
+        made.append(time.monotonic())
+        return f"made {len(made)}\n"
+
+    with (
+        ScrapeServer({"/metrics": Page(content=content, reuse_s=0.2)}, port=0) as server,
+        flood(server.address, "/metrics") as answers,
+    ):
+        while len(made) < 4:
+            time.sleep(0.01)
+        assert get(server)[2] >= "made 4\n"
+
+    assert set(answers) == {200}
+    assert len(answers) > 2 * len(made)
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(made))
 
 
 def test_silent_and_slow_clients_hold_up_nobody(

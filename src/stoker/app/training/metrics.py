@@ -93,6 +93,7 @@ def offer_metrics(
     where = Destinations(
         runs=experiment.folder / experiment.runs,
         port=settings.metrics_port,
+        host=settings.metrics_host,
         textfile=None if textfile is None else experiment.folder / textfile,
     )
     held.enter_context(offered(live, where, environ=os.environ))

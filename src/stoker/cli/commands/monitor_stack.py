@@ -115,13 +115,16 @@ def up(
     from stoker.monitor.stack.wiring import Receiver, Wiring
 
     slo, found = _of_experiment(experiment)
-    given = {"availability": availability, "p99_ms": p99_ms}
     wiring = Wiring(
         runs=tuple(str(folder.resolve()) for folder in runs or [found]),
         servers=tuple(server or ()),
         exporters=tuple(exporter or ()),
         rules=RuleSettings(
-            slo=replace(slo, **{key: value for key, value in given.items() if value is not None}),
+            slo=replace(
+                slo,
+                availability=slo.availability if availability is None else availability,
+                p99_ms=slo.p99_ms if p99_ms is None else p99_ms,
+            ),
             time_scale=time_scale,
             no_checkpoint_minutes=no_checkpoint_minutes,
         ),

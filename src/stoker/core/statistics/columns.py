@@ -57,6 +57,10 @@ class LengthStatistics:
     max: int | None
     """The longest."""
 
+    quantiles: tuple[float, ...] = ()
+    """Of images the nine deciles, exact; none where training images are stored in another form than
+    that in which they came, and in statistics of earlier versions."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueCount:

@@ -42,7 +42,8 @@ def distribution_gap(
     """Compare the distribution of one column with that of the training split.
 
     Numbers are compared by their cumulative shares at the quantiles and values in the statistics;
-    strings by the share of each value, if both have at most `TOP_VALUES`.
+    strings by the share of each value, if both have at most `TOP_VALUES`; images by the sizes of
+    their files, as numbers are: what they show is not compared.
 
     Args:
         column: The column.
@@ -53,7 +54,7 @@ def distribution_gap(
     """
     if column.dtype != training.dtype or not column.count or not training.count:
         return None
-    if column.numbers is not None:
+    if _spread(column) is not None and _spread(training) is not None:
         share, text = _numbers(column, training)
     elif _is_whole(column) and _is_whole(training):
         share, text = _strings(column, training)
@@ -89,13 +90,37 @@ def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[floa
     ]
     gap, point = max(at, default=(0.0, 0.0))
     here, there = _cumulative_share(column, point), _cumulative_share(training, point)
-    text = f"{_range_text(here)} of its values are at most {point:g}, in the training split {_range_text(there)}"
+    limit = f"images have at most {point:,.0f} bytes"
+    if column.dtype != "image":
+        limit = f"values are at most {point:g}"
+    text = f"{_range_text(here)} of its {limit}, in the training split {_range_text(there)}"
     return gap, text
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Spread:
+    """Where values lie; without a finite one there are no quantiles."""
+
+    quantiles: tuple[float, ...]
+    min: float | None
+    max: float | None
+
+
+def _spread(column: ColumnStatistics) -> _Spread | None:
+    """Return it of a column of numbers, and of the sizes of images; None if it is not known."""
+    found = column.numbers
+    if found is not None:
+        return _Spread(quantiles=found.quantiles, min=found.min, max=found.max)
+    sizes = column.lengths
+    if column.dtype == "image" and sizes is not None and sizes.quantiles:
+        return _Spread(quantiles=sizes.quantiles, min=sizes.min, max=sizes.max)
+    return None
+
+
 def _thresholds(column: ColumnStatistics) -> Iterator[float]:
-    if column.numbers is not None:
-        yield from column.numbers.quantiles
+    spread = _spread(column)
+    if spread is not None:
+        yield from spread.quantiles
     if _is_whole(column):
         yield from (float(top.value) for top in column.top)
 
@@ -105,13 +130,13 @@ def _cumulative_share(column: ColumnStatistics, point: float) -> Bounds:
     if _is_whole(column):
         share = sum(t.count for t in column.top if float(t.value) <= point) / column.count
         return share, share
-    numbers = column.numbers
-    if numbers is None or numbers.min is None or numbers.max is None or not numbers.quantiles:
+    spread = _spread(column)
+    if spread is None or spread.min is None or spread.max is None or not spread.quantiles:
         return 0.0, 1.0
-    if point < numbers.min or point >= numbers.max:
-        share = float(point >= numbers.max)
+    if point < spread.min or point >= spread.max:
+        share = float(point >= spread.max)
         return share, share
-    below = bisect_right(numbers.quantiles, point)
+    below = bisect_right(spread.quantiles, point)
     return below / QUANTILE_BUCKETS, (below + 1) / QUANTILE_BUCKETS
 
 

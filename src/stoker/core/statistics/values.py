@@ -14,6 +14,7 @@ from stoker.core.statistics.columns import (
     QUANTILE_BUCKETS,
     TOP_VALUES,
     ColumnStatistics,
+    LengthStatistics,
     NumberStatistics,
     ValueCount,
 )
@@ -49,6 +50,38 @@ def statistics_of_values(values: NDArray[Any], like: ColumnStatistics) -> Column
     )
 
 
+def statistics_of_sizes(sizes: NDArray[np.int64], like: ColumnStatistics) -> ColumnStatistics:
+    """Compute the statistics of a column of images.
+
+    Args:
+        sizes: [rows] bytes of each; 0: it is missing.
+        like: statistics of the same column elsewhere: gives its name.
+    """
+    present = np.sort(sizes[sizes > 0])
+    return ColumnStatistics(
+        name=like.name,
+        dtype=like.dtype,
+        length=like.length,
+        count=len(present),
+        missing=len(sizes) - len(present),
+        distinct=None,
+        numbers=None,
+        lengths=LengthStatistics(
+            mean=float(present.mean()) if len(present) else None,
+            min=int(present[0]) if len(present) else None,
+            max=int(present[-1]) if len(present) else None,
+            quantiles=_quantiles(present),
+        ),
+        top=(),
+    )
+
+
+def _quantiles(ascending: NDArray[Any]) -> tuple[float, ...]:
+    size = len(ascending)
+    positions = [index * size // QUANTILE_BUCKETS for index in range(1, QUANTILE_BUCKETS)]
+    return tuple(float(ascending[at]) + 0.0 for at in positions) if size else ()
+
+
 def _top(distinct: Iterable[Any], counts: Iterable[int]) -> tuple[ValueCount, ...]:
     """Return the most frequent values, the smaller first among equals."""
     # `distinct` ascends, and sorting keeps the order of equals.
@@ -67,7 +100,6 @@ def _numbers(present: NDArray[Any]) -> NumberStatistics:
     finite = np.sort(present[is_finite])
     wide = finite.astype(np.float64)
     size = len(finite)
-    positions = [index * size // QUANTILE_BUCKETS for index in range(1, QUANTILE_BUCKETS)]
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = (float(wide.mean()), float(wide.std())) if size else (math.nan, math.nan)
     return NumberStatistics(
@@ -77,7 +109,7 @@ def _numbers(present: NDArray[Any]) -> NumberStatistics:
         max=float(wide[-1]) if size else None,
         zeros=int(np.count_nonzero(wide == 0.0)),
         infinite=int(len(present) - size),
-        quantiles=tuple(float(wide[at]) + 0.0 for at in positions) if size else (),
+        quantiles=_quantiles(wide),
         histogram=_histogram(wide),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.monitor.rules.objectives import Objective, p99s_ms
 from stoker.monitor.rules.rule import Alert, Recording, Severity
 from stoker.monitor.settings import RuleSettings
 
@@ -31,17 +32,22 @@ _MODEL = "Model {{ $labels.model_name }}"
 _ROLLED_BACK = 'max by (model_name) (stoker_rollout_phase{phase="rolled back"})'
 
 
+def _queue_growing(objective: Objective) -> Alert:
+    return Alert(
+        name="StokerQueueGrowing",
+        expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}",
+        lasts="5m",
+        severity=Severity.TICKET,
+        summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} in the queue",
+        description=f"That alone is longer than {objective.value:g} ms, within which the whole answer is to come: add servers, or raise the batch size.",
+        labels={"objective": f"{objective.value:g} ms"},
+    )
+
+
 def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
     """Return the alerts of servers and rollouts."""
     return (
-        Alert(
-            name="StokerQueueGrowing",
-            expr=f"model:stoker_queue_wait_seconds:avg5m > {settings.slo.p99_ms / 1e3:g}",
-            lasts="5m",
-            severity=Severity.TICKET,
-            summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} in the queue",
-            description=f"That alone is longer than {settings.slo.p99_ms:g} ms, within which the whole answer is to come: add servers, or raise the batch size.",
-        ),
+        *map(_queue_growing, p99s_ms(settings.slo)),
         Alert(
             name="StokerModelNotLoaded",
             expr="max by (instance, model_name) (max_over_time(stoker_model_loaded[1h]) > 0)"

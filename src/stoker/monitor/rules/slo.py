@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stoker.monitor.rules.objectives import Objective, availabilities, p99s_ms
 from stoker.monitor.rules.rule import Alert, Recording, Severity
 from stoker.monitor.settings import Slo
 from stoker.serve.observability.metrics import LATENCY_BOUNDS_US
@@ -32,6 +33,22 @@ class _Burn:
     short: str
     severity: Severity
     suffix: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Promise:
+    alert: str
+    series: str
+    matcher: str
+    """Of its models, in braces."""
+    budget: float
+    """Share of requests that may break the promise."""
+    text: str
+    objective: str
+
+    def over(self, window: str) -> str:
+        """The share that breaks it over a window."""
+        return f"model:{self.series}:ratio_rate{window}{self.matcher}"
 
 
 _BURNS = (
@@ -61,22 +78,28 @@ def _of_window(window: str, slo: Slo) -> tuple[Recording, ...]:
         ),
         Recording(
             record=f"model:stoker_request_slow:ratio_rate{window}",
-            expr=f"1 - ({_faster_than(slo.p99_ms * 1e3, window)})"
-            f" / sum by (model_name) (rate(stoker_request_latency_count[{window}]))",
+            expr=" or ".join(_slow(objective, window) for objective in p99s_ms(slo)),
         ),
     )
 
 
-def _faster_than(limit_us: float, window: str) -> str:
+def _slow(objective: Objective, window: str) -> str:
+    return (
+        f"1 - ({_faster_than(objective, window)})"
+        f" / sum by (model_name) (rate(stoker_request_latency_count{objective.braces}[{window}]))"
+    )
+
+
+def _faster_than(objective: Objective, window: str) -> str:
     """The rate of requests below a latency, interpolated inside of its bucket as `histogram_quantile` does."""
+    limit_us = objective.value * 1e3
     bounds = (0.0, *LATENCY_BOUNDS_US)
     below, above = next(pair for pair in pairwise(bounds) if limit_us <= pair[1])
     share = (limit_us - below) / (above - below)
 
     def rate(bound: float) -> str:
-        return (
-            f'sum by (model_name) (rate(stoker_request_latency_bucket{{le="{bound:g}"}}[{window}]))'
-        )
+        selector = f'le="{bound:g}"{objective.more}'
+        return f"sum by (model_name) (rate(stoker_request_latency_bucket{{{selector}}}[{window}]))"
 
     if below == 0.0:
         return f"{share:.6g} * {rate(above)}"
@@ -85,31 +108,57 @@ def _faster_than(limit_us: float, window: str) -> str:
 
 def alerts(slo: Slo) -> tuple[Alert, ...]:
     """Return the burn rate alerts of both objectives."""
-    budget = 1.0 - slo.availability / 100.0
-    failing = f"{budget:.3%} of requests may fail"
-    late = f"{LATENCY_BUDGET:.0%} of requests may take longer than {slo.p99_ms:g} ms"
     return tuple(
         found
         for burn in _BURNS
         for found in (
-            _alert("StokerErrorBudgetBurn", "stoker_request_errors", budget, failing, burn),
-            _alert("StokerLatencyBudgetBurn", "stoker_request_slow", LATENCY_BUDGET, late, burn),
+            *(_errors(objective, burn) for objective in availabilities(slo)),
+            *(_latency(objective, burn) for objective in p99s_ms(slo)),
         )
     )
 
 
-def _alert(name: str, what: str, budget: float, promise: str, burn: _Burn) -> Alert:
-    limit = f"{burn.rate * budget:.6g}"
-    ratio = f"model:{what}:ratio_rate"
+def _errors(objective: Objective, burn: _Burn) -> Alert:
+    budget = 1.0 - objective.value / 100.0
+    return _alert(
+        _Promise(
+            alert="StokerErrorBudgetBurn",
+            series="stoker_request_errors",
+            matcher=objective.braces,
+            budget=budget,
+            text=f"{budget:.3%} of requests may fail",
+            objective=f"{objective.value:g}%",
+        ),
+        burn,
+    )
+
+
+def _latency(objective: Objective, burn: _Burn) -> Alert:
+    ms = f"{objective.value:g} ms"
+    return _alert(
+        _Promise(
+            alert="StokerLatencyBudgetBurn",
+            series="stoker_request_slow",
+            matcher=objective.braces,
+            budget=LATENCY_BUDGET,
+            text=f"{LATENCY_BUDGET:.0%} of requests may take longer than {ms}",
+            objective=ms,
+        ),
+        burn,
+    )
+
+
+def _alert(promise: _Promise, burn: _Burn) -> Alert:
+    limit = f"{burn.rate * promise.budget:.6g}"
     return Alert(
-        name=name + burn.suffix,
-        expr=f"{ratio}{burn.long} > {limit} and {ratio}{burn.short} > {limit}"
+        name=promise.alert + burn.suffix,
+        expr=f"{promise.over(burn.long)} > {limit} and {promise.over(burn.short)} > {limit}"
         f" and model:stoker_requests:rate{burn.short} >= {LEAST_RATE}",
         severity=burn.severity,
         summary="Model {{ $labels.model_name }} uses up its error budget: {{ $value | humanizePercentage }} of requests",
-        description=f"{promise}; at this rate the budget of 30 days is gone in {30 / burn.rate:.2g} days. "
+        description=f"{promise.text}; at this rate the budget of 30 days is gone in {30 / burn.rate:.2g} days. "
         f"Seen over {burn.long} and {burn.short}.",
-        labels={"windows": f"{burn.long} {burn.short}"},
+        labels={"windows": f"{burn.long} {burn.short}", "objective": promise.objective},
         lasts="" if burn.severity is Severity.PAGE else "1h",
         keep="5m" if burn.severity is Severity.PAGE else "1h",
     )

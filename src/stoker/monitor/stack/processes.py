@@ -135,10 +135,11 @@ class Stack:
         if program is PROMETHEUS:
             # The first sends get lost: Prometheus knows no Alertmanager in its first seconds.
             flags.append(f"--rules.alert.resend-delay={resend}")
-            flags += [f"--storage.tsdb.path={self.folder / 'series'}", *_RETENTION]
+            flags += [f"--storage.tsdb.path={data_folder(self.folder, program.name)}", *_RETENTION]
         else:
             # Without a port for other Alertmanagers, which is open to the network by default.
-            flags += [f"--storage.path={self.folder / 'alerts'}", "--cluster.listen-address="]
+            data = data_folder(self.folder, program.name)
+            flags += [f"--storage.path={data}", "--cluster.listen-address="]
         log = self.folder / f"{name}.log"
         child = Child(program.name, [path, *flags], ProcessOptions(output=log, parent_death=None))
         return Started(
@@ -148,6 +149,11 @@ class Stack:
             address=address,
             log=str(log),
         )
+
+
+def data_folder(state: Path, name: str) -> Path:
+    """Return where a program, by its name, keeps its data below the state folder."""
+    return state / ("series" if name == PROMETHEUS.name else "alerts")
 
 
 def require_free(port: int, program: Program) -> None:

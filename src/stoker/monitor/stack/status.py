@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.monitor.stack.processes import is_ready
+from stoker.monitor.stack.processes import data_folder, is_ready
 from stoker.monitor.stack.state import Started
 
 _TAIL_BYTES = 1 << 16
+_LEAST_FREE_BYTES = 1 << 20
+"""With less, the next write of Prometheus may be refused; each takes 32 KiB at least."""
+
 _FULL = b"no space left on device"
 
 
@@ -81,6 +86,13 @@ def _program(started: Started) -> ProgramStatus:
 
 
 def _problem(started: Started, state: str) -> str:
+    folder = Path(started.log).parent
+    for each in (data_folder(folder, started.name), folder):
+        # A full disk takes no line of a log any more.
+        with contextlib.suppress(OSError):
+            found = os.statvfs(each)
+            if found.f_bavail * found.f_frsize < _LEAST_FREE_BYTES:
+                return f"the disk of {each} is full: series get lost; free some space"
     try:
         with Path(started.log).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))

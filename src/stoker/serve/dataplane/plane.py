@@ -33,6 +33,7 @@ from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.observability.counters import UNKNOWN_MODEL
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.observability.prediction_quality import PredictionQuality
+from stoker.serve.observability.sampled_examples import EXAMPLES, MAX_EXAMPLES
 from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.request_record import RequestRecord
 from stoker.serve.routing import AnsweredRun, Headers, Route, Router, RunningRequest
@@ -217,6 +218,10 @@ class DataPlane:
                 results = [self._infer(model, request, task, api) for task in request.tasks]
             response = InferResponse(model=ModelSpec(name=name, version=served), results=results)
             self._log_request(name, response, examples=request.examples, context=request.context)
+            if self.quality is not None and self.quality.is_due(name, served):
+                first = request.examples[:MAX_EXAMPLES]
+                rows = joined_examples(first, context=request.context)
+                self.quality.offer(name, served, {EXAMPLES: rows})
             return response
 
     def status(self, spec: ModelSpec) -> list[VersionStatus]:
@@ -375,8 +380,13 @@ class DataPlane:
             self.on_answered(Answered(log=log, response=response, **given))
 
     def _sample(self, model: str, version: int, signature: str, inputs: Tensors) -> None:
-        """Let the inputs be compared with the training data; other signatures need not take raw columns."""
-        if self.quality is not None and signature == DEFAULT_SIGNATURE:
+        """Let the inputs be compared with the training data.
+
+        Besides the default signature, only those that take Examples need have raw columns in them.
+        """
+        if self.quality is None:
+            return
+        if signature == DEFAULT_SIGNATURE or (len(inputs) == 1 and EXAMPLES in inputs):
             self.quality.offer(model, version, inputs)
 
     def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.core.statistics.columns import ColumnStatistics
-from stoker.core.statistics.values import statistics_of_values
+from stoker.core.statistics.values import statistics_of_sizes, statistics_of_values
 
 MAX_ROWS = 2_000
 """Rows of a sample; two samples of one distribution then differ by 5 % of the rows at most, as a rule."""
@@ -22,12 +23,57 @@ MAX_WIDTH = 64
 MAX_TEXT = 256
 """Most characters of a text that are kept."""
 
+_CUT = 4 * MAX_TEXT
+"""Bytes of a text that are kept until it is decoded: UTF-8 takes at most four for a character."""
+
 _CELL_BYTES = 8
 _TEXT_BYTES = 60
 """Memory of a number, and of a text without its characters."""
 
 Inputs = Mapping[str, NDArray[Any]]
 """Input -> [rows, ...] values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledInputs:
+    """The first rows of a request, without what no statistic looks at."""
+
+    values: Inputs
+    """Long texts are cut."""
+
+    sizes: Inputs
+    """Input of bytes -> [rows, ...] their number, before they were cut."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that they take, about."""
+        texts = (each for each in self.values.values() if each.dtype == object)
+        return sum(each.nbytes for each in (*self.values.values(), *self.sizes.values())) + sum(
+            _TEXT_BYTES + len(text) for each in texts for text in each.flat
+        )
+
+
+def sampled_inputs(inputs: Inputs, *, rows: int) -> SampledInputs:
+    """Copy some rows; wide columns are left out.
+
+    Args:
+        inputs: of a request; texts as bytes or `str`.
+        rows: most of them.
+    """
+    values, sizes = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+    for name, column in inputs.items():
+        if not column.ndim or column[:1].size > MAX_WIDTH:
+            continue
+        taken = column[:rows]
+        if taken.dtype.kind not in "OSU":
+            values[name] = np.array(taken)
+            continue
+        texts = taken.reshape(-1).tolist()
+        sizes[name] = np.array(list(map(len, texts)), np.int64).reshape(taken.shape)
+        cut = np.empty(len(texts), object)
+        cut[:] = [text[:_CUT] for text in texts]
+        values[name] = cut.reshape(taken.shape)
+    return SampledInputs(values=values, sizes=sizes)
 
 
 class InputWindow:
@@ -41,7 +87,7 @@ class InputWindow:
         self.held_bytes = 0
         self._columns: dict[str, NDArray[Any]] = {}
 
-    def add(self, inputs: Inputs) -> None:
+    def add(self, inputs: SampledInputs) -> None:
         """Add the rows of a request; one without a column of the others is left out."""
         rows = flat_rows(inputs, self.training)
         if not self._columns:
@@ -66,7 +112,11 @@ class InputWindow:
         """Yield the statistics of each column."""
         rows = min(self.seen, MAX_ROWS)
         for name, held in self._columns.items():
-            yield statistics_of_values(held[:rows], self.training[name])
+            of_column = self.training[name]
+            if of_column.dtype == "image":
+                yield statistics_of_sizes(held[:rows].reshape(-1), of_column)
+            else:
+                yield statistics_of_values(held[:rows], of_column)
 
     def _place(self, number: int) -> int:
         """Return where the row of a number goes; from `MAX_ROWS` on it is left out."""
@@ -82,26 +132,30 @@ class InputWindow:
         held[places] = rows
 
 
-def flat_rows(inputs: Inputs, training: Mapping[str, ColumnStatistics]) -> dict[str, NDArray[Any]]:
-    """Return column -> [rows, values], of the columns that can be compared: texts as `str`, numbers as float64 or int64."""
+def flat_rows(
+    inputs: SampledInputs, training: Mapping[str, ColumnStatistics]
+) -> dict[str, NDArray[Any]]:
+    """Return column -> [rows, values], of the columns that can be compared.
+
+    Texts are `str`, numbers float64 or int64, images the number of their bytes.
+    """
     found = {}
     for name, column in training.items():
-        values = inputs.get(name)
+        values = (inputs.sizes if column.dtype == "image" else inputs.values).get(name)
         width = 1 if column.length is None else column.length
-        if values is None or values.ndim == 0 or not 0 < width <= MAX_WIDTH:
+        if values is None or not 0 < width <= MAX_WIDTH or math.prod(values.shape[1:]) != width:
             continue
-        if column.dtype == "image" or math.prod(values.shape[1:]) != width:
-            continue
-        flat = values.reshape(len(values), width)
-        is_text = values.dtype.kind in "OSU"
+        is_text = values.dtype.kind == "O"
         if is_text != (column.dtype == "string"):
             continue
+        flat = values.reshape(len(values), width)
         if is_text:
             texts = np.empty(flat.shape, object)
             texts[:] = [[_text(value) for value in row] for row in flat.tolist()]
             found[name] = texts
         else:
-            found[name] = flat.astype(np.int64 if column.dtype == "int64" else np.float64)
+            is_whole = column.dtype in ("int64", "image")
+            found[name] = flat.astype(np.int64 if is_whole else np.float64)
     return found
 
 

@@ -11,16 +11,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from stoker.core.errors import DataError
 from stoker.core.statistics.columns import ColumnStatistics
 from stoker.core.statistics.gap import distribution_gap
 from stoker.registry.training_statistics import read_training_statistics
 from stoker.serve.observability.counters import Level
-from stoker.serve.observability.input_window import MAX_WIDTH, Inputs, InputWindow
+from stoker.serve.observability.input_window import (
+    Inputs,
+    InputWindow,
+    SampledInputs,
+    sampled_inputs,
+)
 from stoker.serve.observability.metrics import ServeMetrics
+from stoker.serve.observability.sampled_examples import EXAMPLES, columns_of, first_examples
 from stoker.serve.runtime.background import Background
 from stoker.serve.runtime.gil_yield import GilYield
 
@@ -59,7 +67,9 @@ class _Sampled:
 
     model: str
     version: int
-    inputs: Inputs
+    inputs: SampledInputs
+    examples: NDArray[Any] | None = None
+    """Serialized, if these were the request."""
 
 
 class PredictionQuality:
@@ -89,27 +99,31 @@ class PredictionQuality:
             self._take, name="stoker-prediction-quality", on_drop=lambda _: None
         )
 
+    def is_due(self, model: str, version: int) -> bool:
+        """Return whether the next request is taken; returns at once."""
+        return time.monotonic() >= self._next_s.get((model, version), 0.0)
+
     def offer(self, model: str, version: int, inputs: Inputs) -> None:
         """Take a request into the sample if it is time; returns at once.
 
         Args:
             model: the model that answered it.
             version: its version.
-            inputs: of the signature that takes raw columns; copied.
+            inputs: of a signature that takes raw columns, or Examples; copied.
         """
-        key, now_s = (model, version), time.monotonic()
-        if now_s < self._next_s.get(key, 0.0):
+        if not self.is_due(model, version):
             return
         if len(self._next_s) >= _MAX_VERSIONS:
             self._next_s.clear()
-        self._next_s[key] = now_s + INTERVAL_S
-        copied = {
-            name: np.array(values[:REQUEST_ROWS])
-            for name, values in inputs.items()
-            if values.ndim and values.nbytes <= REQUEST_BYTES and values[:1].size <= MAX_WIDTH
-        }
-        size = sum(values.nbytes for values in copied.values())
-        self._waiting.offer(_Sampled(model=model, version=version, inputs=copied), size=size)
+        self._next_s[model, version] = time.monotonic() + INTERVAL_S
+        examples = first_examples(inputs)
+        if examples is not None:
+            inputs = {EXAMPLES: examples}
+        small = {name: each for name, each in inputs.items() if each.nbytes <= REQUEST_BYTES}
+        copied = sampled_inputs(small, rows=REQUEST_ROWS)
+        size = copied.held_bytes + (0 if examples is None else sum(map(len, examples)))
+        sampled = _Sampled(model=model, version=version, inputs=copied, examples=examples)
+        self._waiting.offer(sampled, size=size)
 
     def close(self) -> None:
         """Take what waits, and end."""
@@ -121,7 +135,7 @@ class PredictionQuality:
             window = self._window_of(sampled.model, sampled.version)
             if window is None:
                 continue
-            window.add(sampled.inputs)
+            window.add(_rows_of(sampled, window.training))
             is_over = time.monotonic() - window.began_s >= self._window_s
             if is_over and window.seen >= LEAST_ROWS:
                 del self._windows[sampled.model]
@@ -179,3 +193,14 @@ class PredictionQuality:
         gap = distribution_gap(column, other)
         if gap is not None:
             level.set(gap.beyond_chance, model_name=model, column=column.name)
+
+
+def _rows_of(sampled: _Sampled, training: Mapping[str, ColumnStatistics]) -> SampledInputs:
+    """Return a request's columns; other bytes than Examples are left as they came."""
+    if sampled.examples is None or EXAMPLES in training:
+        return sampled.inputs
+    try:
+        found = columns_of(sampled.examples, training)
+    except DecodeError:
+        return sampled.inputs
+    return sampled_inputs(found, rows=REQUEST_ROWS)

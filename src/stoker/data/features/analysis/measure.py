@@ -66,7 +66,8 @@ def _split(dataset: Dataset, name: str, progress: Progress) -> tuple[ColumnStati
     with engine.connection(threads=cores) as backend:
         split = engine.read_split(backend, dataset, name)
         for done, column in enumerate(dataset.columns, start=1):
-            columns.append(_column(split, column, totals[column.name], dataset.rows(name)))
+            total = totals[column.name] | {"quantiles": _sizes(split, column, dataset)}
+            columns.append(_column(split, column, total, dataset.rows(name)))
             progress(done, len(dataset.columns), f"statistics of {name}")
     return tuple(columns)
 
@@ -213,7 +214,22 @@ def _value_text(value: object) -> str:
 
 
 def _lengths(total: Totals) -> LengthStatistics:
-    return LengthStatistics(mean=total["mean"], min=total["shortest"], max=total["longest"])
+    return LengthStatistics(
+        mean=total["mean"],
+        min=total["shortest"],
+        max=total["longest"],
+        quantiles=total.get("quantiles", ()),
+    )
+
+
+def _sizes(split: engine.Split, column: Column, dataset: Dataset) -> tuple[float, ...]:
+    """Return the deciles of images' bytes, as long as no split stores them in another form than they came in."""
+    as_came = (dataset.image_store or "original").startswith("original")
+    if column.dtype != "image" or not as_came:
+        return ()
+    values = split.present_values(column)
+    sizes = values.select(value=_bytes(values.value))
+    return tuple(map(float, analyzers.quantiles(sizes, QUANTILE_BUCKETS)))
 
 
 @ibis.udf.scalar.builtin(name="octet_length")
