@@ -290,7 +290,8 @@ async def ask_while(
     async def ask() -> None:
         while not over.is_set():
             user = random.randrange(1_000)  # noqa: S311 - a load
-            await client.ask(float(user % 100), key=f"user-{user}")
+            # A request to a server whose worker was killed waits for the next one.
+            await client.ask(float(user % 100), key=f"user-{user}", timeout_s=READY_S)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):

@@ -185,6 +185,9 @@ class ServeConfig:
     worker: int = 0
     """This one's number; no other that lives has it."""
 
+    listeners: tuple[int, int] | None = None
+    """File descriptors of the sockets of REST and gRPC that this process inherited; None: it binds the ports."""
+
     listen_when_loaded: bool = True
     """Whether it listens only after all models are loaded; one that cannot be loaded ends it."""
 

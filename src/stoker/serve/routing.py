@@ -160,8 +160,16 @@ class VersionInUse:
     """Whether the worker loads it."""
 
 
+Decide = Callable[[Headers], Route | None]
+"""Gives the version for a request that names none; None: the newest."""
+
+
 class Router(Protocol):
     """Sends requests to versions, and hears how they were answered; may be used by many threads."""
+
+    @property
+    def routes(self) -> Mapping[str, Decide]:
+        """Model -> what decides; of each model with a rollout. Every request is looked up here."""
 
     def route(self, model: str, headers: Headers) -> Route | None:
         """The version for a request that names none; None: the newest."""
@@ -173,9 +181,6 @@ class Router(Protocol):
             model: the model.
             base: the folder of its versions.
         """
-
-    def has_rollout(self, model: str) -> bool:
-        """Whether it decides for this model."""
 
     def answered(
         self,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -81,6 +82,7 @@ class Serving:
     process: subprocess.Popen[str]
     parent: int
     port: int
+    grpc_port: int
 
     @property
     def rollouts(self) -> ModelRollouts:
@@ -91,8 +93,9 @@ class Serving:
         return self.rollouts.status().state
 
     def ask(self, x: float) -> float | int:
-        """y - x, or the status of the error."""
-        answer = ask_port(self.port, "/v1/models/m:predict", {"instances": [[x]]})
+        """y - x, or the status of the error; waits for the next worker where there is none."""
+        body = {"instances": [[x]]}
+        answer = ask_port(self.port, "/v1/models/m:predict", body, timeout_s=LIMIT_S)
         return answer.json()["predictions"][0][0] - x if answer.status == 200 else answer.status
 
     def begin(self, version: int) -> None:
@@ -141,7 +144,11 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         yield Serving(
-            root=repository.root, process=process, parent=ready["pid"], port=ready["rest_port"]
+            root=repository.root,
+            process=process,
+            parent=ready["pid"],
+            port=ready["rest_port"],
+            grpc_port=ready["grpc_port"],
         )
         process.terminate()
         process.wait(30)
@@ -172,16 +179,13 @@ def test_a_version_that_kills_its_worker_is_off_the_traffic_before_the_next_one_
         except (OSError, http.client.HTTPException):
             lost += 1
 
-    answers: list[float | int] = []
-
-    def answers_again() -> bool:
-        try:
-            answers.append(serving.ask(KILLS_AT))
-        except (OSError, http.client.HTTPException):
-            return False
-        return len(answers) >= 50
-
-    wait_for(answers_again, what="no worker follows")
+    # Sent at once, while no process answers: they are not refused, but wait for the next worker.
+    patient = [("grpc.min_reconnect_backoff_ms", int(LIMIT_S * 1e3))]
+    with grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}", options=patient) as channel:
+        health = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+        by_grpc = health.future(b"", timeout=LIMIT_S)
+        answers = [serving.ask(KILLS_AT) for _ in range(50)]
+        assert by_grpc.result() == b"\x08\x01"
     assert answers == [1.0] * 50
     state = serving.state
     assert (state.phase, state.rejected) == (Phase.ROLLED_BACK, (2,))

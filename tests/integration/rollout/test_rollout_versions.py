@@ -426,17 +426,13 @@ def test_a_request_that_leaves_the_event_loop_is_routed_once(
 ) -> None:
     """Else a candidate that is not proven would lose most of its share: its requests would be drawn again."""
     routed: list[Any] = []
-    plain = serving.router.route
+    plain = serving.server.plane.route
 
-    def noted(model: str, headers: Any) -> Any:
-        route = plain(model, headers)
-        if (
-            headers("x-canary") is not None
-        ):  # no request: a server asks which version it must load first
-            routed.append(route)
-        return route
+    def noted(spec: Any, headers: Any) -> Any:
+        routed.append(plain(spec, headers))
+        return routed[-1]
 
-    monkeypatch.setattr(serving.router, "route", noted)
+    monkeypatch.setattr(serving.server.plane, "route", noted)
     serving.queue(2).quick_runs = 0
 
     for _ in range(5):

@@ -135,8 +135,16 @@ class Answer:
         return json.loads(self.body)
 
 
-def ask_port(port: int, path: str, body: Any = None, *, method: str = "", **headers: str) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+def ask_port(
+    port: int,
+    path: str,
+    body: Any = None,
+    *,
+    method: str = "",
+    timeout_s: float = 30.0,
+    **headers: str,
+) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     try:
         connection.request(method or ("GET" if raw is None else "POST"), path, raw, headers)

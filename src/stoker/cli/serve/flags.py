@@ -377,6 +377,8 @@ WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=Tru
 
 Worker = Annotated[int, typer.Option("--worker", hidden=True)]
 
+Listeners = Annotated[tuple[int, int] | None, typer.Option("--listeners", hidden=True)]
+
 ListenWhenLoaded = Annotated[
     bool,
     typer.Option(

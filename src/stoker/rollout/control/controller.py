@@ -16,8 +16,7 @@ from stoker.rollout.control.hooks import Hooks
 from stoker.rollout.counts.counts import (
     MEASURED,
     Counts,
-    read_counts,
-    read_failures,
+    read_all,
     requests_of,
     stage_counts,
 )
@@ -151,8 +150,8 @@ class Controller:
             self._beat()
 
     def _judge(self, stored: Stored, state: RolloutState) -> Decision:
-        counts = read_counts(self._folder, rollout=state.rollout)
-        failed = read_failures(self._folder, rollout=state.rollout).get(state.candidate)
+        counts, failures = read_all(self._folder, rollout=state.rollout)
+        failed = failures.get(state.candidate)
         if failed is not None:
             decision = Decision(action=Action.ROLL_BACK, reason=failed)
             return self._follow(stored, state, decision)

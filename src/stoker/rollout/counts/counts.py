@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import logging
 from collections import Counter
@@ -18,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import DataError, Plain, UserError
-from stoker.core.files import write_json
-from stoker.core.fingerprint import fingerprint
+from stoker.core.files import write_atomic
 from stoker.rollout.gates.gates import StageCounts, VersionCounts
 from stoker.rollout.state.stages import Stage, parse_stages
 from stoker.rollout.state.state import RolloutState
@@ -55,28 +55,37 @@ def write_counts(
         for stage, versions in counts.items()
     }
     content = {"stages": stages, "failed": {str(key): why for key, why in failed.items()}}
+    # Compact: each second, and `indent` would take Python's encoder instead of C's.
+    text = json.dumps({**content, "sha256": _digest(content)})
     try:
-        write_json(path, {**content, "sha256": fingerprint(content)})
+        write_atomic(path, text)
     except UserError as error:
         raise OSError(errno.ENOSPC, str(error)) from error
 
 
-def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
-    """Return the counts of all processes, added up."""
+def read_all(
+    folder: Path, *, rollout: int
+) -> tuple[dict[int, dict[int, VersionCounts]], dict[int, str]]:
+    """Return the counts of all processes, added up, and version -> why a process cannot run it."""
     found: dict[int, dict[int, VersionCounts]] = {}
-    for counts, _ in _contents(folder, rollout):
+    failures: dict[int, str] = {}
+    for counts, failed in _contents(folder, rollout):
+        failures |= failed
         for stage, versions in counts.items():
             mine = found.setdefault(stage, {})
             for version, each in versions.items():
                 mine.setdefault(version, VersionCounts()).add(each)
-    return found
+    return found, failures
+
+
+def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
+    """Return the counts of all processes, added up."""
+    return read_all(folder, rollout=rollout)[0]
 
 
 def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
     """Return version -> why a process cannot run it."""
-    return {
-        version: why for _, failed in _contents(folder, rollout) for version, why in failed.items()
-    }
+    return read_all(folder, rollout=rollout)[1]
 
 
 def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
@@ -100,13 +109,19 @@ def _checked(raw: bytes, path: Path) -> Mapping[str, Any]:
     """The content of a file, if it is what was written."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         content: dict[str, Any] = json.loads(raw)
-        if content.pop("sha256") == fingerprint(content):
+        if content.pop("sha256") == _digest(content):
             return content
     raise DataError(
         f"{path} is damaged, so its counts are left out",
         got=Plain("other bytes than were written"),
         fix="Nothing needs to be done while its server runs: it writes the file again.",
     )
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """The same as `fingerprint`, of what JSON can hold: a tenth of its time, since C alone walks through it."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:

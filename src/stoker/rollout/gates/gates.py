@@ -48,6 +48,16 @@ class VersionCounts:
     shadow: Counter[str] = field(default_factory=Counter)
     """Of a candidate in shadow: what became of copied requests; see `shadow_counts`."""
 
+    def copy(self) -> VersionCounts:
+        """Counts of their own, with the same numbers."""
+        return VersionCounts(
+            requests=self.requests,
+            bad=self.bad,
+            latency=self.latency.copy(),
+            predictions=self.predictions.copy(),
+            shadow=self.shadow.copy(),
+        )
+
     def add(self, other: VersionCounts) -> None:
         """Add what another server counted."""
         self.requests += other.requests

@@ -64,10 +64,10 @@ def _shadow_decision(
     state: RolloutState, key_hash: Callable[[bytes], int]
 ) -> Callable[[Headers], Route]:
     """Routes to the baseline, whose answers count only where the candidate answers the same request."""
-    share, key_of = copied_share(state), _key_reader(state.settings.key)
+    share, (header, cookie) = copied_share(state), _place_of(state.settings.key)
 
     def in_shadow(headers: Headers) -> Route:
-        key = key_of(headers)
+        key = _cookie(cookie, headers) if cookie else headers(header)
         return Route(
             version=state.baseline,
             otherwise=state.baseline,
@@ -80,15 +80,10 @@ def _shadow_decision(
     return in_shadow
 
 
-def _key_reader(name: str) -> Callable[[Headers], bytes | None]:
-    """Reads the key of a request: a header's value, or a cookie's if the name is `cookie:NAME`."""
-    if not name:
-        return lambda _: None
-    kind, _, cookie = name.partition(":")
-    if kind == "cookie":
-        return lambda headers: _cookie(cookie.encode(), headers)
-    lower = name.lower()
-    return lambda headers: headers(lower)
+def _place_of(key: str) -> tuple[str, bytes]:
+    """Where the key of a request is: a header, and there a cookie if the name is `cookie:NAME`; else empty."""
+    kind, _, cookie = key.partition(":")
+    return ("cookie", cookie.encode()) if kind == "cookie" else (key.lower(), b"")
 
 
 def decision(
@@ -121,12 +116,13 @@ def decision(
         return lambda headers: without if headers(header) is None else with_header
     if not state.settings.key:
         return split.at_random(fixed)
-    key_of, without_key = _key_reader(state.settings.key), route_to(state.baseline, counts=False)
+    key_header, cookie = _place_of(state.settings.key)
+    without_key = route_to(state.baseline, counts=False)
     version_of = split.by_crc({version: version for version in split.weights})
     known: dict[bytes, Route] = {}
 
     def by_key(headers: Headers) -> Route:
-        key = key_of(headers)
+        key = _cookie(cookie, headers) if cookie else headers(key_header)
         if not key:  # an empty one would be one user for all who send it
             return without_key
         route = known.get(key)

@@ -8,7 +8,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from stoker.rollout.state.state import ACTIVE, Phase, state_of
 from stoker.serve.routing import (
     AnsweredRun,
     CopyResult,
+    Decide,
     Headers,
     RequestCopy,
     Route,
@@ -64,7 +64,7 @@ class ModelRollout:
         """When the state was last read, seconds of the monotonic clock."""
 
         self._routing: Routing | None = None
-        self.route: Callable[[Headers], Route | None] = _no_route
+        self.route: Decide = _no_route
         """Gives the route of a request."""
 
         self.number = 0
@@ -177,7 +177,10 @@ class ModelRollout:
             known = not self._changed and not self._slow and failed == self._failed
             if routing is None or (known and routing.state.phase not in ACTIVE):
                 return
-            counts = deepcopy(self._counts)
+            counts = {
+                stage: {version: each.copy() for version, each in versions.items()}
+                for stage, versions in self._counts.items()
+            }
             warming_up = routing.is_warming_up(time.time())
             # After the copy: a request that ends in between is counted a second later, and never twice.
             slow = count_slow_running(
@@ -226,12 +229,17 @@ class ModelRollout:
 
     def count(self, run: AnsweredRun) -> None:
         """Count answers, at the latest when `write` is called; those of an A/B test at once."""
-        if any(route.test for route in run.routes):
-            for route in run.routes:
-                self.test.record(route)
-        elif self.waiting.add(run):
+        for route in run.routes:
+            if route.test:
+                self._record(run.routes)
+                return
+        if self.waiting.add(run):
             with self._lock:
                 self._count_waiting()
+
+    def _record(self, routes: Iterable[Route]) -> None:
+        for route in routes:
+            self.test.record(route)
 
     def _count_waiting(self) -> None:
         """Count what waits in the stage that is in force; the lock is held."""

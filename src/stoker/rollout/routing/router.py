@@ -20,6 +20,7 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.routing import (
     AnsweredRun,
     CopyResult,
+    Decide,
     Headers,
     RequestCopy,
     Route,
@@ -54,6 +55,9 @@ class RolloutRouter:
         self._server, self._controllers, self._workers = server, controllers, folder
         self._shadow = shadow or ShadowOptions()
         self._rollouts: dict[str, ModelRollout] = {}
+        self.routes: dict[str, Decide] = {}
+        """Model -> what decides, as `Router` describes it."""
+
         self._finding = threading.Lock()
 
     def refresh(
@@ -66,6 +70,7 @@ class RolloutRouter:
             rollout = self._find(model, each.base)
             if rollout is not None:
                 rollout.read()
+                self.routes[model] = rollout.route
                 rollout.write(self._server, each.failed, running)
         if self._controllers is not None:
             self._controllers.look({model: each.base for model, each in served.items()})
@@ -99,13 +104,13 @@ class RolloutRouter:
                 rollout.read()
                 if not rollout.number:
                     return None
-                self._rollouts[model] = rollout
+                self._rollouts[model], self.routes[model] = rollout, rollout.route
             return rollout
 
     def route(self, model: str, headers: Headers) -> Route | None:
         """The version for a request that names none; None: the model has no rollout."""
-        rollout = self._rollouts.get(model)
-        return None if rollout is None else rollout.route(headers)
+        decide = self.routes.get(model)
+        return None if decide is None else decide(headers)
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
         """Write what users did, as `Router` describes it."""
@@ -113,10 +118,6 @@ class RolloutRouter:
         if rollout is None:
             raise ServeError(Code.NOT_FOUND, f"{model!r} has no A/B test under way")
         rollout.test.add_outcomes(model, outcomes)
-
-    def has_rollout(self, model: str) -> bool:
-        """Whether a state decides for this model."""
-        return model in self._rollouts
 
     def wanted(self, model: str, base: Path) -> set[int] | None:
         """The versions that must be loaded; None: the model has no rollout."""

@@ -5,6 +5,7 @@ A bucket is what the first 14 bits of a float32 tell apart: 32 buckets between t
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -27,6 +28,7 @@ def buckets_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits) >> _DROPPED_BITS
 
 
+@functools.lru_cache(maxsize=4096)
 def upper_edge(bucket: int) -> float:
     """The smallest number above all of a bucket's."""
     bits = (bucket + 1) << _DROPPED_BITS

@@ -120,8 +120,8 @@ class Queue:
         """
         self._model_name = model_name
         self._runs = runs
-        self._may_not_end = may_not_end
         self._apart = may_not_end and runs is not None
+        self._may_wait = may_not_end or config.batch_timeout_micros > 0
         self._stuck = False
         self._run_model = run
         self._config = config
@@ -179,8 +179,7 @@ class Queue:
     @property
     def is_quick(self) -> bool:
         """Whether a run may be waited for where nothing else is done meanwhile."""
-        waits = self._may_not_end or self._config.batch_timeout_micros > 0
-        return self._trusted and not waits and self._usual_s <= QUICK_S
+        return self._trusted and not self._may_wait and self._usual_s <= QUICK_S
 
     def run_now(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
         """Run the model for the rows of several requests, if it is free, and without waiting.

@@ -48,11 +48,6 @@ class AtOnce:
     patience_s: Sequence[float] = ()
     """How long each client waits from then on, seconds; only with routes."""
 
-    @property
-    def compared(self) -> tuple[int, ...]:
-        """The versions that must all have proven to be quick."""
-        return self.routes[0].compared if self.routes else ()
-
 
 @dataclass(kw_only=True, slots=True)
 class RunAtOnce:

@@ -130,9 +130,12 @@ class DataPlane:
             headers: The request's headers or metadata.
         """
         router = self.router
-        if router is None or spec.version is not None or spec.label is not None:
+        if router is None:
             return None
-        return router.route(spec.name, headers)
+        decide = router.routes.get(spec.name)
+        if decide is None or spec.version is not None or spec.label is not None:
+            return None
+        return decide(headers)
 
     def predict_at_once(
         self, asked: AtOnce, read_inputs: Callable[[Signature], Tensors]
@@ -150,18 +153,23 @@ class DataPlane:
         model, name = asked.model, asked.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
             return None
-        if any(route.copied for route in asked.routes or ()):
-            return None
+        for route in asked.routes:
+            if route.copied:
+                return None
         try:
             versions = self.models.get(model.name, model.version)
             servable, batcher = versions.hold(model.version, label=model.label)
         except ServeError:
             return None
         try:
-            compared = asked.compared
-            proven = not compared or versions.are_quick(compared, name, least_runs=PROVEN_RUNS)
-            if not proven or not batcher.is_quick(name):
+            compared = asked.routes[0].compared if asked.routes else ()
+            if not batcher.is_quick(name, least_runs=PROVEN_RUNS if compared else 0):
                 return None
+            for version in compared:
+                if version != servable.version and not versions.is_quick(
+                    version, name, least_runs=PROVEN_RUNS
+                ):
+                    return None
             inputs = read_inputs(batcher.signatures[name])
             began_s = time.monotonic()
             outputs = batcher.call_at_once(name, inputs, asked.sizes)

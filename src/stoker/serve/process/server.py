@@ -36,7 +36,7 @@ from stoker.serve.rest.http import HttpServer
 from stoker.serve.rest.inline_predict import InlinePredict
 from stoker.serve.rest.scrape import forms_of
 from stoker.serve.routing import Router
-from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket
+from stoker.serve.runtime.sockets import BACKLOG, bound_path, bound_socket, inherited_socket
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.runtime.versions_in_use import VersionsInUse, versions_file
 from stoker.serve.security.auth import Keys, read_keys
@@ -414,15 +414,17 @@ def _bind_all(config: ServeConfig) -> _Bound:
     Raises:
         ConfigError: a port or a path is taken.
     """
-    shared = config.worker_folder is not None
-    rest = _bind(config.host, config.rest_port, name="REST", shared=shared)
-    try:
-        bound = _Bound(
-            rest=rest, grpc=_bind(config.host, config.grpc_port, name="gRPC", shared=shared)
-        )
-    except ConfigError:
-        rest.close()
-        raise
+    if config.listeners is not None:
+        rest, grpc = map(inherited_socket, config.listeners)
+    else:
+        shared = config.worker_folder is not None
+        rest = _bind(config.host, config.rest_port, name="REST", shared=shared)
+        try:
+            grpc = _bind(config.host, config.grpc_port, name="gRPC", shared=shared)
+        except ConfigError:
+            rest.close()
+            raise
+    bound = _Bound(rest=rest, grpc=grpc)
     path = Path(config.grpc_socket_path) if config.grpc_socket_path else None
     if path is not None:
         try:

@@ -34,7 +34,13 @@ class Worker:
     """A process that serves."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, number: int, *, share: GpuShare
+        self,
+        command: Sequence[str],
+        folder: Path,
+        number: int,
+        *,
+        share: GpuShare,
+        listeners: Sequence[int] = (),
     ) -> None:
         """Start it.
 
@@ -43,6 +49,7 @@ class Worker:
             folder: Where the workers keep what they have in common.
             number: Its own; no other living worker has it.
             share: Its GPU, and its share of the memory.
+            listeners: Descriptors of the sockets of REST and gRPC that it inherits; empty: it binds the ports.
         """
         self.number = number
         self.ready_file = folder / f"{number}.json"
@@ -54,6 +61,8 @@ class Worker:
         own = ["--workers", "1", "--worker-folder", str(folder), "--worker", str(number)]
         own += ["--stop-with-stdin", "--ready-file", str(self.ready_file)]
         own += ["--per_process_gpu_memory_fraction", repr(share.fraction)]
+        if listeners:
+            own += ["--listeners", *map(str, listeners)]
         self._end_at_s: float | None = None
         # Its standard input ends with this process for any reason; then it drains and ends.
         self.child = Child(
@@ -63,6 +72,7 @@ class Worker:
                 environ=os.environ | server_gpus(os.environ) | share.environment(),
                 stdin=subprocess.PIPE,
                 output=subprocess.DEVNULL,
+                pass_fds=listeners,
                 parent_death=None,
                 ready_file=self.ready_file,
             ),

@@ -1,13 +1,18 @@
-"""Several processes on the same two ports: the kernel spreads the connections over them.
+"""One process that serves, or several on the same two ports: the kernel spreads the connections over them.
 
 The process here loads no model. It holds the ports, starts the workers, starts one again that has
 died, puts another in the place of one that is stuck, and ends them all when it is asked to.
+
+A worker that is the only one inherits the sockets that are held here. So they listen also while there is none, and
+connections wait for the next worker. Each of several workers has sockets of its own: those of a dead one are gone, and the
+others get the connections.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -67,12 +72,15 @@ def run_workers(
     asked_to_end = threading.Event()
     with (
         ending_on_signals(asked_to_end),
-        _reserved(config.host, config.rest_port) as rest_port,
-        _reserved(config.host, config.grpc_port) as grpc_port,
+        _held(config.host, config.rest_port, shared=config.workers > 1) as rest,
+        _held(config.host, config.grpc_port, shared=config.workers > 1) as grpc,
         tempfile.TemporaryDirectory(prefix="stoker-serve-") as folder,
     ):
+        rest_port, grpc_port = (each.getsockname()[1] for each in (rest, grpc))
         ports = ["--rest_api_port", str(rest_port), "--port", str(grpc_port)]
-        crew = WorkerPool(config, [*command, *ports], Path(folder), supervisor=supervisor)
+        crew = WorkerPool(
+            config, [*command, *ports], Path(folder), sockets=(rest, grpc), supervisor=supervisor
+        )
         try:
             crew.wait_until_ready(asked_to_end)
             if not asked_to_end.is_set():
@@ -110,10 +118,20 @@ class WorkerPool:
         command: Sequence[str],
         folder: Path,
         *,
+        sockets: Sequence[socket.socket] = (),
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Start a worker at each place."""
-        self._command, self._folder = command, folder
+        """Start a worker at each place.
+
+        Args:
+            config: How many workers.
+            command: Starts one.
+            folder: What they have in common.
+            sockets: Hold the ports of REST and gRPC; closed at the end, before the workers end.
+            supervisor: Looks after the rollouts.
+        """
+        self._command, self._folder, self._sockets = command, folder, sockets
+        self._listeners = [each.fileno() for each in sockets] if config.workers == 1 else []
         self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
         gpus = usable_gpus(os.environ)
         # A Unix socket's name belongs to the last process that bound it.
@@ -163,6 +181,8 @@ class WorkerPool:
         """Ask all to end, and wait until they have."""
         if self._rollouts is not None:
             self._rollouts.end()
+        for each in self._sockets:  # else connections would wait for a worker that never comes
+            each.close()
         workers = [*self._retired, *(w for place in self._places for w in place.workers())]
         for worker in workers:
             worker.ask_to_end(self._patience_s)
@@ -220,7 +240,13 @@ class WorkerPool:
         living = {w.number for place in self._places for w in place.workers() if w.ended is None}
         living |= {worker.number for worker in self._retired if worker.ended is None}
         number = next(n for n in range(len(living) + 1) if n not in living)
-        return Worker([*self._command, *more], self._folder, number, share=share)
+        return Worker(
+            [*self._command, *more],
+            self._folder,
+            number,
+            share=share,
+            listeners=self._listeners,
+        )
 
 
 class _WorkerSlot:
@@ -265,14 +291,20 @@ def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
 
 
 @contextmanager
-def _reserved(host: str, port: int) -> Iterator[int]:
-    """Hold a port that the workers share; a socket that does not listen gets no connection."""
+def _held(host: str, port: int, *, shared: bool) -> Iterator[socket.socket]:
+    """Hold a port; a socket that does not listen gets no connection.
+
+    Args:
+        host: The address.
+        port: The port, 0 for a free one.
+        shared: Whether each worker binds it too.
+    """
     try:
-        with bound_socket(
-            host, port
-        ) as alone:  # another server of this user would share it with us
-            port = alone.getsockname()[1]
-        held = bound_socket(host, port, shared=True)
+        held = bound_socket(host, port)
+        if shared:
+            with held as alone:  # another server of this user would share it with us
+                port = alone.getsockname()[1]
+            held = bound_socket(host, port, shared=True)
     except OSError as error:
         raise ConfigError(
             "a port must be free on this machine",
@@ -280,4 +312,4 @@ def _reserved(host: str, port: int) -> Iterator[int]:
             fix="Choose another --rest_api_port and --port, or 0 for free ones.",
         ) from error
     with held:
-        yield held.getsockname()[1]
+        yield held

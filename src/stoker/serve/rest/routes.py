@@ -112,7 +112,7 @@ def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None)
 def rollout_counts(plane: DataPlane, path: str) -> Callable[[], Answer] | None:
     """What gives the counts of a rollout that this server could not write; None for another path."""
     found, router = _COUNTS_PATH.fullmatch(path), plane.router
-    if found is None or router is None or not router.has_rollout(found["name"]):
+    if found is None or router is None or found["name"] not in router.routes:
         return None
     return lambda: Answer(body=json.dumps(router.counts(found["name"])))
 

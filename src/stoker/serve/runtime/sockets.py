@@ -38,6 +38,16 @@ def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket
     return bound
 
 
+def inherited_socket(descriptor: int) -> socket.socket:
+    """A bound socket that the process that started this one holds, too.
+
+    Once it listens, it does so until both have closed it: meanwhile connections wait in its queue.
+    """
+    inherited = socket.socket(fileno=descriptor)
+    inherited.set_inheritable(False)
+    return inherited
+
+
 def bound_path(path: Path) -> socket.socket:
     """A Unix socket that is bound but does not listen yet, in the place of one that was there.
 

@@ -106,19 +106,16 @@ class ModelVersions:
         servable = self._available.get(version)
         return None if servable is None else servable.path
 
-    def are_quick(self, versions: Iterable[int], signature: str, *, least_runs: int) -> bool:
-        """Whether each of some versions can be called, and has proven that its runs are quick.
+    def is_quick(self, version: int, signature: str, *, least_runs: int) -> bool:
+        """Whether a version can be called, and has proven that its runs are quick.
 
         Args:
-            versions: their numbers.
+            version: its number.
             signature: the signature that is called.
             least_runs: how many of its runs must have been quick.
         """
-        for version in versions:
-            servable = self._available.get(version)
-            if servable is None or not servable.is_quick(signature, least_runs=least_runs):
-                return False
-        return True
+        servable = self._available.get(version)
+        return servable is not None and servable.is_quick(signature, least_runs=least_runs)
 
     def close(self) -> None:
         """Unload everything, after the requests under way."""
