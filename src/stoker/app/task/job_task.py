@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from stoker.app.experiment import FILE, path_overrides
-from stoker.app.task.job_code import JobCode, unpack_code
+from stoker.app.task.job_code import unpack_code
 from stoker.app.task.job_log import TaskLog
 from stoker.app.task.job_start import require_job
 from stoker.cluster.addresses import (
@@ -47,6 +47,7 @@ from stoker.core.errors import (
 )
 from stoker.core.incarnation import INCARNATIONS, Incarnation
 from stoker.core.signals import ASKING, end_at_once, heard
+from stoker.jobs.archive import Code
 from stoker.jobs.job import Job, read_job
 
 LOGS = "logs"
@@ -189,7 +190,7 @@ class _Task:
             self._out.flush()
 
 
-def _command(job: Job, code: JobCode) -> list[str]:
+def _command(job: Job, code: Code) -> list[str]:
     verb, *options = job.command
     if not (code.experiment / FILE).is_file():
         raise DataError(
@@ -209,7 +210,7 @@ def _command(job: Job, code: JobCode) -> list[str]:
     return [*python, verb, *sets, *options, runs, str(code.experiment)]
 
 
-def _packages(code: JobCode, environ: Mapping[str, str]) -> dict[str, str]:
+def _packages(code: Code, environ: Mapping[str, str]) -> dict[str, str]:
     if not code.packages.is_dir():
         return {}
     paths = [str(code.packages), environ.get("PYTHONPATH", "")]
