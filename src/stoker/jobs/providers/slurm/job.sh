@@ -1,0 +1,129 @@
+# Of all starts, here in the job's folder:
+#   exits/N/RANK  exit code of each worker of start N; exits/N/srun: of srun
+#   failures      a line for each start that failed, at most max_restarts of them are followed by another start
+#   outcome       exit code and reason, once the job is over
+#   stop          there since somebody asked for the end of the job
+
+say() { echo "stoker: $(date -u +%FT%TZ) $*"; }
+
+# end CODE REASON: the job is over.
+end() {
+	is_current || stay
+	printf '%s %s\n' "$1" "$2" > outcome.new && mv outcome.new outcome
+	say "$2"
+	exit "$1"
+}
+
+# What Slurm says of this job; waits until the controller answers.
+fact() {
+	local answer
+	until answer=$(scontrol show job --oneliner "$SLURM_JOB_ID"); do sleep 5; done
+	[[ $answer =~ (^| )"$1"=([^ ]*) ]] && echo "${BASH_REMATCH[2]}"
+}
+
+# Whether this start of the job is still the one that counts. After a lost machine, a cancellation or a requeue by
+# somebody else it is not, and must not decide anything any more.
+is_current() {
+	[ "$(fact JobState)" = RUNNING ] && [ "$(fact Restarts)" = "${SLURM_RESTART_COUNT:-0}" ]
+}
+
+# Waits until Slurm kills it. A script that ends by itself after a preemption counts as done: Slurm would not start it again.
+stay() {
+	say 'waits for its end by Slurm'
+	local until_s=$((SECONDS + ${1:-1000000}))
+	while [ "$SECONDS" -lt "$until_s" ]; do sleep 1 & wait $!; done
+}
+
+# start_again WHY: ends this start, and puts the job into the queue again.
+start_again() {
+	is_current || stay
+	say "$1: starts again"
+	scontrol requeue "$SLURM_JOB_ID" || end 1 "$1, and Slurm refused to start it again"
+	exit 0
+}
+
+# After the workers have saved because they were asked to end: who asked?
+saved() {
+	if [ -e stop ]; then
+		scancel "$SLURM_JOB_ID"
+		stay
+	elif [ "$told" != USR1 ] || [[ $(fact PreemptTime) == 2* ]]; then
+		stay "$preempted_s" # and if nobody was preempted, the job goes on
+	fi
+	start_again 'saved'
+}
+
+failed() {
+	is_current || stay
+	say "$1"
+	printf 'start %s: %s\n' "$incarnation" "$1" >> failures
+	local times
+	times=$(wc -l < failures)
+	[ "$times" -le "$max_restarts" ] || end 1 "$1; $max_restarts restarts did not help"
+	start_again "$1"
+}
+
+# A request to end the workers, to the step that srun runs. srun itself takes TERM as "kill the workers".
+told=
+tell() {
+	say "got $1: the workers save"
+	if [ -z "$told" ]; then (sleep "$save_s" && kill -ALRM $$) & fi
+	told=$1
+	pass_on
+}
+pass_on() {
+	if [ -s "$exits/srun.pid" ]; then kill -USR1 "$(cat "$exits/srun.pid")" 2> /dev/null; fi
+}
+exits=none
+trap 'tell USR1' USR1
+trap 'tell TERM' TERM
+trap 'late=yes' ALRM
+
+#@ environment, modules and setup of the target
+
+if [ -e outcome ] && read -r code why < outcome && [ "$code" = 0 ]; then exit 0; fi # a second submission
+for name in "${secrets[@]}"; do
+	[ -n "${!name+set}" ] || end 2 "secret $name is not in the job's environment; set it where the job is submitted, or in the target's setup"
+done
+
+incarnation=$("$python" -m stoker job-start "$place")
+code=$?
+if [ "$code" = 2 ]; then end 2 'the job cannot start; see logs/slurm.log'; fi
+if [ "$code" != 0 ]; then failed "stoker job-start ended with exit code $code"; fi
+say "start $incarnation on $SLURM_JOB_NODELIST"
+exits=exits/$incarnation
+mkdir -p "$exits"
+
+# In a process group of its own, as Slurm sends TERM to that of the script.
+(
+	trap '' USR1 TERM
+	set -m
+	srun --export=ALL --input=none --label --mpi=none --kill-on-bad-exit=1 --wait=0 "${step[@]}" \
+		"$python" -m stoker.jobs.providers.slurm.worker "$place/$exits" \
+		"$python" -m stoker job-task "$place" --incarnation "$incarnation" &
+	echo $! > "$exits/srun.pid"
+	wait $!
+	echo $? > "$exits/srun"
+) &
+supervised=$!
+[ -z "$told" ] || pass_on
+late=
+while kill -0 "$supervised" 2> /dev/null && [ -z "$late" ]; do wait "$supervised"; done
+if [ -n "$late" ]; then say "the workers have not saved within $save_s s"; saved; fi
+
+saved=0 reason=
+for ((rank = 0; rank < workers; rank++)); do
+	code=$(cat "$exits/$rank" 2> /dev/null)
+	case $code in
+		0) ;;
+		2) end 2 "worker $rank ended with exit code 2, which a restart would repeat" ;;
+		75) saved=1 ;;
+		'') reason=${reason:-worker $rank was killed} ;;
+		137) reason=${reason:-worker $rank was killed} ;; # most often because another one failed
+		*) [[ $reason == *'exit code'* ]] || reason="worker $rank ended with exit code $code" ;;
+	esac
+done
+code=$(cat "$exits/srun" 2> /dev/null)
+if [ "$code" = 0 ] && [ "$saved" = 0 ] && [ -z "$reason" ]; then end 0 'done'; fi
+if [ -n "$told" ] || { [ "$saved" = 1 ] && [ -z "$reason" ]; }; then saved; fi
+failed "${reason:-srun ended with exit code ${code:-unknown}}"
