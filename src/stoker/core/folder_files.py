@@ -74,9 +74,10 @@ MOST_FILES = 100_000
 class Ignored:
     """Decides which files in a user's folder are neither code nor data; `.stokerignore` applies too."""
 
-    def __init__(self, folder: Path) -> None:
-        """Args: folder: The user's folder."""
+    def __init__(self, folder: Path, *, also: Iterable[str] = ()) -> None:
+        """Args: folder: The user's folder; also: more patterns, as in `.stokerignore`."""
         own = [line.strip("/") for line in _own_lines(folder) if not line.startswith("$")]
+        own += also
         self._root = folder
         self._passing, self._own = _matches_any(_PASSING), _matches_any(own)
         self._folder = functools.cache(self._of_folder)

@@ -15,11 +15,13 @@ A job's ID follows from what was submitted, so the same submission twice is one 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stoker.core.config import build
+from stoker.core.errors import ConfigError
 from stoker.core.files import read_json, write_atomic
 from stoker.core.fingerprint import fingerprint
 
@@ -28,6 +30,9 @@ JOBS = ".jobs"
 
 ID_DIGITS = 8
 """Hexadecimal digits of a job's ID behind its name."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A name that is a folder's on every file system, and a job's in every scheduler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +83,14 @@ class Job:
     """Names of environment variables that the target provides; values are written nowhere."""
 
     labels: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                "the name of a job must be letters, digits, `.`, `_` and `-`, at most 100",
+                got=self.name,
+                fix="Change `name` in stoker.yaml.",
+            )
 
     @property
     def id(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from stoker.jobs.job import Job
 
@@ -95,3 +95,14 @@ class Provider(Protocol):
 
     def stop(self, job_id: str) -> None:
         """End it, after its tasks have saved; of a job that is over, do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderKind:
+    """A kind of target. `jobs/providers/NAME/kind.py` has that of `provider: NAME` as `KIND`; nothing else lists it."""
+
+    settings: type[Any]
+    """Dataclass of a target's settings, all but `provider`."""
+
+    make: Callable[[str, Any], Provider]
+    """Makes the provider of a target: its name, its settings. It finds a job's folder by `places.find_place`."""

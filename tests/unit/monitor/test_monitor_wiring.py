@@ -14,13 +14,14 @@ import yaml
 from tests.custom_resources import definition, validate
 from tests.prometheus_programs import FOLDER, program
 
+from stoker.cluster.processes.identity import began
 from stoker.core.errors import ConfigError, UserError
 from stoker.monitor.manifests.kubernetes import kubernetes_texts
 from stoker.monitor.manifests.write import write_manifests
 from stoker.monitor.settings import RuleSettings
 from stoker.monitor.stack.processes import Stack, reason
 from stoker.monitor.stack.programs import PROMETHEUS, find_program
-from stoker.monitor.stack.state import Started, began, read_started
+from stoker.monitor.stack.state import Started, read_started
 from stoker.monitor.stack.status import read_status
 from stoker.monitor.stack.wiring import Receiver, Wiring
 

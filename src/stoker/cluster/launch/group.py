@@ -133,6 +133,10 @@ class GroupLimits:
     alone_restarts: int
     """How often processes with `Command.alone` are started again, in total."""
 
+    unheard_grace_s: float = FAILURE_GRACE_S
+    """The same as `grace_s` if no process has said by a heartbeat that it trains, seconds: nothing is lost then.
+    Processes that send no heartbeats need the whole time."""
+
 
 class Group:
     """Processes that start and end together."""
@@ -159,6 +163,7 @@ class Group:
             UserError: the kernel refuses a process.
         """
         self._stop, self._times_asked, self._grace_s = stop, 0, limits.grace_s
+        self._unheard_grace_s = limits.unheard_grace_s
         self._log, self._on_beat = log, on_beat
         self._commands = list(commands)
         self._members: list[Member] = []
@@ -306,7 +311,7 @@ class Group:
     def _end_as_asked(self, now_s: float) -> None:
         if not self._times_asked:
             # Before training began, TensorFlow ignores the signal, and nothing is lost.
-            grace_s = self._grace_s if self._began else FAILURE_GRACE_S
+            grace_s = self._grace_s if self._began else self._unheard_grace_s
             self._log(f"asked to end: workers save and end within {grace_s:g} s")
             self._deadline_s = min(self._deadline_s, now_s + grace_s)
         self._times_asked = self._stop.times

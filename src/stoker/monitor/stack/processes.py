@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.cluster.processes.child import Child, ProcessOptions, last_line
+from stoker.cluster.processes.identity import began
 from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import alone, writable
 from stoker.monitor.generated import is_edited, write_generated
 from stoker.monitor.rules.groups import rules_text
 from stoker.monitor.stack.programs import ALERTMANAGER, PROMETHEUS, Program, find_program
-from stoker.monitor.stack.state import Started, began, read_started, write_started
+from stoker.monitor.stack.state import Started, read_started, write_started
 from stoker.monitor.stack.wiring import (
     Wiring,
     alertmanager_settings,

@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stoker.cluster.processes.identity import began
 from stoker.core.files import read_json, write_json
 
 FILE = "started.json"
@@ -50,15 +51,6 @@ class Started:
             end_s = time.monotonic() + wait_s
             while self.runs and time.monotonic() < end_s:
                 time.sleep(0.05)  # it is not this process's child, so it cannot be waited for
-
-
-def began(pid: int) -> str:
-    """Return when a process started, in ticks since boot; empty if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
 
 
 def read_started(folder: Path) -> tuple[Started, ...]:

@@ -1,0 +1,258 @@
+"""The experiment's code as one file whose name is its content: packed on submission, unpacked once per machine.
+
+code.tar.gz
+  files.json         name -> SHA-256 of every file below
+  experiment/        the experiment's folder
+  packages/          modules of the user's own outside it, for `PYTHONPATH`
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from stoker.core.errors import ConfigError, DataError, Plain, UserError
+from stoker.core.files import alone, full_disk_is_named, remove, scratch_folder, sha256_file
+from stoker.core.folder_files import IGNORE_FILE, Ignored, walk
+from stoker.jobs.local_packages import local_packages
+
+CODE = "code.tar.gz"
+"""Name of the archive in a job's folder."""
+
+HASHES, EXPERIMENT, PACKAGES = "files.json", "experiment", "packages"
+
+LIMIT_BYTES = 64 << 20
+"""Most bytes of all files together, before compression."""
+
+LARGEST = 3
+"""How many of the largest files an error names."""
+
+_SETTINGS = ("stoker.yaml", "stoker.lock.yaml", IGNORE_FILE)
+"""Files of the experiment's folder that count although a run does not take them for code."""
+
+_LEFT_OUT = (
+    ".*",  # hidden files, with `.env` and `.git`
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+    *("credentials*", "secrets.y*ml", "secrets.json", "service-account*.json"),
+    *("venv", "node_modules", "*.egg-info", "wandb", "mlruns"),
+)
+"""Secrets, environments and what other programs write."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Archive:
+    """A packed experiment."""
+
+    content: bytes
+    """Of the file: the same code gives the same bytes, on every machine."""
+
+    sizes: dict[str, int]
+    """Name in the archive -> bytes."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, hexadecimal."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """An unpacked archive."""
+
+    experiment: Path
+    """The experiment's folder."""
+
+    packages: Path
+    """For `PYTHONPATH`; it may not exist."""
+
+
+def pack(folder: Path, *, outside: Collection[Path] = (), limit_bytes: int = LIMIT_BYTES) -> Archive:
+    """Pack an experiment's code: every file that is not left out.
+
+    Hidden files, secrets, caches, logs and what `.stokerignore` names are left out, and links to files elsewhere that
+    are not Python.
+
+    Args:
+        folder: The experiment's folder.
+        outside: Folders, files and patterns of data, runs and models, which are left out.
+        limit_bytes: Most bytes of all files together.
+
+    Raises:
+        ConfigError: more than the limit; the largest files are named.
+        UserError: a file cannot be read.
+    """
+    folder, outside = folder.resolve(), [each.resolve() for each in outside]
+    files = {f"{EXPERIMENT}/{name}": path for name, path in _files(folder, outside)}
+    files |= {f"{EXPERIMENT}/{name}": folder / name for name in _SETTINGS if (folder / name).is_file()}
+    sources = [path for path in files.values() if path.suffix == ".py"]
+    for name, place in local_packages(folder, sources).items():
+        if place.is_file():
+            files[f"{PACKAGES}/{place.name}"] = place
+            continue
+        inside = _files(place, (*outside, folder))
+        files |= {f"{PACKAGES}/{name}/{each}": path for each, path in inside}
+    _require_small({name: path.stat().st_size for name, path in files.items()}, limit_bytes)
+    try:
+        contents = {name: path.read_bytes() for name, path in files.items()}
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} must be a file that can be read",
+            got=Plain(error.strerror or str(error)),
+            fix=f"Make it readable, or name it in {IGNORE_FILE}.",
+        ) from None
+    modes = {name: 0o755 if os.access(path, os.X_OK) else 0o644 for name, path in files.items()}
+    sizes = {name: len(content) for name, content in contents.items()}
+    return Archive(content=_packed(contents, modes), sizes=sizes)
+
+
+def unpack(archive: Path, digest: str, *, into: Path) -> Code:
+    """Unpack an archive into a folder named by its digest, unless a whole copy is there already.
+
+    Processes that do it at once make one copy. A copy that lost files, e.g. to a cleaner of `/tmp`, is replaced.
+
+    Args:
+        archive: The file.
+        digest: Its SHA-256, from the job's description.
+        into: Folder of all copies on this machine; only its owner may write there.
+
+    Raises:
+        DataError: it is another archive, it is damaged, or it has a name or a link that leads out of the folder.
+        UserError: the folder belongs to another user, or the disk is full.
+    """
+    final = into / digest
+    with full_disk_is_named(into):
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if into.stat().st_uid != os.geteuid():
+            raise UserError(
+                f"{into} must belong to the user whose job it is",
+                got=Plain(f"it belongs to user {into.stat().st_uid}"),
+                fix="Name another folder for temporary files: TMPDIR.",
+            )
+        with alone(into / f".{digest}.lock"):
+            if not _is_whole(final):
+                _make(archive, digest, final)
+    return Code(experiment=final / EXPERIMENT, packages=final / PACKAGES)
+
+
+def _files(folder: Path, outside: Collection[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield relative name and path of each file that is packed."""
+    patterns = [str(each) for each in outside if each != folder]
+    for place in walk(folder, is_ignored=Ignored(folder, also=_LEFT_OUT), outputs=outside):
+        if place.left_out:
+            raise ConfigError(
+                f"{folder / place.name} has too many files for an archive of code",
+                fix=f"If it is data, name it in {folder / IGNORE_FILE}.",
+            )
+        for entry in place.files:
+            path = Path(entry.path)
+            if path.is_file() and _belongs(path, folder, patterns):
+                yield path.relative_to(folder).as_posix(), path
+
+
+def _belongs(path: Path, folder: Path, patterns: Collection[str]) -> bool:
+    if any(fnmatch.fnmatchcase(str(path), pattern) for pattern in patterns):
+        return False
+    elsewhere = path.is_symlink() and not path.resolve().is_relative_to(folder)
+    return not elsewhere or path.suffix == ".py"
+
+
+def _require_small(sizes: dict[str, int], limit_bytes: int) -> None:
+    total = sum(sizes.values())
+    if total <= limit_bytes:
+        return
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:LARGEST]
+    named = ", ".join(f"{name.partition('/')[2]} ({_mib(sizes[name])})" for name in largest)
+    raise ConfigError(
+        f"the code of a job must have at most {_mib(limit_bytes)}",
+        got=Plain(f"{_mib(total)}; the largest files: {named}"),
+        fix=f"If they are not code, name them in {IGNORE_FILE}.",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def _packed(contents: dict[str, bytes], modes: dict[str, int]) -> bytes:
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    first = {HASHES: json.dumps(hashes, sort_keys=True, indent=0).encode()}
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in (HASHES, *sorted(contents, key=os.fsencode)):
+            content = first.get(name) or contents.get(name, b"")
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), modes.get(name, 0o644)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _is_whole(copy: Path) -> bool:
+    try:
+        hashes: dict[str, str] = json.loads((copy / HASHES).read_bytes())
+        return all(sha256_file(copy / name) == digest for name, digest in hashes.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _make(archive: Path, digest: str, final: Path) -> None:
+    content = _read_archive(archive)
+    if (found := hashlib.sha256(content).hexdigest()) != digest:
+        raise _damaged(archive, f"its SHA-256 is {found[:12]}..., not {digest[:12]}...")
+    with scratch_folder(final) as scratch:
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+                for member in tar:
+                    _write(tar, member, scratch, archive)
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+            raise _damaged(archive, str(error)) from None
+        if not _is_whole(scratch):
+            raise _damaged(archive, "its files do not have the hashes that it lists")
+        with scratch_folder(final) as old:
+            if final.exists():
+                # Not deleted in place: a process that runs there keeps its files until it ends.
+                os.rename(final, old / "damaged")
+            os.rename(scratch, final)
+    remove(old)
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, scratch: Path, archive: Path) -> None:
+    parts = PurePosixPath(member.name).parts
+    is_known = member.name == HASHES or (len(parts) > 1 and parts[0] in (EXPERIMENT, PACKAGES))
+    if not member.isreg() or not is_known or ".." in parts:
+        raise _damaged(archive, f"{member.name!r} is not a file inside the archive's own folders")
+    target = scratch.joinpath(*parts)
+    stream: Any = tar.extractfile(member)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as made:
+            made.write(stream.read())
+    except (FileExistsError, NotADirectoryError):
+        raise _damaged(archive, f"{member.name!r} occurs twice") from None
+    target.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _read_archive(archive: Path) -> bytes:
+    try:
+        return archive.read_bytes()
+    except OSError as error:
+        raise _damaged(archive, error.strerror or str(error)) from None
+
+
+def _damaged(archive: Path, why: str) -> DataError:
+    return DataError(
+        f"{archive} must be the code that was submitted",
+        got=Plain(why),
+        fix="Submit the experiment again.",
+    )

@@ -1,0 +1,137 @@
+"""Reads the logs in a job's folder, through their rotation: they answer when the machines are gone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, Plain
+
+LOGS = "logs"
+
+_PART = re.compile(r"task-(\d+)\.log(?:\.(\d+))?")
+"""A task's log, or an older part of it: the higher the number, the older."""
+
+POLL_S = 0.3
+"""Between two looks at logs that grow: a shared file system sends no notification."""
+
+LINE_BYTES = 1 << 20
+"""A longer line is passed on in pieces."""
+
+BLOCK_BYTES = 1 << 16
+
+
+class GrowingLog:
+    """Reads the parts of one log, from the oldest to the newest, and goes on where it was."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Read nothing yet.
+
+        Args:
+            folder: Folder of the parts.
+            name: Of the newest part, e.g. `task-0.log`.
+        """
+        self._folder, self._name = folder, name
+        self._inode, self._offset = 0, 0
+        self._partial = b""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the whole lines that have come since the last call."""
+        parts = self._parts()
+        known = [number for number, (inode, _) in enumerate(parts) if inode == self._inode]
+        if not known:
+            self._offset = 0
+        for inode, path in parts[known[0] if known else 0 :]:
+            if inode != self._inode:
+                self._inode, self._offset = inode, 0
+            yield from self._read(path)
+
+    def rest(self) -> Iterator[str]:
+        """Yield a last line without an end."""
+        if self._partial:
+            yield self._partial.decode(errors="replace")
+            self._partial = b""
+
+    def _parts(self) -> list[tuple[int, Path]]:
+        """Return inode and path of each part, the oldest first."""
+        found = []
+        for path in self._folder.glob(f"{self._name}*"):
+            number = path.name.removeprefix(self._name).lstrip(".") or "0"
+            if number.isdecimal():
+                try:
+                    found.append((int(number), path.stat().st_ino, path))
+                except FileNotFoundError:  # rotated at this moment: the next look finds it
+                    continue
+        return [(inode, path) for _, inode, path in sorted(found, reverse=True)]
+
+    def _read(self, path: Path) -> Iterator[str]:
+        try:
+            with path.open("rb") as stream:
+                if stream.seek(0, 2) < self._offset:
+                    self._offset = 0  # it was emptied in place
+                stream.seek(self._offset)
+                while block := stream.read(BLOCK_BYTES):
+                    self._offset += len(block)
+                    *lines, self._partial = (self._partial + block).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in lines)
+                    if len(self._partial) > LINE_BYTES:
+                        yield from self.rest()
+        except FileNotFoundError:
+            return
+
+
+def workers_of(place: Path) -> list[int]:
+    """Return the ranks of the tasks that have written logs."""
+    found = (_PART.fullmatch(path.name) for path in (place / LOGS).glob("task-*"))
+    return sorted({int(match[1]) for match in found if match})
+
+
+def job_lines(
+    place: Path, *, worker: int | None, until: Callable[[], bool] | None = None
+) -> Iterator[str]:
+    """Yield the lines of a job's tasks, of all its incarnations.
+
+    Args:
+        place: The job's folder.
+        worker: Rank of one task; None: all, with `[worker N] ` before each line, and what the target's own logs say.
+        until: Go on until this returns True, with the logs that appear meanwhile; None: what is there now.
+
+    Raises:
+        ConfigError: no such worker.
+    """
+    if worker is not None and until is None and worker not in workers_of(place):
+        known = ", ".join(map(str, workers_of(place))) or "none yet"
+        raise ConfigError("the job must have a log of this worker", got=Plain(f"{worker}; workers with logs: {known}"))
+    return _lines(place / LOGS, worker=worker, until=until)
+
+
+def _lines(folder: Path, *, worker: int | None, until: Callable[[], bool] | None) -> Iterator[str]:
+    logs: dict[str, GrowingLog] = {}
+    while True:
+        # Asked before reading: what was written before the end is read, then.
+        over = until is None or until()
+        for name in _names(folder, worker):
+            logs.setdefault(name, GrowingLog(folder, name))
+        for name, log in logs.items():
+            prefix = "" if worker is not None else _prefix(name)
+            yield from (f"{prefix}{line}" for line in log.lines())
+            if over:
+                yield from (f"{prefix}{line}" for line in log.rest())
+        if over:
+            return
+        time.sleep(POLL_S)
+
+
+def _names(folder: Path, worker: int | None) -> list[str]:
+    if worker is not None:
+        return [f"task-{worker}.log"]
+    tasks = [f"task-{rank}.log" for rank in workers_of(folder.parent)]
+    others = sorted(path.name for path in folder.glob("*.log") if not _PART.fullmatch(path.name))
+    return [*others, *tasks]
+
+
+def _prefix(name: str) -> str:
+    match = _PART.fullmatch(name)
+    return f"[worker {match[1]}] " if match else f"[{name.removesuffix('.log')}] "

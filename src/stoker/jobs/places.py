@@ -1,0 +1,149 @@
+"""Finds jobs: by their folders in RUNS/.jobs, and by an index of the user's own, which has a link to each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import ConfigError, DataError, Plain, UserError
+from stoker.core.files import read_json, write_json
+from stoker.core.nearest import nearest
+from stoker.jobs.job import JOBS, Job, read_job
+
+SUBMITTED = "submitted.json"
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """What is known of a submission from the moment on at which a target has accepted it."""
+
+    target: str
+    """Its name, as in `targets.yaml`."""
+
+    scheduler_id: str
+    submitted_s: float
+    """Seconds since the epoch."""
+
+
+def index_folder() -> Path:
+    """Return the folder of links to the jobs that this user has submitted on this machine."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "stoker" / "jobs"
+
+
+def add_to_index(place: Path) -> None:
+    """Make a job known in every folder; without a home that can be written, it is known only by RUNS/.jobs."""
+    with contextlib.suppress(OSError):
+        index_folder().mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (index_folder() / place.name).symlink_to(place.resolve())
+
+
+def places(runs: Iterable[Path] = ()) -> dict[str, Path]:
+    """Return job's ID -> its folder, of all jobs in the index and in the given folders of runs."""
+    found: dict[str, Path] = {}
+    for folder in (index_folder(), *(each / JOBS for each in runs)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for place in _entries(folder):
+                if (place / "job.json").exists():
+                    found[place.name] = place.resolve()
+    return found
+
+
+def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
+    """Return the folder of the job with an ID, or whose ID alone begins with a text.
+
+    Args:
+        named: The ID or its beginning.
+        runs: Folders of runs; the index counts anyway.
+
+    Raises:
+        ConfigError: there is none (the nearest is named), or more than one.
+    """
+    if not _ID.fullmatch(named):
+        raise ConfigError("a job is named by its ID or the beginning of it", got=named, fix=_LIST)
+    known = places(runs)
+    if named in known:
+        return known[named]
+    matches = sorted(job for job in known if job.startswith(named))
+    if len(matches) == 1:
+        return known[matches[0]]
+    if matches:
+        raise ConfigError(
+            "the beginning of a job's ID must fit one job",
+            got=Plain(f"{named!r}, which fits {', '.join(matches)}"),
+            fix="Write more of it.",
+        )
+    fix = nearest(named, known) if len(known) <= _LISTED or _is_close(named, known) else _LIST
+    raise ConfigError("no job has this ID", got=named, fix=fix)
+
+
+_LIST = "List the jobs: stoker jobs."
+_LISTED = 5
+"""Most IDs that an error lists."""
+
+
+def _is_close(named: str, known: Iterable[str]) -> bool:
+    return nearest(named, known).startswith("Did")
+
+
+def open_job(place: Path) -> Job:
+    """Return the job of a folder.
+
+    Raises:
+        UserError: it is damaged, or it belongs to another user.
+    """
+    try:
+        return read_job(place)
+    except OSError as error:
+        raise UserError(
+            f"{place / 'job.json'} must be a file that can be read",
+            got=Plain(error.strerror or str(error)),
+            fix="It may be another user's job: ask its owner.",
+        ) from None
+    except DataError as error:
+        raise DataError(
+            error.rule, got=error.got, fix="Submit the experiment again, which writes it again."
+        ) from None
+
+
+def read_submitted(place: Path) -> Submitted | None:
+    """Return what is known of a job's submission; None if no target has accepted it."""
+    path = place / SUBMITTED
+    try:
+        raw: dict[str, Any] = read_json(path) if path.is_file() else {}
+    except OSError:
+        return None
+    if not {"target", "scheduler_id", "submitted_s"} <= raw.keys():
+        return None
+    return Submitted(
+        target=str(raw["target"]),
+        scheduler_id=str(raw["scheduler_id"]),
+        submitted_s=float(raw["submitted_s"]),
+    )
+
+
+def write_submitted(place: Path, submitted: Submitted) -> None:
+    """Note that a target has accepted a job; what its provider has noted there stays."""
+    path = place / SUBMITTED
+    before: dict[str, Any] = read_json(path) if path.is_file() else {}
+    values = {
+        "target": submitted.target,
+        "scheduler_id": submitted.scheduler_id,
+        "submitted_s": submitted.submitted_s,
+    }
+    write_json(path, before | values)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except PermissionError:
+        return []

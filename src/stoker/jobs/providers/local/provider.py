@@ -1,0 +1,161 @@
+"""A job on this machine, under a supervisor that outlives the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stoker.cluster.doctor.gpus import read_gpus
+from stoker.cluster.doctor.visible import visible_names
+from stoker.cluster.launch.restarts import MOST_WORKERS
+from stoker.cluster.processes import Child, ProcessOptions, last_line
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.job import Job
+from stoker.jobs.logs import job_lines
+from stoker.jobs.places import find_place, places, read_submitted
+from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.providers.local.record import FILE, STOP, LocalRecord, read_record, write_record
+from stoker.jobs.providers.local.settings import LocalSettings
+
+SUPERVISOR = "stoker.jobs.providers.local.supervisor"
+
+READY_S = 60.0
+"""Longest wait for the supervisor to begin, seconds: a Python start on a busy machine."""
+
+END_S = 15.0
+"""How much longer than the workers' grace the supervisor may take to end, seconds."""
+
+POLL_S = 0.05
+"""Between two looks at a supervisor that is not this process's child."""
+
+
+class LocalProvider:
+    """This machine as a target: jobs start at once."""
+
+    def __init__(self, name: str, settings: LocalSettings) -> None:
+        """Ask nothing yet.
+
+        Args:
+            name: Of the target.
+            settings: Its settings.
+        """
+        self.name = name
+        self.settings = settings
+
+    def validate(self, job: Job) -> None:
+        """Refuse more workers, GPUs or secrets than there are here."""
+        needs = job.resources
+        if not 1 <= needs.workers <= MOST_WORKERS:
+            raise ConfigError(f"--workers must be from 1 to {MOST_WORKERS}", got=needs.workers)
+        if needs.gpus < 0:
+            raise ConfigError("--gpus must be 0 or more", got=needs.gpus)
+        if needs.gpus:
+            has = len(visible_names(read_gpus().states, os.environ))
+            if needs.workers * needs.gpus > has:
+                asked = f"{needs.workers} workers with {needs.gpus} each, and {has} GPUs here"
+                raise ConfigError(
+                    "--gpus must leave enough GPUs for all workers of this machine",
+                    got=Plain(asked),
+                    fix="Ask for fewer, or submit it to another target: --on NAME.",
+                )
+        if missing := [name for name in job.secrets if name not in os.environ]:
+            raise ConfigError(
+                "secrets are variables of the environment in which the job is submitted",
+                got=Plain(f"no {', '.join(missing)}"),
+                fix=f"Set it: export {missing[0]}=...",
+            )
+
+    def submit(self, job: Job) -> str:
+        """Start the supervisor, unless it runs; return its process number."""
+        place = job.place
+        record = read_record(place)
+        if record is not None and record.supervisor.lives:
+            return str(record.supervisor.pid)
+        (place / "logs").mkdir(exist_ok=True)
+        (place / STOP).unlink(missing_ok=True)
+        output = place / "logs" / "supervisor.out"
+        limits = (str(self.settings.max_restarts), str(self.settings.grace_s))
+        child = Child(
+            "the supervisor",
+            # -P: modules in the current folder are not Stoker's.
+            [sys.executable, "-P", "-m", SUPERVISOR, str(place), *limits],
+            ProcessOptions(
+                stdin=subprocess.DEVNULL, output=output, parent_death=None, ready_file=place / FILE
+            ),
+        )
+        if not child.wait_until_ready(READY_S):
+            child.kill()
+            child.wait()
+            raise UserError(
+                "the supervisor of the job must start",
+                got=Plain(last_line(output) or "nothing in its log"),
+                fix=f"Its log: {output}.",
+            )
+        return str(child.pid)
+
+    def state(self, job_id: str) -> JobState:
+        """Return what the supervisor has written, or that it has gone."""
+        record = read_record(find_place(job_id))
+        if record is None:
+            return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason="never started")
+        return record.state(job_id)
+
+    def jobs(self) -> Sequence[JobState]:
+        """Return the jobs that were submitted to this target, the newest first."""
+        found = []
+        for job_id, place in places().items():
+            submitted = read_submitted(place)
+            record = read_record(place)
+            if submitted is not None and record is not None and submitted.target == self.name:
+                found.append(record.state(job_id))
+        return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
+
+    def logs(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
+        """Yield the lines in the job's folder."""
+        place = find_place(job_id)
+        over = (lambda: self.state(job_id).phase.is_over) if follow else None
+        return job_lines(place, worker=worker, until=over)
+
+    def stop(self, job_id: str) -> None:
+        """End the workers after they have saved, and wait for that."""
+        place = find_place(job_id)
+        record = read_record(place)
+        if record is None or record.state(job_id).phase.is_over:
+            return
+        if not record.supervisor.is_here:
+            raise UserError(
+                f"job {job_id} must be stopped where it runs",
+                got=Plain(f"it runs on {record.supervisor.host}"),
+                fix=f"There: stoker stop {job_id}.",
+            )
+        (place / STOP).touch()
+        self._end(record, job_id)
+        last = read_record(place)
+        if last is not None and not Phase(last.phase).is_over:
+            # It was killed before it could write: nobody else will.
+            write_record(place, replace(last, phase=Phase.STOPPED, ended_s=time.time()))
+
+    def _end(self, record: LocalRecord, job_id: str) -> None:
+        try:
+            if record.supervisor.lives:
+                os.kill(record.supervisor.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise UserError(
+                f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
+            ) from None
+        end_s = time.monotonic() + self.settings.grace_s + END_S
+        while record.supervisor.lives and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+        if record.supervisor.lives:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.supervisor.pid, signal.SIGKILL)
+            while record.supervisor.lives:
+                time.sleep(POLL_S)

@@ -1,0 +1,167 @@
+"""`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S`: runs a job on this machine.
+
+It is the leader of its own session, so it survives the terminal. Each start of the job takes the next incarnation and
+starts all workers; after a failure all start again from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.launch.group import Group, GroupLimits, Outcome, StopRequest, stop_requests
+from stoker.cluster.processes.identity import identity_of
+from stoker.core.errors import UserError
+from stoker.jobs.job import Job, read_job
+from stoker.jobs.provider import Phase
+from stoker.jobs.providers.local.record import LocalRecord, is_stopped, write_record
+from stoker.jobs.providers.local.workers import next_incarnation, worker_commands
+
+LOG = "supervisor.log"
+
+MIN_START_S = 1.0
+"""Shortest time from a start to the request to save before its time limit, seconds."""
+
+
+class Supervisor:
+    """Starts of one job, one after the other."""
+
+    def __init__(self, place: Path, *, max_restarts: int, grace_s: float) -> None:
+        """Start nothing yet.
+
+        Args:
+            place: The job's folder.
+            max_restarts: How often all workers start again after a failure.
+            grace_s: Longest time that they may take to save and end.
+        """
+        self._place, self._job = place, read_job(place)
+        self._left, self._grace_s = max_restarts, grace_s
+        self._timed_out = False
+        self._record = LocalRecord(
+            supervisor=identity_of(os.getpid()), phase=Phase.RUNNING, submitted_s=time.time()
+        )
+
+    def run(self) -> None:
+        """Run the job to its end, and write how it ended."""
+        with stop_requests() as stop:
+            write_record(self._place, self._record)
+            try:
+                phase, reason = self._run(stop)
+            except UserError as error:
+                phase, reason = Phase.FAILED, error.line()
+            except Exception:  # noqa: BLE001 - nobody else would see it
+                self._log(traceback.format_exc())
+                phase, reason = Phase.FAILED, f"a bug in Stoker: see logs/{LOG}, and report it"
+            self._log(f"the job is {phase}{': ' if reason else ''}{reason}")
+            self._write(phase=phase, reason=reason, ended_s=time.time())
+
+    def _run(self, stop: StopRequest) -> tuple[Phase, str]:
+        while True:
+            outcome = self._start(stop)
+            if end := self._end_of(outcome):
+                return end
+            if is_stopped(self._place):
+                return Phase.STOPPED, ""
+            stop.times = 0  # the time limit of that start
+            self._write(restarts=self._record.restarts + 1)
+
+    def _start(self, stop: StopRequest) -> Outcome:
+        number = next_incarnation(self._place)
+        self._log(f"incarnation {number}: {self._job.resources.workers} worker(s) start")
+        self._write(started_s=time.time())
+        limits = GroupLimits(
+            # The workers' own heartbeats end at the process that writes their logs.
+            watchdog_s=math.inf,
+            grace_s=self._grace_s,
+            unheard_grace_s=self._grace_s,
+            alone_restarts=0,
+        )
+        commands = worker_commands(self._job, self._place, incarnation=number)
+        with self._time_limit(self._job):
+            group = Group(
+                commands, limits, stop=stop, log=self._log_event, on_beat=lambda _: None
+            )
+            return group.run()
+
+    def _end_of(self, outcome: Outcome) -> tuple[Phase, str] | None:
+        """Return how the job has ended; None if it starts again."""
+        if outcome.asked:
+            if is_stopped(self._place):
+                return Phase.STOPPED, ""
+            if not outcome.preempted:
+                return Phase.DONE, ""
+            if self._timed_out:
+                self._log("the time limit of one start: all workers have saved and start again")
+                return None
+            return Phase.FAILED, "the machine asked it to end; submit it again to go on"
+        failure = outcome.failure
+        if failure is None:
+            return Phase.DONE, ""
+        last = next((line for line in reversed(failure.tail) if line.strip()), "it printed nothing")
+        reason = f"{failure.name} {failure.reason}: {last.strip()}"
+        self._log(reason)
+        if failure.is_final:
+            return Phase.FAILED, reason
+        if self._left <= 0:
+            return Phase.FAILED, f"{reason} (after {self._record.restarts} restarts)"
+        self._left -= 1
+        self._log(f"all workers start again from the last checkpoint; {self._left} more times at most")
+        return None
+
+    @contextmanager
+    def _time_limit(self, job: Job) -> Iterator[None]:
+        """Ask for the end of this start early enough that workers can save within its time limit."""
+        self._timed_out = False
+        if job.resources.time_limit_s is None:
+            yield
+            return
+
+        def ask() -> None:
+            self._timed_out = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        timer = threading.Timer(max(MIN_START_S, job.resources.time_limit_s - self._grace_s), ask)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _log_event(self, line: str) -> None:
+        if not line.startswith("[worker "):  # those lines are in the workers' own logs
+            self._log(line)
+
+    def _log(self, text: str) -> None:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        with (self._place / "logs" / LOG).open("a", encoding="utf-8") as stream:
+            stream.writelines(f"{at} {line}\n" for line in text.splitlines())
+
+    def _write(self, **changes: Any) -> None:
+        self._record = replace(self._record, **changes)
+        write_record(self._place, self._record)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the job.
+
+    Args:
+        arguments: The job's folder, how often all workers may start again, their grace in seconds.
+    """
+    place, max_restarts, grace_s = arguments
+    Supervisor(Path(place), max_restarts=int(max_restarts), grace_s=float(grace_s)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

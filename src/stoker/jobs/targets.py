@@ -1,0 +1,119 @@
+"""Targets by name, from `targets.yaml` of the user and `targets` of the experiment, and what makes a provider of one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.core.config import build, located, read_yaml
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.nearest import nearest
+from stoker.jobs import providers
+from stoker.jobs.provider import Provider, ProviderKind
+
+LOCAL = "local"
+"""The target that always exists: this machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A place to which jobs are submitted."""
+
+    name: str
+    provider: str
+    settings: Any
+    """An instance of its kind's settings."""
+
+    def open(self) -> Provider:
+        """Return the provider, which has not been asked yet."""
+        return _kind(self.provider, where=f"targets.{self.name}").make(self.name, self.settings)
+
+
+def targets_file() -> Path:
+    """Return the path of the user's file of targets, which need not exist."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "stoker" / "targets.yaml"
+
+
+def read_targets(of_experiment: Mapping[str, Any], *, file: Path) -> dict[str, Target]:
+    """Return all targets by name.
+
+    Args:
+        of_experiment: The section `targets` of stoker.yaml; it takes precedence over the user's file.
+        file: That stoker.yaml, for messages.
+
+    Raises:
+        ConfigError: an unknown provider or setting, or a wrong value, with the file and the line.
+    """
+    found = {LOCAL: _built(LOCAL, {"provider": LOCAL})}
+    own = targets_file()
+    if own.is_file():
+        found |= _of_file(read_yaml(own), own, prefix="")
+    return found | _of_file(of_experiment, file, prefix="targets.")
+
+
+def _of_file(section: Mapping[str, Any], file: Path, *, prefix: str) -> dict[str, Target]:
+    try:
+        return {name: _built(f"{prefix}{name}", raw) for name, raw in section.items()}
+    except ConfigError as error:
+        raise located(error, file) from None
+
+
+def find_target(name: str, targets: Mapping[str, Target]) -> Target:
+    """Return the target with a name.
+
+    Raises:
+        ConfigError: there is none; the nearest is named.
+    """
+    if name not in targets:
+        fix = f"{nearest(name, targets)} Targets are named in {targets_file()} and stoker.yaml."
+        raise ConfigError("--on names a target", got=name, fix=fix)
+    return targets[name]
+
+
+def provider_names() -> list[str]:
+    """Return the names of all kinds of targets: the packages in `jobs/providers`."""
+    return sorted(each.name for each in pkgutil.iter_modules(providers.__path__) if each.ispkg)
+
+
+def _built(where: str, raw: object) -> Target:
+    """Return the target of one section, whose dotted key ends in its name."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(
+            f"{where} must be a section of `key: value` lines",
+            got=raw,
+            fix="E.g. `provider: local`.",
+        )
+    provider = raw.get("provider")
+    if provider is None:
+        raise ConfigError(
+            f"{where}.provider must be given",
+            got=Plain("nothing"),
+            fix=f"Known: {', '.join(provider_names())}.",
+        )
+    kind = _kind(provider, where=where)
+    values = {key: value for key, value in raw.items() if key != "provider"}
+    try:
+        settings = build(kind.settings, values, where=where)
+    except ConfigError as error:
+        rule = error.rule if error.rule.startswith(where) else f"{where}: {error.rule}"
+        raise ConfigError(rule, got=error.got, fix=error.fix) from None
+    name = where.removeprefix("targets.")
+    return Target(name=name, provider=str(provider), settings=settings)
+
+
+def _kind(provider: object, *, where: str) -> ProviderKind:
+    known = provider_names()
+    if provider not in known:
+        raise ConfigError(
+            f"{where}.provider names a kind of target",
+            got=provider,
+            fix=nearest(str(provider), known),
+        )
+    kind: ProviderKind = importlib.import_module(f"{providers.__name__}.{provider}.kind").KIND
+    return kind
