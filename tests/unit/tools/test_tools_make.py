@@ -31,7 +31,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     arguments: str, exit_codes: tuple[int, int, int], passes: bool, tmp_path: Path
 ) -> None:
     """The exit codes are those of make's three calls of pytest, in their order."""
-    names = ("stamp", "tfjs", "triton", "envoy", "chromium", "prom", "grafana")
+    names = ("stamp", "tfjs", "triton", "envoy", "chromium", "prom", "grafana", "slurm")
     stamps = [tmp_path / name for name in names]
     for stamp in stamps:
         stamp.write_text("0 cpu\n")
@@ -50,6 +50,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
             *(f"STAMP={stamps[0]}", f"TFJS_STAMP={stamps[1]}", f"TRITON_STAMP={stamps[2]}"),
             *(f"ENVOY_STAMP={stamps[3]}", f"CHROMIUM_STAMP={stamps[4]}"),
             *(f"PROMETHEUS_STAMP={stamps[5]}", f"GRAFANA_STAMP={stamps[6]}"),
+            f"SLURM_STAMP={stamps[7]}",
             *(f"UV={sys.executable}", f"PYTHON={sys.executable}", "OTHER="),
         ],
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},

@@ -1,0 +1,293 @@
+"""Jobs on a real Slurm: no number is lost or written twice, whatever ends their workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs.conftest import Counting, comments
+from tests.slurm_cluster import wait_until
+
+from stoker.core.errors import ConfigError, UserError
+from stoker.jobs.job import Job
+from stoker.jobs.provider import Phase
+from stoker.jobs.providers.slurm.problems import AnswerLost
+
+LOSSES = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
+END = 100
+OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+
+
+@dataclass
+class Disturbed:
+    """Jobs whose workers were ended in the middle, all at the same time; each is over."""
+
+    counting: Counting
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def disturbed(counting: Counting) -> Disturbed:
+    """Submit jobs, end their workers each in another way, and wait for all."""
+    end = str(END)
+    one = {"resources": {"workers": 1}}
+    jobs = {
+        "requeue": counting.submit("requeue", end),
+        "limit": counting.submit(
+            "limit", end, settings={"grace_s": 58}, resources={"time_limit_s": 60}
+        ),
+        "preempted": counting.submit("preempted", end, settings={"partition": "spot", "nodes": 1}),
+        "lost": counting.submit(
+            "lost", end, settings={"partition": "frail", "sbatch": ["--exclude=n1"]}, **one
+        ),
+        "fails": counting.submit("fails", end, "fail", "30", "1", "2"),
+        "hopeless": counting.submit("hopeless", end, "fail", "3", "1", "9", settings={"max_restarts": 1}),
+        "mistake": counting.submit("mistake", end, "fail", "3", "2", "9"),
+        "stopped": counting.submit("stopped", "100000"),
+        "cancelled": counting.submit("cancelled", "100000"),
+    }
+    for name in ("requeue", "preempted", "lost", "stopped", "cancelled"):
+        counting.wait_for_number(jobs[name], 10)
+    number = {name: counting.state(job).scheduler_id for name, job in jobs.items()}
+    # The node's jobs live on without it: its old start must not write once there is a new one.
+    counting.cluster.daemons["slurmd-n4"].send(signal.SIGKILL)
+    counting.cluster.run("scontrol", "requeue", number["requeue"])
+    counting.cluster.run("scancel", number["cancelled"])
+    script = ["--wrap=sleep 1", "--partition=urgent", "--exclusive", f"--output={counting.runs}/urgent.log"]
+    counting.cluster.run("sbatch", *script)
+    counting.provider().stop(jobs["stopped"].id)
+    wait_until(lambda: (jobs["lost"].place / "incarnations" / "1").exists(), "start of lost")
+    counting.cluster.daemons["slurmd-n4"].wait(10.0)
+    wait_until(lambda: "n4" in counting.cluster.run("sinfo", "--noheader", "--states=down", "--format=%N"), "loss")
+    counting.cluster.start_node("n4")
+    for job in jobs.values():
+        counting.wait(job, *OVER, timeout_s=120)
+    return Disturbed(counting, jobs)
+
+
+@pytest.mark.parametrize("name", ["requeue", "limit", "preempted", "fails"])
+def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
+    job = disturbed.jobs[name]
+    state = disturbed.counting.state(job)
+
+    assert state.phase is Phase.DONE, state
+    assert state.restarts >= 1
+    disturbed.counting.require_whole_count(job, END)
+
+
+@pytest.mark.parametrize("name", ["requeue", "limit", "preempted"])
+def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str) -> None:
+    """The second takes a second longer: the first one's end must not end it."""
+    assert {"1-0", "1-1"} <= disturbed.counting.saved(disturbed.jobs[name])
+
+
+def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> None:
+    job = disturbed.jobs["lost"]
+
+    assert disturbed.counting.state(job).phase is Phase.DONE
+    assert disturbed.counting.state(job).restarts == 1
+    disturbed.counting.require_whole_count(job, END)
+    assert (job.place / "overtaken-1-0").exists()
+
+
+def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:
+    for name, count in (("requeue", 0), ("limit", 0), ("preempted", 0), ("fails", 2), ("hopeless", 2)):
+        failures = disturbed.jobs[name].place / "failures"
+        lines = failures.read_text().splitlines() if failures.exists() else []
+        assert len(lines) == count, (name, lines)
+
+
+def test_the_reason_of_a_failure_names_the_worker_and_its_exit_code(disturbed: Disturbed) -> None:
+    hopeless = disturbed.counting.state(disturbed.jobs["hopeless"])
+    mistake = disturbed.counting.state(disturbed.jobs["mistake"])
+
+    assert hopeless.phase is mistake.phase is Phase.FAILED
+    assert hopeless.reason == "worker 0 ended with exit code 1; 1 restarts did not help"
+    assert hopeless.restarts == 1
+    assert mistake.reason == "worker 0 ended with exit code 2, which a restart would repeat"
+    assert mistake.restarts == 0
+
+
+def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:
+    for name, reason in (("stopped", "by stoker stop"), ("cancelled", "by scancel")):
+        job = disturbed.jobs[name]
+        state = disturbed.counting.state(job)
+        assert (state.phase, state.reason, state.restarts) == (Phase.STOPPED, reason, 0)
+        count = len(disturbed.counting.numbers(job, 0))
+        disturbed.counting.require_whole_count
+        assert disturbed.counting.numbers(job, 0) == list(range(count))
+    assert disturbed.counting.saved(disturbed.jobs["stopped"]) == {"1-0", "1-1"}
+    disturbed.counting.provider().stop(disturbed.jobs["stopped"].id)  # of one that is over: nothing
+
+
+def test_a_job_says_why_it_waits_and_a_waiting_job_can_be_stopped(counting: Counting) -> None:
+    gpus = {"resources": {"workers": 2, "gpus": 2, "time_limit_s": 120}}
+    first = counting.submit("first", "100000", **gpus)
+    counting.wait(first, Phase.RUNNING)
+    second = counting.submit("second", "5", **gpus)
+
+    wait_until(lambda: counting.state(second).expected_start_s is not None, "expected start", 20)
+    state = counting.state(second)
+    assert state.phase is Phase.WAITING
+    assert state.reason == "waits until enough machines are free (Resources)"
+    assert state.expected_start_s is not None
+    assert counting.state(first).started_s is not None
+    assert state.expected_start_s > (counting.state(first).started_s or 0)
+
+    counting.provider().stop(second.id)
+    assert counting.state(second).phase is Phase.STOPPED
+    assert counting.numbers(second, 0) == []
+    counting.provider().stop(first.id)
+    assert counting.state(first).phase is Phase.STOPPED
+    # Submitted again, it goes on from where it was saved.
+    reached = len(counting.numbers(first, 0))
+    again = counting.provider().submit(first)
+    assert again != counting.state(second).scheduler_id
+    counting.wait_for_number(first, reached + 3)
+    assert counting.state(first).phase is Phase.RUNNING
+    counting.provider().stop(first.id)
+
+
+def test_secrets_reach_the_workers_and_stand_in_no_file(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN_OF_TEST", "hunter2-canary")
+    job = counting.submit("secret", "3", "needs", "TOKEN_OF_TEST", secrets=("TOKEN_OF_TEST",))
+    without = counting.submit("without", "3", secrets=("NOT_SET_ANYWHERE",))
+
+    assert counting.wait(job, *OVER).phase is Phase.DONE
+    assert "TOKEN_OF_TEST has 14 characters" in "\n".join(counting.provider().logs(job.id, worker=None, follow=True))
+    files = [path for path in counting.runs.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert [path for path in files if b"hunter2-canary" in path.read_bytes()] == []
+    state = counting.wait(without, *OVER)
+    assert state.phase is Phase.FAILED
+    assert state.reason.startswith("secret NOT_SET_ANYWHERE is not in the job's environment")
+
+
+@pytest.mark.parametrize(
+    ("settings", "resources", "words"),
+    [
+        ({"partition": "mian"}, {}, ["partition must be", "'mian'", "main"]),
+        ({}, {"gpus": 3}, ["at most the 2 GPUs of a machine in partition main", "3"]),
+        ({"nodes": 1}, {"gpus": 2}, ["at most the 2 GPUs", "4"]),
+        ({}, {"workers": 3}, ["at most the 2 machines", "3"]),
+        ({}, {"cpus": 17}, ["at most the 16 cores"]),
+        ({}, {"memory_gib": 5.0}, ["at most the 3.90625 GiB"]),
+        ({}, {"time_limit_s": 7200.0}, ["at most that of partition main, 3600 s", "7200 s"]),
+        ({"nodes": 2}, {"workers": 3}, ["multiple of the target's nodes (2)"]),
+        ({"sbatch": ["--constraint=infiniband"]}, {}, ["sbatch", "nvalid feature"]),
+        ({"account": "nobody", "sbatch": ["--qos=x", "--begin=yesterdayish"]}, {}, ["sbatch"]),
+    ],
+)
+def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
+    counting: Counting, settings: dict[str, object], resources: dict[str, object], words: list[str]
+) -> None:
+    job = counting.job("impossible", "3", resources=resources)
+    before = comments(counting.cluster)
+
+    with pytest.raises(UserError) as caught:
+        counting.provider(**settings).validate(job)
+
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+    assert comments(counting.cluster) == before
+    assert not (job.place / "submitted.json").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(
+    counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = counting.submit("reached", "3")
+    conf = (counting.cluster.folder / "slurm.conf").read_text()
+    port = next(line for line in conf.splitlines() if line.startswith("SlurmctldPort="))
+    (tmp_path / "slurm.conf").write_text(conf.replace(port, "SlurmctldPort=1\nMessageTimeout=2"))
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+        with pytest.raises(UserError, match=r"^Slurm's controller must answer\. Received: .*"):
+            counting.state(job)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with pytest.raises(UserError, match=r"on a login node"):
+            counting.state(job)
+    assert counting.wait(job, *OVER).phase is Phase.DONE
+
+
+def losing(folder: Path, real: str, *, every: int) -> Path:
+    """An sbatch that is killed in each so manieth call: in turn after and before Slurm has the job."""
+    (folder / "calls").mkdir(parents=True)
+    program = folder / "sbatch"
+    program.write_text(
+        f"""#!/bin/bash
+n=$(ls {folder}/calls | wc -l)
+touch {folder}/calls/$n
+if [ $((n % {2 * every})) = {every} ]; then kill -9 $$; fi
+{real} "$@" > {folder}/answer
+code=$?
+if [ $((n % {every})) = 0 ]; then kill -9 $$; fi
+cat {folder}/answer
+exit $code
+"""
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def submit_in_spite(counting: Counting, job: Job) -> str:
+    """Submit as a person does: after an answer that was lost, the same command again."""
+    provider = counting.provider(nodes=1)
+    for _ in range(3):
+        try:
+            return provider.submit(job)
+        except AnswerLost as lost:
+            assert "Run the same command again" in str(lost)
+    raise AssertionError("three answers were lost")
+
+
+def test_lost_answers_make_no_second_job_and_lose_none(
+    counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which("sbatch")
+    assert real is not None
+    path = losing(tmp_path / "bin", real, every=5 if LOSSES < 50 else 10)
+    jobs = [counting.job(f"many-{number}", "2") for number in range(LOSSES)]
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+        numbers = [submit_in_spite(counting, job) for job in jobs]
+    # The process that submitted it was killed before it could note the number.
+    (jobs[0].place / "submitted.json").unlink()
+    assert counting.provider().submit(jobs[0]) == numbers[0]
+    assert [counting.provider().submit(job) for job in jobs] == numbers
+
+    submitted = [each for each in comments(counting.cluster) if each.startswith("many-")]
+    assert sorted(submitted) == sorted(job.id for job in jobs)
+    assert len(set(numbers)) == LOSSES
+    listed = {state.id for state in counting.provider().jobs()}
+    assert listed >= {job.id for job in jobs}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"via": "ssh:login"}, "via is not supported yet"),
+        ({"sbatch": ("--comment=x",)}, "leave --comment to Stoker"),
+        ({"sbatch": ("-p main",)}, "long options"),
+        ({"setup": ("a\n#SBATCH --nodes=9",)}, "line breaks"),
+        ({"partition": "a\nb"}, "line breaks"),
+        ({"partition": "--help"}, "begin with -"),
+        ({"environment": {"A B": "x"}}, "name environment variables"),
+        ({"grace_s": 1}, "from 10 to 65535"),
+    ],
+)
+def test_settings_that_would_change_the_script_are_refused(
+    settings: dict[str, object], words: str
+) -> None:
+    from stoker.jobs.providers.slurm.settings import SlurmTarget
+
+    with pytest.raises(ConfigError, match=words):
+        SlurmTarget(**settings)  # type: ignore[arg-type]
