@@ -57,11 +57,11 @@ MinJobAge=300
 SchedulerParameters=bf_interval=1,sched_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=4000 Gres=gpu:fake:2
-NodeName=n1 Port={ports[1]}
-NodeName=n2 Port={ports[2]}
-NodeName=n3 Port={ports[3]}
-NodeName=n4 Port={ports[4]} Weight=1
+NodeName=DEFAULT CPUs=16 RealMemory=4000 Gres=gpu:fake:2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]}
+NodeName=n4 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[4]}
 PartitionName=main Nodes=n[1-2] Default=YES MaxTime=60
 PartitionName=spot Nodes=n3 PriorityTier=1 GraceTime=6
 PartitionName=urgent Nodes=n3 PriorityTier=10 PreemptMode=OFF
@@ -118,7 +118,13 @@ class Cluster:
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         for name in NODES:
             self.start_node(name)
-        wait_until(lambda: self.idle() == set(NODES), "idle nodes")
+        wait_until(self._is_up, "idle nodes")
+
+    def _is_up(self) -> bool:
+        for name, daemon in self.daemons.items():
+            log = self.folder / f"{name}.out"
+            assert not daemon.has_ended(), f"{name} has ended: {log.read_text()}"
+        return self.idle() == set(NODES)
 
     def idle(self) -> set[str]:
         """Names of the nodes that do nothing; none before the controller answers."""

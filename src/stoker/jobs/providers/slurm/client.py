@@ -6,7 +6,7 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ ANSWER_S = 60.0
 SEPARATOR = "\x1f"
 """Between fields: comments are JSON, and names of other jobs may hold any printable character."""
 
+_LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
 
@@ -83,14 +84,20 @@ class Slurm:
         """
         self._answer_s = answer_s
 
-    def submit(self, script: Path) -> str:
+    def submit(self, script: Path, *, secrets: Sequence[str] = ()) -> str:
         """Submit a script, and return the job's ID in Slurm.
+
+        Args:
+            script: Its path.
+            secrets: Names of variables that the job gets from the environment of this process. It gets
+                no others but those of a login: what is set here by chance would change the job.
 
         Raises:
             AnswerLost: Slurm may have the job, or not.
             UserError: it refused.
         """
-        answer = self._run("sbatch", "--parsable", str(script))
+        environ = {name: os.environ[name] for name in (*_LOGIN, *secrets) if name in os.environ}
+        answer = self._run("sbatch", "--parsable", str(script), environ=environ)
         found = answer.strip().splitlines()[-1:] or [""]
         job_id = found[0].partition(";")[0]
         if not job_id.isdecimal():
@@ -160,7 +167,13 @@ class Slurm:
         """Send USR1 to the script of a running job, which lets the workers save."""
         self._run("scancel", "--batch", "--signal=USR1", job_id)
 
-    def _run(self, program: str, *arguments: str, text: str | None = None) -> str:
+    def _run(
+        self,
+        program: str,
+        *arguments: str,
+        text: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> str:
         if shutil.which(program) is None:
             raise UserError(
                 f"{program} must be on the PATH",
@@ -176,7 +189,7 @@ class Slurm:
                 text=True,
                 errors="replace",
                 timeout=self._answer_s,
-                env=_environ(),
+                env=_environ() if environ is None else environ,
             )
         except subprocess.TimeoutExpired:
             raise AnswerLost(

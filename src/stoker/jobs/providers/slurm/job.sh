@@ -8,7 +8,7 @@ say() { echo "stoker: $(date -u +%FT%TZ) $*"; }
 
 # end CODE REASON: the job is over.
 end() {
-	is_current || stay
+	is_current || leave
 	printf '%s %s\n' "$1" "$2" > outcome.new && mv outcome.new outcome
 	say "$2"
 	exit "$1"
@@ -27,16 +27,23 @@ is_current() {
 	[ "$(fact JobState)" = RUNNING ] && [ "$(fact Restarts)" = "${SLURM_RESTART_COUNT:-0}" ]
 }
 
-# Waits until Slurm kills it. A script that ends by itself after a preemption counts as done: Slurm would not start it again.
+# Slurm has decided already what becomes of the job.
+leave() {
+	say 'this start is over'
+	exit 0
+}
+
+# Waits until Slurm kills it. A script that ends by itself between the notice of a preemption and the kill counts as done:
+# Slurm would not start it again.
 stay() {
 	say 'waits for its end by Slurm'
-	local until_s=$((SECONDS + ${1:-1000000}))
+	local until_s=$((SECONDS + $1))
 	while [ "$SECONDS" -lt "$until_s" ]; do sleep 1 & wait $!; done
 }
 
 # start_again WHY: ends this start, and puts the job into the queue again.
 start_again() {
-	is_current || stay
+	is_current || leave
 	say "$1: starts again"
 	scontrol requeue "$SLURM_JOB_ID" || end 1 "$1, and Slurm refused to start it again"
 	exit 0
@@ -46,7 +53,7 @@ start_again() {
 saved() {
 	if [ -e stop ]; then
 		scancel "$SLURM_JOB_ID"
-		stay
+		leave
 	elif [ "$told" != USR1 ] || [[ $(fact PreemptTime) == 2* ]]; then
 		stay "$preempted_s" # and if nobody was preempted, the job goes on
 	fi
@@ -54,7 +61,7 @@ saved() {
 }
 
 failed() {
-	is_current || stay
+	is_current || leave
 	say "$1"
 	printf 'start %s: %s\n' "$incarnation" "$1" >> failures
 	local times
@@ -63,25 +70,31 @@ failed() {
 	start_again "$1"
 }
 
-# A request to end the workers, to the step that srun runs. srun itself takes TERM as "kill the workers".
-told=
+# A request to end the workers goes to the step that srun runs; srun itself takes TERM as "kill the workers". It is repeated,
+# as srun loses one that comes before its workers run; a worker gets the first only.
+told= late= deadline_s=
 tell() {
 	say "got $1: the workers save"
-	if [ -z "$told" ]; then (sleep "$save_s" && kill -ALRM $$) & fi
+	if [ -z "$told" ]; then
+		deadline_s=$((SECONDS + save_s))
+		(while sleep 3; do kill -ALRM $$ || break; done) &
+	fi
 	told=$1
 	pass_on
 }
 pass_on() {
+	if [ "$SECONDS" -ge "$deadline_s" ]; then late=yes; fi
 	if [ -s "$exits/srun.pid" ]; then kill -USR1 "$(cat "$exits/srun.pid")" 2> /dev/null; fi
 }
 exits=none
 trap 'tell USR1' USR1
 trap 'tell TERM' TERM
-trap 'late=yes' ALRM
+trap 'pass_on' ALRM
 
 #@ environment, modules and setup of the target
 
 if [ -e outcome ] && read -r code why < outcome && [ "$code" = 0 ]; then exit 0; fi # a second submission
+if [ -e stop ]; then saved; fi # the signal came before this script could take it
 for name in "${secrets[@]}"; do
 	[ -n "${!name+set}" ] || end 2 "secret $name is not in the job's environment; set it where the job is submitted, or in the target's setup"
 done
@@ -93,6 +106,8 @@ if [ "$code" != 0 ]; then failed "stoker job-start ended with exit code $code"; 
 say "start $incarnation on $SLURM_JOB_NODELIST"
 exits=exits/$incarnation
 mkdir -p "$exits"
+
+if [ -n "$told" ]; then saved; fi # nobody has to save yet
 
 # In a process group of its own, as Slurm sends TERM to that of the script.
 (
@@ -106,8 +121,6 @@ mkdir -p "$exits"
 	echo $? > "$exits/srun"
 ) &
 supervised=$!
-[ -z "$told" ] || pass_on
-late=
 while kill -0 "$supervised" 2> /dev/null && [ -z "$late" ]; do wait "$supervised"; done
 if [ -n "$late" ]; then say "the workers have not saved within $save_s s"; saved; fi
 

@@ -160,7 +160,7 @@ class SlurmProvider:
         script = job.place / SCRIPT
         write_atomic(script, render(job, self.settings))
         try:
-            return self._slurm.submit(script)
+            return self._slurm.submit(script, secrets=job.secrets)
         except AnswerLost:
             found = [each for each in self._slurm.queue(name=slurm_name(job.id)) if _counts(each, job)]
             if not found:

@@ -105,12 +105,11 @@ def _options(job: Job, target: SlurmTarget) -> list[str]:
         ("chdir", str(job.place)),
         ("output", "logs/slurm.log"),
         ("open-mode", "append"),
-        ("export", ",".join(["HOME", "USER", "LOGNAME", "LANG", *job.secrets])),
     ]
     if needs.gpus:
         pairs.append(_gpus(needs.gpus, per_node, target))
     values = [f"--{name}={quoted(str(value))}" for name, value in pairs if value is not None]
-    return [*values, "--requeue"]
+    return [*values, "--requeue", "--export=ALL"]
 
 
 def workers_per_node(job: Job, target: SlurmTarget) -> int:

@@ -34,10 +34,11 @@ def main(arguments: list[str]) -> int:
     running: list[subprocess.Popen[bytes]] = []
 
     # Depending on the cluster's ProctrackType a signal reaches this process only, or its child too, so
-    # the child may get it twice: a second request to end is the same request.
+    # the child may get several: they are the same request.
     def pass_on(number: int, _: FrameType | None) -> None:
+        is_first = not asked
         asked.append(number)
-        for process in running:
+        for process in running if is_first else ():
             process.send_signal(signal.SIGUSR1)
 
     for number in (signal.SIGUSR1, signal.SIGTERM):
