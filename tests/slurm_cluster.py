@@ -73,7 +73,11 @@ PartitionName=frail Nodes=n[1,4]
 def require_slurm() -> None:
     """Skip the test where Slurm is not installed; in CI, fail where it should be."""
     path = f"{os.environ['PATH']}:{DAEMONS}"
-    missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if not shutil.which(name, path=path)]
+    missing = [
+        name
+        for name in ("slurmctld", "slurmd", "munged", "sbatch")
+        if not shutil.which(name, path=path)
+    ]
     if os.geteuid() != 0 and not missing:
         pytest.skip("several slurmd on one machine need root")
     if not missing:
@@ -177,7 +181,9 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     """
     require_slurm()
     environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "SBATCH"))
     }
     path = f"{os.environ['PATH']}:{DAEMONS}"
     environ |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
@@ -208,8 +214,12 @@ def _write_files(folder: Path) -> None:
     for node in NODES:
         for number in range(GPUS_OF_A_NODE):
             device = folder / f"gpu-{node}-{number}"
-            os.mknod(device, 0o600 | 0o020000, os.makedev(1, 3))  # a character device like /dev/null
-        lines.append(f"NodeName={node} Name=gpu Type=fake File={folder}/gpu-{node}-[0-{GPUS_OF_A_NODE - 1}]")
+            os.mknod(
+                device, 0o600 | 0o020000, os.makedev(1, 3)
+            )  # a character device like /dev/null
+        lines.append(
+            f"NodeName={node} Name=gpu Type=fake File={folder}/gpu-{node}-[0-{GPUS_OF_A_NODE - 1}]"
+        )
     (folder / "gres.conf").write_text("\n".join(lines) + "\n")
     host = socket.gethostname().partition(".")[0]
     with ExitStack() as stack:

@@ -35,7 +35,9 @@ class Counting:
 
     def provider(self, **settings: Any) -> SlurmProvider:
         """A target whose workers count."""
-        return SlurmProvider("test", SlurmTarget(**{"python": str(self.python), "grace_s": 20} | settings))
+        return SlurmProvider(
+            "test", SlurmTarget(**{"python": str(self.python), "grace_s": 20} | settings)
+        )
 
     def job(self, name: str, *command: str, **more: Any) -> Job:
         """A job, whose folder is written."""
@@ -52,7 +54,9 @@ class Counting:
         add_to_index(write_job(job))
         return job
 
-    def submit(self, name: str, *command: str, settings: dict[str, Any] | None = None, **more: Any) -> Job:
+    def submit(
+        self, name: str, *command: str, settings: dict[str, Any] | None = None, **more: Any
+    ) -> Job:
         """Submit a job."""
         job = self.job(name, *command, **more)
         provider = self.provider(**settings or {})
@@ -111,7 +115,7 @@ def counting() -> Iterator[Counting]:
             for name in ("SLURM_CONF", "PATH"):
                 patch.setenv(name, cluster.environ[name])
             patch.setenv("XDG_STATE_HOME", str(folder / "home"))
-            runs = folder / "runs of O'Neil & \"co\" $x"
+            runs = folder / 'runs of O\'Neil & "co" $x'
             runs.mkdir()
             python = folder / "python"
             python.write_text(

@@ -64,7 +64,12 @@ def count(place: Path, incarnation: int) -> int:
                 return 0
             with numbers.open("a") as stream:
                 stream.write(f"{reached}\n")
-        if how[:1] == ["fail"] and rank == 0 and reached == int(how[1]) and incarnation <= int(how[3]):
+        if (
+            how[:1] == ["fail"]
+            and rank == 0
+            and reached >= int(how[1])
+            and incarnation <= int(how[3])
+        ):
             return int(how[2])
         if ASKED:
             time.sleep(0.1 + rank)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.jobs.conftest import Counting, comments
@@ -14,114 +15,60 @@ from tests.slurm_cluster import wait_until
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job
-from stoker.jobs.provider import Phase
+from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
 LOSSES = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
-END = 100
+END, LONG = 100, 800
+"""Numbers that a worker counts, 20 a second at most. Slurm looks at time limits every 30 s, and takes a while to
+give up a machine, so two jobs count longer."""
+
+COUNTS = {"limit": LONG, "lost": LONG, "stopped": 100_000, "cancelled": 100_000}
+ON_N4 = {"partition": "frail", "sbatch": ["--exclude=n1"]}
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 
 
 @dataclass
 class Disturbed:
-    """Jobs whose workers were ended in the middle, all at the same time; each is over."""
+    """Jobs whose workers are ended in the middle, all at the same time."""
 
     counting: Counting
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, Job]
+
+    def over(self, name: str) -> tuple[Job, JobState]:
+        """One of them when it is over, and its state then."""
+        return self.jobs[name], self.counting.wait(self.jobs[name], *OVER, timeout_s=120)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def disturbed(counting: Counting) -> Disturbed:
-    """Submit jobs, end their workers each in another way, and wait for all."""
-    end = str(END)
-    one = {"resources": {"workers": 1}}
-    jobs = {
-        "requeue": counting.submit("requeue", end),
-        "limit": counting.submit(
-            "limit", end, settings={"grace_s": 58}, resources={"time_limit_s": 60}
-        ),
-        "preempted": counting.submit("preempted", end, settings={"partition": "spot", "nodes": 1}),
-        "lost": counting.submit(
-            "lost", end, settings={"partition": "frail", "sbatch": ["--exclude=n1"]}, **one
-        ),
-        "fails": counting.submit("fails", end, "fail", "30", "1", "2"),
-        "hopeless": counting.submit("hopeless", end, "fail", "3", "1", "9", settings={"max_restarts": 1}),
-        "mistake": counting.submit("mistake", end, "fail", "3", "2", "9"),
-        "stopped": counting.submit("stopped", "100000"),
-        "cancelled": counting.submit("cancelled", "100000"),
+    """Submit jobs, and end their workers each in another way; the first tests run meanwhile."""
+    wanted: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+        "requeue": ((), {}),
+        "limit": ((), {"settings": {"grace_s": 58}, "resources": {"time_limit_s": 60}}),
+        "preempted": ((), {"settings": {"partition": "spot", "nodes": 1}}),
+        "lost": ((), {"settings": ON_N4, "resources": {"workers": 1}}),
+        "fails": (("fail", "30", "1", "2"), {}),
+        "hopeless": (("fail", "3", "1", "9"), {"settings": {"max_restarts": 1}}),
+        "mistake": (("fail", "3", "2", "9"), {}),
+        "stopped": ((), {}),
+        "cancelled": ((), {}),
     }
-    for name in ("requeue", "preempted", "lost", "stopped", "cancelled"):
-        counting.wait_for_number(jobs[name], 10)
+    jobs = {
+        name: counting.submit(name, str(COUNTS.get(name, END)), *command, **more)
+        for name, (command, more) in wanted.items()
+    }
     number = {name: counting.state(job).scheduler_id for name, job in jobs.items()}
-    # The node's jobs live on without it: its old start must not write once there is a new one.
-    counting.cluster.daemons["slurmd-n4"].send(signal.SIGKILL)
+    for name in ("requeue", "preempted", "lost", "stopped", "cancelled"):
+        counting.wait_for_number(jobs[name], 5)
     counting.cluster.run("scontrol", "requeue", number["requeue"])
+    # The processes of the machine's jobs live on without its slurmd.
+    counting.cluster.daemons["slurmd-n4"].send(signal.SIGKILL)
     counting.cluster.run("scancel", number["cancelled"])
-    script = ["--wrap=sleep 1", "--partition=urgent", "--exclusive", f"--output={counting.runs}/urgent.log"]
-    counting.cluster.run("sbatch", *script)
+    urgent = ["--partition=urgent", "--exclusive", f"--output={counting.runs}/urgent.log"]
+    counting.cluster.run("sbatch", "--wrap=sleep 1", *urgent)
     counting.provider().stop(jobs["stopped"].id)
-    wait_until(lambda: (jobs["lost"].place / "incarnations" / "1").exists(), "start of lost")
-    counting.cluster.daemons["slurmd-n4"].wait(10.0)
-    wait_until(lambda: "n4" in counting.cluster.run("sinfo", "--noheader", "--states=down", "--format=%N"), "loss")
-    counting.cluster.start_node("n4")
-    for job in jobs.values():
-        counting.wait(job, *OVER, timeout_s=120)
     return Disturbed(counting, jobs)
-
-
-@pytest.mark.parametrize("name", ["requeue", "limit", "preempted", "fails"])
-def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
-    job = disturbed.jobs[name]
-    state = disturbed.counting.state(job)
-
-    assert state.phase is Phase.DONE, state
-    assert state.restarts >= 1
-    disturbed.counting.require_whole_count(job, END)
-
-
-@pytest.mark.parametrize("name", ["requeue", "limit", "preempted"])
-def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str) -> None:
-    """The second takes a second longer: the first one's end must not end it."""
-    assert {"1-0", "1-1"} <= disturbed.counting.saved(disturbed.jobs[name])
-
-
-def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> None:
-    job = disturbed.jobs["lost"]
-
-    assert disturbed.counting.state(job).phase is Phase.DONE
-    assert disturbed.counting.state(job).restarts == 1
-    disturbed.counting.require_whole_count(job, END)
-    assert (job.place / "overtaken-1-0").exists()
-
-
-def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:
-    for name, count in (("requeue", 0), ("limit", 0), ("preempted", 0), ("fails", 2), ("hopeless", 2)):
-        failures = disturbed.jobs[name].place / "failures"
-        lines = failures.read_text().splitlines() if failures.exists() else []
-        assert len(lines) == count, (name, lines)
-
-
-def test_the_reason_of_a_failure_names_the_worker_and_its_exit_code(disturbed: Disturbed) -> None:
-    hopeless = disturbed.counting.state(disturbed.jobs["hopeless"])
-    mistake = disturbed.counting.state(disturbed.jobs["mistake"])
-
-    assert hopeless.phase is mistake.phase is Phase.FAILED
-    assert hopeless.reason == "worker 0 ended with exit code 1; 1 restarts did not help"
-    assert hopeless.restarts == 1
-    assert mistake.reason == "worker 0 ended with exit code 2, which a restart would repeat"
-    assert mistake.restarts == 0
-
-
-def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:
-    for name, reason in (("stopped", "by stoker stop"), ("cancelled", "by scancel")):
-        job = disturbed.jobs[name]
-        state = disturbed.counting.state(job)
-        assert (state.phase, state.reason, state.restarts) == (Phase.STOPPED, reason, 0)
-        count = len(disturbed.counting.numbers(job, 0))
-        disturbed.counting.require_whole_count
-        assert disturbed.counting.numbers(job, 0) == list(range(count))
-    assert disturbed.counting.saved(disturbed.jobs["stopped"]) == {"1-0", "1-1"}
-    disturbed.counting.provider().stop(disturbed.jobs["stopped"].id)  # of one that is over: nothing
 
 
 def test_a_job_says_why_it_waits_and_a_waiting_job_can_be_stopped(counting: Counting) -> None:
@@ -160,7 +107,9 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
     without = counting.submit("without", "3", secrets=("NOT_SET_ANYWHERE",))
 
     assert counting.wait(job, *OVER).phase is Phase.DONE
-    assert "TOKEN_OF_TEST has 14 characters" in "\n".join(counting.provider().logs(job.id, worker=None, follow=True))
+    assert "TOKEN_OF_TEST has 14 characters" in "\n".join(
+        counting.provider().logs(job.id, worker=None, follow=True)
+    )
     files = [path for path in counting.runs.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert [path for path in files if b"hunter2-canary" in path.read_bytes()] == []
@@ -269,6 +218,67 @@ def test_lost_answers_make_no_second_job_and_lose_none(
     assert len(set(numbers)) == LOSSES
     listed = {state.id for state in counting.provider().jobs()}
     assert listed >= {job.id for job in jobs}
+
+
+def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> None:
+    cluster = disturbed.counting.cluster
+    down = ("sinfo", "--noheader", "--states=down", "--format=%N")
+    wait_until(lambda: "n4" in cluster.run(*down), "loss of the machine")
+    cluster.daemons["slurmd-n4"].wait(10.0)
+    cluster.start_node("n4")
+
+    job, state = disturbed.over("lost")
+
+    assert (state.phase, state.restarts) == (Phase.DONE, 1)
+    disturbed.counting.require_whole_count(job, LONG)
+    assert (job.place / "overtaken-1-0").exists()
+
+
+@pytest.mark.parametrize("name", ["requeue", "preempted", "fails", "limit"])
+def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
+    job, state = disturbed.over(name)
+
+    assert state.phase is Phase.DONE, state
+    assert state.restarts >= 1
+    disturbed.counting.require_whole_count(job, COUNTS.get(name, END))
+
+
+@pytest.mark.parametrize("name", ["requeue", "preempted", "limit"])
+def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str) -> None:
+    """The second takes a second longer: the first one's end must not end it."""
+    job, _ = disturbed.over(name)
+
+    assert {"1-0", "1-1"} <= disturbed.counting.saved(job), disturbed.counting.log(job)
+
+
+def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:
+    counts = {"requeue": 0, "limit": 0, "preempted": 0, "lost": 0, "fails": 2, "hopeless": 2}
+    for name, count in counts.items():
+        job, _ = disturbed.over(name)
+        failures = job.place / "failures"
+        lines = failures.read_text().splitlines() if failures.exists() else []
+        assert len(lines) == count, (name, lines)
+
+
+def test_the_reason_of_a_failure_names_the_worker_and_its_exit_code(disturbed: Disturbed) -> None:
+    _, hopeless = disturbed.over("hopeless")
+    _, mistake = disturbed.over("mistake")
+
+    code = "worker 0 ended with exit code"
+    assert (hopeless.phase, hopeless.restarts) == (Phase.FAILED, 1)
+    assert hopeless.reason == f"{code} 1; 2 starts failed, and max_restarts is 1"
+    assert (mistake.phase, mistake.restarts) == (Phase.FAILED, 0)
+    assert mistake.reason == f"{code} 2, which a restart would repeat"
+
+
+def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:
+    for name, reason in (("stopped", "by stoker stop"), ("cancelled", "by scancel")):
+        job, state = disturbed.over(name)
+        assert (state.phase, state.reason, state.restarts) == (Phase.STOPPED, reason, 0)
+        numbers = disturbed.counting.numbers(job, 0)
+        assert numbers == list(range(len(numbers)))
+        assert disturbed.counting.saved(job) == {"1-0", "1-1"}
+    disturbed.counting.provider().stop(disturbed.jobs["stopped"].id)  # of one that is over: nothing
 
 
 @pytest.mark.parametrize(

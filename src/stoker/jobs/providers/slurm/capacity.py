@@ -37,11 +37,17 @@ def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup])
         return
     needs, per_node = job.resources, workers_per_node(job, target)
     where = f"partition {chosen[0].partition}"
-    _at_most(needs.gpus * per_node, max(each.gpus for each in chosen), f"GPUs of a machine in {where}")
+    _at_most(
+        needs.gpus * per_node, max(each.gpus for each in chosen), f"GPUs of a machine in {where}"
+    )
     cpus = (needs.cpus or 1) * per_node
     _at_most(cpus, max(each.cpus for each in chosen), f"cores of a machine in {where}")
     memory = (needs.memory_gib or 0) * per_node
-    _at_most(memory, max(each.memory_mib for each in chosen) / _MIB, f"GiB of memory of a machine in {where}")
+    _at_most(
+        memory,
+        max(each.memory_mib for each in chosen) / _MIB,
+        f"GiB of memory of a machine in {where}",
+    )
     _at_most(needs.workers // per_node, sum(each.nodes for each in chosen), f"machines of {where}")
     _require_time(needs.time_limit_s, chosen[0])
 

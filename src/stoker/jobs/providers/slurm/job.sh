@@ -66,7 +66,7 @@ failed() {
 	printf 'start %s: %s\n' "$incarnation" "$1" >> failures
 	local times
 	times=$(wc -l < failures)
-	[ "$times" -le "$max_restarts" ] || end 1 "$1; $max_restarts restarts did not help"
+	[ "$times" -le "$max_restarts" ] || end 1 "$1; $times starts failed, and max_restarts is $max_restarts"
 	start_again "$1"
 }
 
@@ -77,7 +77,7 @@ tell() {
 	say "got $1: the workers save"
 	if [ -z "$told" ]; then
 		deadline_s=$((SECONDS + save_s))
-		(while sleep 3; do kill -ALRM $$ || break; done) &
+		(while sleep 3; do kill -ALRM $$ 2> /dev/null || break; done) &
 	fi
 	told=$1
 	pass_on

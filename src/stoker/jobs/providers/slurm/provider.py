@@ -90,9 +90,7 @@ class SlurmProvider:
         if not found:
             return []
         queued = {each.id: each for each in self._slurm.queue()}
-        gone = [
-            each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued
-        ]
+        gone = [each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued]
         starts = self._slurm.accounting(ids=gone) if gone else []
         states = [
             known_state(
@@ -162,7 +160,9 @@ class SlurmProvider:
         try:
             return self._slurm.submit(script, secrets=job.secrets)
         except AnswerLost:
-            found = [each for each in self._slurm.queue(name=slurm_name(job.id)) if _counts(each, job)]
+            found = [
+                each for each in self._slurm.queue(name=slurm_name(job.id)) if _counts(each, job)
+            ]
             if not found:
                 raise
             return found[0].id

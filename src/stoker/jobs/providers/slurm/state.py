@@ -103,7 +103,10 @@ def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
     if state == "COMPLETED":
         return Phase.FAILED, "its script ended before the workers; see logs/slurm.log"
     if state is None:
-        return Phase.UNKNOWN, "Slurm does not know it any more, and its folder does not say how it ended"
+        return (
+            Phase.UNKNOWN,
+            "Slurm does not know it any more, and its folder does not say how it ended",
+        )
     return Phase.FAILED, _ENDS.get(state, f"Slurm calls it {state}; see logs/slurm.log")
 
 
