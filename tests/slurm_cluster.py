@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from stoker.cluster.processes import Child, ProcessOptions
 
 TOOLS = Path(__file__).resolve().parents[1] / ".tools"
@@ -57,17 +58,17 @@ MinJobAge=300
 SchedulerParameters=bf_interval=1,sched_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=DEFAULT CPUs=16 RealMemory=4000 Gres=gpu:fake:2
+NodeName=DEFAULT Weight=9 CPUs=16 RealMemory=4000 Gres=gpu:fake:2
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
 NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]}
-NodeName=n4 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[4]}
+NodeName=n4 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[4]} Weight=1
 PartitionName=main Nodes=n[1-2] Default=YES MaxTime=60
 PartitionName=spot Nodes=n3 PriorityTier=1 GraceTime=6
 PartitionName=urgent Nodes=n3 PriorityTier=10 PreemptMode=OFF
 PartitionName=frail Nodes=n[1,4]
 """
-"""`main` for all that is not disturbed, `urgent` preempts `spot`, and n4 of `frail` is to be lost."""
+"""`main` for all that is not disturbed, `urgent` preempts `spot`, and `frail` prefers n4, which is to be lost."""
 
 
 def require_slurm() -> None:
@@ -106,7 +107,9 @@ class Cluster:
         return done.stdout
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node."""
+        """Start the slurmd of a node, again if it was killed."""
+        if f"slurmd-{name}" in self.daemons:
+            self.daemons[f"slurmd-{name}"].wait(10.0)
         conf = str(self.folder / "slurm.conf")
         self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", conf)
 

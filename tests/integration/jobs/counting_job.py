@@ -42,6 +42,11 @@ def start(place: Path) -> None:
     print(number)
 
 
+def say(log: Path, line: str) -> None:
+    with log.open("a") as stream:
+        stream.write(f"{line}\n")
+
+
 def position(numbers: Path) -> int:
     return len(numbers.read_text().split()) if numbers.exists() else 0
 
@@ -51,9 +56,10 @@ def count(place: Path, incarnation: int) -> int:
     rank = int(os.environ["SLURM_PROCID"])
     _, end, *how = json.loads((place / "job.json").read_text())["command"]
     numbers = place / f"numbers-{rank}"
-    print(f"worker {rank} of start {incarnation} goes on from {position(numbers)}", flush=True)
+    log = place / "logs" / f"task-{rank}.log"
+    say(log, f"start {incarnation} goes on from {position(numbers)}")
     for name in filter(None, (how[1] if how[:1] == ["needs"] else "").split(",")):
-        print(f"{name} has {len(os.environ[name])} characters", flush=True)
+        say(log, f"{name} has {len(os.environ[name])} characters")
     while True:
         with alone(place):
             if newest(place) != incarnation:

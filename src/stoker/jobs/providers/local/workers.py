@@ -75,9 +75,7 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
             GPUS: ",".join(mine) or NO_GPU,
         }
         commands.append(
-            Command(
-                name=f"worker {rank}", argv=argv, environ={**_DEFAULTS, **environ, **threads, **own}
-            )
+            Command(name=f"worker {rank}", argv=argv, environ={**_DEFAULTS, **environ, **threads, **own})
         )
     return commands
 

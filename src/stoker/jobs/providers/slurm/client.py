@@ -52,12 +52,8 @@ class AccountedStart:
     state: str
     elapsed_s: float
     gpus: int
-    submitted_s: float | None
     started_s: float | None
     ended_s: float | None
-    exit_code: str
-    name: str
-    user: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,23 +128,17 @@ class Slurm:
             raise
         return [_queued(line) for line in _records(answer, len(fields))]
 
-    def accounting(
-        self, *, ids: Sequence[str] = (), name: str | None = None
-    ) -> list[AccountedStart]:
+    def accounting(self, ids: Sequence[str]) -> list[AccountedStart]:
         """Return every start of jobs, the oldest first; nothing on a cluster without accounting.
 
         Args:
             ids: Jobs by their number in Slurm.
-            name: Jobs of the user with this name.
         """
-        fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Submit,Start,End,ExitCode,JobName%200,User"
-        chosen = [f"--jobs={','.join(ids)}"] if ids else [f"--user={_user()}"]
-        if name is not None:
-            chosen.append(f"--name={name}")
-        arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2", *chosen]
-        form = [f"--delimiter={SEPARATOR}", f"--format={fields}", "--starttime=now-365days"]
+        fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End"
+        arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2"]
+        chosen = [f"--jobs={','.join(ids)}", f"--delimiter={SEPARATOR}", f"--format={fields}"]
         try:
-            answer = self._run("sacct", *arguments, *form)
+            answer = self._run("sacct", *arguments, *chosen)
         except UserError:  # no accounting, or it does not answer: the controller and the folder do
             return []
         return [_accounted(line) for line in _records(answer, fields.count(",") + 1)]
@@ -183,6 +173,7 @@ class Slurm:
         try:
             done = subprocess.run(
                 [program, *arguments],
+                check=False,
                 input=text,
                 stdin=subprocess.DEVNULL if text is None else None,
                 capture_output=True,
@@ -238,18 +229,14 @@ def _queued(fields: list[str]) -> QueuedJob:
 
 
 def _accounted(fields: list[str]) -> AccountedStart:
-    number, state, elapsed, tres, submitted, started, ended, code, name, user = fields
+    number, state, elapsed, tres, started, ended = fields
     return AccountedStart(
         id=number,
         state=state,
         elapsed_s=float(elapsed or 0),
         gpus=_gpus_of_tres(tres),
-        submitted_s=_time(submitted),
         started_s=_time(started),
         ended_s=_time(ended),
-        exit_code=code,
-        name=name,
-        user=user,
     )
 
 

@@ -109,11 +109,12 @@ mkdir -p "$exits"
 
 if [ -n "$told" ]; then saved; fi # nobody has to save yet
 
+# What the workers print is in logs/task-RANK.log, which is bounded; here is what they print on stderr before that is open.
 # In a process group of its own, as Slurm sends TERM to that of the script.
 (
 	trap '' USR1 TERM
 	set -m
-	srun --export=ALL --input=none --label --mpi=none --kill-on-bad-exit=1 --wait=0 "${step[@]}" \
+	srun --export=ALL --input=none --output=none --error=all --label --mpi=none --kill-on-bad-exit=1 --wait=0 "${step[@]}" \
 		"$python" -m stoker.jobs.providers.slurm.worker "$place/$exits" \
 		"$python" -m stoker job-task "$place" --incarnation "$incarnation" &
 	echo $! > "$exits/srun.pid"
@@ -129,8 +130,9 @@ for ((rank = 0; rank < workers; rank++)); do
 	code=$(cat "$exits/$rank" 2> /dev/null)
 	case $code in
 		0) ;;
-		2) end 2 "worker $rank ended with exit code 2, which a restart would repeat" ;;
+		2 | 3) end "$code" "worker $rank ended with exit code $code, which a restart would repeat; see logs/task-$rank.log" ;;
 		75) saved=1 ;;
+		76) leave ;; # a later start has begun
 		'') reason=${reason:-worker $rank was killed} ;;
 		137) reason=${reason:-worker $rank was killed} ;; # most often because another one failed
 		*) [[ $reason == *'exit code'* ]] || reason="worker $rank ended with exit code $code" ;;

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.core.errors import EXIT_DONE, UserError
-from stoker.core.files import alone, write_atomic
+from stoker.core.errors import UserError
+from stoker.core.files import write_atomic
 from stoker.jobs.job import Job
 from stoker.jobs.logs import LOGS, job_lines
 from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
@@ -17,7 +17,7 @@ from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
 from stoker.jobs.providers.slurm.settings import SlurmTarget
-from stoker.jobs.providers.slurm.state import is_live, is_over, known_state, outcome
+from stoker.jobs.providers.slurm.state import is_live, is_over, known_state
 
 STOP = "stop"
 """File in the job's folder: somebody asked for its end."""
@@ -52,16 +52,10 @@ class SlurmProvider:
         self._slurm.check(script)
 
     def submit(self, job: Job) -> str:
-        """Submit it, or find its earlier submission: by what is noted, by Slurm's queue, by its accounting."""
-        place = job.place
-        with alone(place / "submit.lock"):
-            found = self._submitted(job)
-            if found is None:
-                found = self._submit(job)
-            now_s = time.time() if (before := read_submitted(place)) is None else before.submitted_s
-            write_submitted(
-                place, Submitted(target=self.name, scheduler_id=found, submitted_s=now_s)
-            )
+        """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
+        found = self._submitted(job) or self._submit(job)
+        submitted = Submitted(target=self.name, scheduler_id=found, submitted_s=time.time())
+        write_submitted(job.place, submitted)
         return found
 
     def state(self, job_id: str) -> JobState:
@@ -77,7 +71,7 @@ class SlurmProvider:
             place,
             submitted,
             queued=queued.get(submitted.scheduler_id),
-            starts=self._slurm.accounting(ids=ids),
+            starts=self._slurm.accounting(ids),
         )
 
     def jobs(self) -> Sequence[JobState]:
@@ -91,7 +85,7 @@ class SlurmProvider:
             return []
         queued = {each.id: each for each in self._slurm.queue()}
         gone = [each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued]
-        starts = self._slurm.accounting(ids=gone) if gone else []
+        starts = self._slurm.accounting(gone) if gone else []
         states = [
             known_state(
                 job_id,
@@ -138,18 +132,14 @@ class SlurmProvider:
         self._slurm.cancel(number)
 
     def _submitted(self, job: Job) -> str | None:
-        """Return the number of an earlier submission that lives or has done the job."""
-        name = slurm_name(job.id)
+        """Return the number of an earlier submission that is not over, or whose answer was lost."""
         noted = read_submitted(job.place)
-        if noted is not None and (queued := self._slurm.queue(ids=[noted.scheduler_id])):
-            return noted.scheduler_id if _counts(queued[0], job) else None
-        mine = [each for each in self._slurm.queue(name=name) if _counts(each, job)]
-        if mine:
-            return max(mine, key=lambda each: int(each.id)).id
-        if noted is not None and (outcome(job.place) or (1, ""))[0] == EXIT_DONE:
-            return noted.scheduler_id
-        done = [each for each in self._slurm.accounting(name=name) if each.state == "COMPLETED"]
-        return done[-1].id if done else None
+        mine = [each for each in self._slurm.queue(name=slurm_name(job.id)) if _is_of(each, job)]
+        for each in sorted(mine, key=lambda each: int(each.id), reverse=True):
+            # One that is over was found by its answer, and is to start again; or its answer was lost.
+            if is_live(each.state) or (noted is None and each.state == "COMPLETED"):
+                return each.id
+        return None
 
     def _submit(self, job: Job) -> str:
         for name in LEFT_BY_LAST:
@@ -160,15 +150,11 @@ class SlurmProvider:
         try:
             return self._slurm.submit(script, secrets=job.secrets)
         except AnswerLost:
-            found = [
-                each for each in self._slurm.queue(name=slurm_name(job.id)) if _counts(each, job)
-            ]
-            if not found:
+            found = self._submitted(job)
+            if found is None:
                 raise
-            return found[0].id
+            return found
 
 
-def _counts(queued: QueuedJob, job: Job) -> bool:
-    """Whether a job of the queue is this one, and lives or has done its work."""
-    is_same = job_id_of(queued.comment) == job.id
-    return is_same and (is_live(queued.state) or queued.state == "COMPLETED")
+def _is_of(queued: QueuedJob, job: Job) -> bool:
+    return job_id_of(queued.comment) == job.id

@@ -54,7 +54,7 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list
     try:
         process = subprocess.Popen(command)
     except OSError as error:
-        print(f"{command[0]!r} cannot be started: {error.strerror}", file=sys.stderr)  # noqa: T201
+        print(f"{command[0]!r} cannot be started: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_FOUND
     running.append(process)
     if asked:
