@@ -1,10 +1,11 @@
-"""Write docs/reference/configuration.md from the dataclasses and metrics.md from the catalogue of metrics.
+"""Write docs/reference: configuration.md and targets.md from dataclasses, metrics.md from the catalogue of metrics.
 
 --check says whether both are current.
 """
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from stoker.data.feed.images.augment import AugmentConfig, ColorJitter, RandomRe
 from stoker.data.ingest import ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
+from stoker.jobs.targets import provider_names
 from stoker.monitor.settings import Slo
 from stoker.rollout.state.state import RolloutSettings
 from stoker.rollout.state.user_gates import UserGate
@@ -91,13 +93,41 @@ def configuration() -> str:
         "type or a broken rule is one line of error with file, line and key. Paths are relative to the file.",
     ]
     for title, cls in SECTIONS:
-        lines += ["", f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
-        texts = field_texts(cls)
-        for field in dataclasses.fields(cls):
-            if field.name == "folder":
-                continue
-            kind, text = texts[field.name]
-            lines.append(row(f"`{field.name}`", f"`{kind}`", default_text(field), text))
+        lines += settings_table(title, cls)
+    return "\n".join(lines) + "\n"
+
+
+def settings_table(title: str, cls: type) -> list[str]:
+    """The lines of one section."""
+    lines = ["", f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    texts = field_texts(cls)
+    for field in dataclasses.fields(cls):
+        if field.name == "folder":
+            continue
+        kind, text = texts[field.name]
+        lines.append(row(f"`{field.name}`", f"`{kind}`", default_text(field), text))
+    return lines
+
+
+def targets() -> str:
+    """The page of the targets of jobs."""
+    lines = [
+        "# targets.yaml",
+        "",
+        "Made by `docs/make_reference.py` from the dataclasses that read it. `~/.config/stoker/targets.yaml`",
+        "(`$XDG_CONFIG_HOME/stoker/targets.yaml`) has a section for each target; its name is what `stoker submit --on NAME`",
+        "takes. `targets` in `stoker.yaml` has the same sections and takes precedence, name by name. A target named `local`",
+        "with `provider: local` always exists. An unknown key or a wrong value is one line of error with file, line and key.",
+        "",
+        "```yaml",
+        "desk: {provider: local, max_restarts: 5}",
+        "```",
+        "",
+        "Every target has `provider`, the kind of target; the other keys depend on it.",
+    ]
+    for name in provider_names():
+        kind = importlib.import_module(f"stoker.jobs.providers.{name}.kind").KIND
+        lines += settings_table(f"provider: {name}", kind.settings)
     return "\n".join(lines) + "\n"
 
 
@@ -146,7 +176,7 @@ def metric_row(metric: Metric) -> str:
     return row(f"`{metric.name}`", metric.kind, metric.unit, labels, metric.help, board)
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics}
+PAGES = {"configuration.md": configuration, "metrics.md": metrics, "targets.md": targets}
 """File of the reference -> what makes it."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,9 @@ class Experiment:
 
     resources: Resources = field(default_factory=Resources)
     """Resources of a cluster job; a run on this machine ignores them."""
+
+    targets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Where `stoker submit --on NAME` sends jobs; takes precedence over `~/.config/stoker/targets.yaml`."""
 
     runs: Path = Path("runs")
     """Folder of the runs, relative to the experiment folder."""
@@ -238,8 +242,10 @@ class Experiment:
         return dataclasses.replace(self, train=dataclasses.replace(self.train, strategy="auto"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return every setting as JSON values."""
-        return _plain(dataclasses.asdict(self))
+        """Return every setting of a run as JSON values; where jobs are sent is not one."""
+        settings = dataclasses.asdict(self)
+        del settings["targets"]
+        return _plain(settings)
 
 
 def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
@@ -275,6 +281,23 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
         if any(names_key(error.rule, key) for key in keys):
             raise
         raise located(error, file) from None
+
+
+def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
+    """Return `--set` assignments that mean the same in every current folder.
+
+    Args:
+        overrides: `dotted.key=value`; paths are relative to the current folder.
+    """
+    given = _paths_from(with_overrides({}, overrides), Path.cwd())
+    found = list(overrides)
+    for key in _PATH_KEYS:
+        value: Any = given
+        for part in key:
+            value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, str):
+            found.append(f"{'.'.join(key)}={json.dumps(value)}")
+    return found
 
 
 def _check_service(data: Any) -> None:

@@ -19,10 +19,12 @@ from stoker.cli.commands import (
     doctor,
     goodput,
     init,
+    jobs,
     monitor,
     profile,
     rollout,
     skew,
+    submit,
     tune,
 )
 from stoker.cli.serve import serve
@@ -56,6 +58,10 @@ app.add_typer(monitor.app, name="monitor")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(monitor.app, name="monitor")
 app.add_typer(data_service.app, name="data-service")
+app.command("submit")(submit.submit)
+app.add_typer(jobs.app, name="jobs")
+app.command("logs")(jobs.logs)
+app.command("stop")(jobs.stop)
 
 
 def _version(wanted: bool) -> None:

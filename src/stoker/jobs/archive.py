@@ -41,7 +41,17 @@ _SETTINGS = ("stoker.yaml", "stoker.lock.yaml", IGNORE_FILE)
 
 _LEFT_OUT = (
     ".*",  # hidden files, with `.env` and `.git`
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+    *(
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+    ),
     *("credentials*", "secrets.y*ml", "secrets.json", "service-account*.json"),
     *("venv", "node_modules", "*.egg-info", "wandb", "mlruns"),
 )
@@ -75,7 +85,9 @@ class Code:
     """For `PYTHONPATH`; it may not exist."""
 
 
-def pack(folder: Path, *, outside: Collection[Path] = (), limit_bytes: int = LIMIT_BYTES) -> Archive:
+def pack(
+    folder: Path, *, outside: Collection[Path] = (), limit_bytes: int = LIMIT_BYTES
+) -> Archive:
     """Pack an experiment's code: every file that is not left out.
 
     Hidden files, secrets, caches, logs and what `.stokerignore` names are left out, and links to files elsewhere that
@@ -92,7 +104,9 @@ def pack(folder: Path, *, outside: Collection[Path] = (), limit_bytes: int = LIM
     """
     folder, outside = folder.resolve(), [each.resolve() for each in outside]
     files = {f"{EXPERIMENT}/{name}": path for name, path in _files(folder, outside)}
-    files |= {f"{EXPERIMENT}/{name}": folder / name for name in _SETTINGS if (folder / name).is_file()}
+    files |= {
+        f"{EXPERIMENT}/{name}": folder / name for name in _SETTINGS if (folder / name).is_file()
+    }
     sources = [path for path in files.values() if path.suffix == ".py"]
     for name, place in local_packages(folder, sources).items():
         if place.is_file():

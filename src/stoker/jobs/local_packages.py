@@ -76,6 +76,8 @@ def _places(spec: ModuleSpec) -> list[Path]:
 
 
 def _is_local(place: Path) -> bool:
-    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    installed = (
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
     inside = any(place.is_relative_to(Path(home).resolve()) for home in installed)
     return place.exists() and not inside and not _INSTALLED_PARTS.intersection(place.parts)

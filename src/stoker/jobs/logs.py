@@ -103,7 +103,10 @@ def job_lines(
     """
     if worker is not None and until is None and worker not in workers_of(place):
         known = ", ".join(map(str, workers_of(place))) or "none yet"
-        raise ConfigError("the job must have a log of this worker", got=Plain(f"{worker}; workers with logs: {known}"))
+        raise ConfigError(
+            "the job must have a log of this worker",
+            got=Plain(f"{worker}; workers with logs: {known}"),
+        )
     return _lines(place / LOGS, worker=worker, until=until)
 
 

@@ -17,6 +17,9 @@ from stoker.jobs.job import JOBS, Job, read_job
 
 SUBMITTED = "submitted.json"
 
+_found: dict[str, Path] = {}
+"""What this process has found: a provider finds what a verb found by `--runs`."""
+
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 
@@ -40,6 +43,7 @@ def index_folder() -> Path:
 
 def add_to_index(place: Path) -> None:
     """Make a job known in every folder; without a home that can be written, it is known only by RUNS/.jobs."""
+    _found[place.name] = place.resolve()
     with contextlib.suppress(OSError):
         index_folder().mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -47,14 +51,13 @@ def add_to_index(place: Path) -> None:
 
 
 def places(runs: Iterable[Path] = ()) -> dict[str, Path]:
-    """Return job's ID -> its folder, of all jobs in the index and in the given folders of runs."""
-    found: dict[str, Path] = {}
+    """Return job's ID -> its folder, of all jobs in the index and in the folders of runs that were ever given."""
     for folder in (index_folder(), *(each / JOBS for each in runs)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for place in _entries(folder):
                 if (place / "job.json").exists():
-                    found[place.name] = place.resolve()
-    return found
+                    _found[place.name] = place.resolve()
+    return {name: place for name, place in _found.items() if place.is_dir()}
 
 
 def find_place(named: str, runs: Iterable[Path] = ()) -> Path:

@@ -91,6 +91,9 @@ class Command:
     alone: bool = False
     """Whether it may be started again while the others go on."""
 
+    has_heartbeats: bool = True
+    """Whether it gets the descriptor for heartbeats; what it starts would take it for its own."""
+
 
 class Member:
     """A process that runs."""
@@ -113,15 +116,16 @@ class Member:
         except OSError as error:
             raise refused(command.name, error) from None
         self.beats.setblocking(False)
+        fd = theirs.fileno() if command.has_heartbeats else None
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.enter_context(self.beats)
             self.child = Child(
                 command.name,
                 command.argv,
                 ProcessOptions(
-                    environ={**command.environ, FD_VARIABLE: str(theirs.fileno())},
+                    environ={**command.environ, **({FD_VARIABLE: str(fd)} if fd else {})},
                     output=subprocess.PIPE,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[fd] if fd else [],
                     cores=command.cores,
                 ),
             )

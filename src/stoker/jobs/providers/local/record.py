@@ -69,4 +69,3 @@ def write_record(place: Path, record: LocalRecord) -> None:
 def is_stopped(place: Path) -> bool:
     """Whether a person has stopped the job."""
     return (place / STOP).exists()
-

@@ -89,9 +89,7 @@ class Supervisor:
         )
         commands = worker_commands(self._job, self._place, incarnation=number)
         with self._time_limit(self._job):
-            group = Group(
-                commands, limits, stop=stop, log=self._log_event, on_beat=lambda _: None
-            )
+            group = Group(commands, limits, stop=stop, log=self._log_event, on_beat=lambda _: None)
             return group.run()
 
     def _end_of(self, outcome: Outcome) -> tuple[Phase, str] | None:
@@ -116,7 +114,9 @@ class Supervisor:
         if self._left <= 0:
             return Phase.FAILED, f"{reason} (after {self._record.restarts} restarts)"
         self._left -= 1
-        self._log(f"all workers start again from the last checkpoint; {self._left} more times at most")
+        self._log(
+            f"all workers start again from the last checkpoint; {self._left} more times at most"
+        )
         return None
 
     @contextmanager

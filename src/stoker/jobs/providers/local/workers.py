@@ -75,7 +75,12 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
             GPUS: ",".join(mine) or NO_GPU,
         }
         commands.append(
-            Command(name=f"worker {rank}", argv=argv, environ={**_DEFAULTS, **environ, **threads, **own})
+            Command(
+                name=f"worker {rank}",
+                argv=argv,
+                environ={**_DEFAULTS, **environ, **threads, **own},
+                has_heartbeats=False,
+            )
         )
     return commands
 

@@ -1,0 +1,64 @@
+"""Makes a job of an experiment: what is submitted, and its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
+from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
+from stoker.jobs.job import Job, Resources
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    """What a person asks for."""
+
+    folder: Path
+    """The experiment's folder."""
+
+    verb: str = "train"
+    """The command of `stoker` that each task runs."""
+
+    overrides: Sequence[str] = ()
+    """`dotted.key=value`."""
+
+    resources: Resources = field(default_factory=Resources)
+    secrets: Sequence[str] = ()
+    """Names of environment variables."""
+
+    limit_bytes: int = LIMIT_BYTES
+    """Most bytes of the code."""
+
+
+def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
+    """Return the experiment, its job and its code; nothing is written.
+
+    Raises:
+        ConfigError: the experiment is wrong, or its code is too large.
+    """
+    experiment = load_experiment(request.folder, overrides=request.overrides)
+    runs = experiment.folder / experiment.runs
+    archive = pack(experiment.folder, outside=_outside(experiment), limit_bytes=request.limit_bytes)
+    sets = [f"--set={each}" for each in with_absolute_paths(request.overrides)]
+    job = Job(
+        name=experiment.name,
+        command=(request.verb, *sets),
+        folder=experiment.folder,
+        runs=runs.resolve(),
+        code=archive.digest,
+        resources=request.resources,
+        secrets=tuple(sorted(set(request.secrets))),
+    )
+    return experiment, job, archive
+
+
+def _outside(experiment: Experiment) -> list[Path]:
+    """Return what is not code: runs, models, data and the cache of remote data."""
+    found = [experiment.folder / experiment.runs, experiment.models_root]
+    if experiment.own_dataset is None:
+        files = experiment.files
+        named = [str(files.source), str(files.cache_dir) if files.cache_dir else ""]
+        found += [Path(each) for each in named if each and "://" not in each]
+    return [each for each in found if each.resolve() != experiment.folder]

@@ -1,0 +1,149 @@
+"""`stoker submit`: sends an experiment as a job to a target."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import AsJson, ExperimentFolder, Overrides
+from stoker.cli.output import print_result
+from stoker.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker.jobs.archive import Archive
+    from stoker.jobs.job import Job
+
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
+
+LONGEST_S = 366 * 86400.0
+"""A longer time limit is a typing error."""
+
+
+class JobVerb(StrEnum):
+    """What each task of a job runs."""
+
+    RUN = "run"
+    INGEST = "ingest"
+    ANALYZE = "analyze"
+    TRANSFORM = "transform"
+    TRAIN = "train"
+    EXPORT = "export"
+    EVALUATE = "evaluate"
+    PUSH = "push"
+
+
+def submit(
+    on: Annotated[
+        str, typer.Option("--on", metavar="NAME", help="Target: local, or one of targets.yaml.")
+    ],
+    experiment: ExperimentFolder = Path(),
+    verb: Annotated[
+        JobVerb, typer.Option("--verb", help="Command of stoker that each worker runs.")
+    ] = JobVerb.TRAIN,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that train together.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of each worker.")] = 0,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--time-limit",
+            help="Longest run of one start: 90s, 30m, 4h, 2d, 1h30m. The job saves before it and goes on in the next.",
+        ),
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME",
+            help="Environment variable that the job needs; its value is written nowhere.",
+        ),
+    ] = None,
+    code_limit_mib: Annotated[
+        int, typer.Option("--code-limit", metavar="MIB", min=1, help="Most MiB of code.")
+    ] = 64,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the job with the target and list its code; submit nothing."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit an experiment as a job. The same submission again finds its job, or starts it again if it is over."""
+    from stoker.app.submission import JobRequest, prepare_job
+    from stoker.jobs.job import Resources
+    from stoker.jobs.overview import EXPERIMENT
+    from stoker.jobs.submission import submit as submit_job
+    from stoker.jobs.targets import find_target, read_targets
+
+    request = JobRequest(
+        folder=experiment,
+        verb=verb.value,
+        overrides=overrides,
+        resources=Resources(
+            workers=workers, gpus=gpus, time_limit_s=seconds_of(time_limit) if time_limit else None
+        ),
+        secrets=secrets or (),
+        limit_bytes=code_limit_mib << 20,
+    )
+    loaded, job, archive = prepare_job(request)
+    targets = read_targets(loaded.targets, file=loaded.folder / EXPERIMENT)
+    target = find_target(on, targets)
+    if dry_run:
+        target.open().validate(job)
+        _show_dry_run(job, archive, on, as_json=as_json)
+        return
+    receipt = submit_job(job, archive, target=target, targets=targets)
+    if as_json:
+        facts = {"job": job.id, "target": receipt.target, "already": receipt.already}
+        state = asdict(receipt.state)
+        print_result(json.dumps(facts | {"folder": str(job.place), "state": state}))
+        return
+    print_result(f"job {job.id} {_how(receipt.already, again=receipt.again)} on {receipt.target}")
+    if receipt.already:
+        print_result(f"it is {receipt.state.phase}; nothing was submitted a second time")
+    print_result(f"logs: stoker logs -f {job.id}; end it: stoker stop {job.id}")
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a time limit.
+
+    Raises:
+        ConfigError: it is not a duration above 0 and below a year.
+    """
+    found = _PART.findall(text) if _DURATION.fullmatch(text) and len(text) <= 40 else []
+    total_s = sum(float(number) * _UNIT_S[unit] for number, unit in found)
+    if not 0 < total_s <= LONGEST_S:
+        raise ConfigError(
+            "--time-limit must be a duration above 0, and at most a year",
+            got=text,
+            fix="E.g. 30m, 4h or 1h30m.",
+        )
+    return total_s
+
+
+def _how(already: bool, *, again: bool) -> str:
+    if already:
+        return "is there already"
+    return "starts again" if again else "was submitted"
+
+
+def _show_dry_run(job: Job, archive: Archive, on: str, *, as_json: bool) -> None:
+    if as_json:
+        facts = {"job": job.id, "target": on, "submitted": False, "code": archive.sizes}
+        print_result(json.dumps(facts | {"description": job.to_json()}))
+        return
+    size, packed = sum(archive.sizes.values()), len(archive.content)
+    print_result(f"job {job.id} could be submitted to {on}; nothing was written")
+    print_result(f"command: stoker {' '.join(job.command)}")
+    print_result(f"code: {len(archive.sizes)} files, {size:,} bytes, {packed:,} bytes packed")
+    for name, bytes_ in sorted(archive.sizes.items()):
+        print_result(f"  {name} ({bytes_:,} bytes)")

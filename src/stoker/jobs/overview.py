@@ -1,0 +1,199 @@
+"""The jobs that a person can ask about, and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.core.config import read_yaml
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.job import Job
+from stoker.jobs.places import find_place, open_job, places, read_submitted
+from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.targets import Target, read_targets
+
+EXPERIMENT = "stoker.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """What is known in a folder: its experiment's targets and runs, and the user's."""
+
+    targets: Mapping[str, Target]
+    runs: tuple[Path, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownJob:
+    """A job that was asked about."""
+
+    place: Path
+    job: Job
+    target: Target | None
+    """None: no target has accepted it, or its target is not known here."""
+
+    state: JobState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """A line of the list."""
+
+    state: JobState
+    target: str
+    """Empty: no target has accepted it."""
+
+
+def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
+    """Return what is known in a folder.
+
+    Args:
+        folder: The current folder, which need not be an experiment.
+        runs: Folders of runs, besides the experiment's.
+
+    Raises:
+        ConfigError: a target is wrong.
+    """
+    file = folder / EXPERIMENT
+    raw: dict[str, Any] = read_yaml(file) if file.is_file() else {}
+    own = raw.get("runs", "runs")
+    found = [folder / own] if isinstance(own, str) else []
+    return Here(targets=read_targets(_section(raw, file), file=file), runs=(*found, *runs))
+
+
+def find_job(named: str, here: Here) -> KnownJob:
+    """Return the job with an ID, or whose ID alone begins with a text.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+        UserError: it belongs to another user, or its target does not answer.
+    """
+    place = find_place(named, here.runs)
+    job = open_job(place)
+    target = _target_of(place, here.targets, folder=job.folder)
+    return KnownJob(place=place, job=job, target=target, state=state_of(place, here.targets))
+
+
+def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
+    """Return the state of a job, as its target knows it.
+
+    Args:
+        place: The job's folder.
+        targets: By name; those of the job's own experiment count, too.
+
+    Raises:
+        UserError: the target does not answer, or the job belongs to another user.
+    """
+    target = _target_of(place, targets, folder=open_job(place).folder)
+    if target is None:
+        return _without_target(place)
+    state = target.open().state(place.name)
+    submitted = read_submitted(place)
+    if submitted is not None and state.submitted_s is None:
+        return replace(state, submitted_s=submitted.submitted_s)
+    return state
+
+
+def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:
+    """Return all jobs, the newest first, and one line for each target that does not answer."""
+    found: dict[str, Listed] = {}
+    problems: dict[str, str] = {}
+    asked: set[str] = set()
+    known = places(here.runs)
+    for target in [*here.targets.values(), *_further(known, here.targets)]:
+        if target.name in asked:
+            continue
+        asked.add(target.name)
+        try:
+            for state in target.open().jobs():
+                found[state.id] = Listed(state=state, target=target.name)
+        except UserError as error:
+            problems[target.name] = error.line()
+    for job_id, place in known.items():
+        if job_id not in found:
+            submitted = read_submitted(place)
+            name = submitted.target if submitted else ""
+            state = _without_target(place)
+            if name in asked:
+                why = "its target does not know it any more"
+                state = replace(state, reason=problems.get(name, why))
+            found[job_id] = Listed(state=state, target=name)
+    ordered = sorted(found.values(), key=lambda each: each.state.submitted_s or 0.0, reverse=True)
+    return ordered, [f"target {name}: {line}" for name, line in problems.items()]
+
+
+def stop_job(known: KnownJob) -> JobState:
+    """Stop a job, after its tasks have saved; return its state.
+
+    Raises:
+        ConfigError: no target has it, or its target is not known here.
+        UserError: the target does not answer, or the job belongs to another user.
+    """
+    if known.state.phase.is_over:
+        return known.state
+    if known.target is None:
+        raise ConfigError(
+            f"job {known.job.id} must be at a target that is known here",
+            got=Plain(known.state.reason),
+        )
+    provider = known.target.open()
+    provider.stop(known.job.id)
+    return provider.state(known.job.id)
+
+
+def _without_target(place: Path) -> JobState:
+    submitted = read_submitted(place)
+    reason = "no target has accepted it: submit it again"
+    if submitted is not None:
+        reason = f"its target {submitted.target!r} is not in targets.yaml or stoker.yaml"
+    return JobState(
+        id=place.name,
+        scheduler_id=submitted.scheduler_id if submitted else "",
+        phase=Phase.UNKNOWN,
+        reason=reason,
+        submitted_s=submitted.submitted_s if submitted else None,
+    )
+
+
+def _target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Target | None:
+    """Return the target that has accepted a job: a known one, else one of the job's own experiment."""
+    submitted = read_submitted(place)
+    if submitted is None:
+        return None
+    if submitted.target in targets:
+        return targets[submitted.target]
+    return _targets_in(folder).get(submitted.target)
+
+
+def _further(known: Mapping[str, Path], targets: Mapping[str, Target]) -> list[Target]:
+    """Return targets that only the experiments of jobs name."""
+    found = {}
+    for place in known.values():
+        submitted = read_submitted(place)
+        if submitted is None or submitted.target in targets or submitted.target in found:
+            continue
+        try:
+            target = _target_of(place, targets, folder=open_job(place).folder)
+        except UserError:
+            continue
+        if target is not None:
+            found[target.name] = target
+    return list(found.values())
+
+
+def _targets_in(folder: Path) -> dict[str, Target]:
+    """Return the targets of an experiment; none if it is gone or cannot be read any more."""
+    file = folder / EXPERIMENT
+    try:
+        return read_targets(_section(read_yaml(file), file), file=file) if file.is_file() else {}
+    except ConfigError:
+        return {}
+
+
+def _section(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    section = raw.get("targets") or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{file}: targets must be a section of `key: value` lines", got=section)
+    return section

@@ -1,0 +1,82 @@
+"""Submits a job once, however often it is asked to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.core.errors import Plain, UserError
+from stoker.core.files import alone, writable, write_atomic
+from stoker.jobs.archive import CODE, Archive
+from stoker.jobs.job import Job, write_job
+from stoker.jobs.overview import state_of
+from stoker.jobs.places import Submitted, add_to_index, read_submitted, write_submitted
+from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.targets import Target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """What a submission has come to."""
+
+    state: JobState
+    target: str
+    """Name of the target that has the job."""
+
+    already: bool
+    """Whether an earlier submission waits or runs: nothing was submitted."""
+
+    again: bool
+    """Whether an earlier submission is over, and this is its next start."""
+
+
+def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, Target]) -> Receipt:
+    """Submit a job, or find its earlier submission.
+
+    Args:
+        job: What is submitted.
+        archive: Its code.
+        target: Where.
+        targets: All targets: the earlier submission may be at another one.
+
+    Raises:
+        UserError: the target refuses the job (then nothing is written) or does not answer, the folder of runs cannot
+            be written, or an earlier submission to another target may still run.
+    """
+    provider = target.open()
+    provider.validate(job)
+    with writable(job.runs, what="the folder of runs", fix="Name another one: --set runs=DIR."):
+        job.place.mkdir(parents=True, exist_ok=True)
+        with alone(job.place / "submit.lock"):
+            earlier = _earlier(job, target, targets)
+            if earlier is not None and earlier.already:
+                return earlier
+            write_atomic(job.place / CODE, archive.content)
+            write_job(job)
+            add_to_index(job.place)
+            scheduler_id = provider.submit(job)
+            write_submitted(
+                job.place,
+                Submitted(target=target.name, scheduler_id=scheduler_id, submitted_s=time.time()),
+            )
+            again = earlier is not None
+            state = provider.state(job.id)
+            return Receipt(state=state, target=target.name, already=False, again=again)
+
+
+def _earlier(job: Job, target: Target, targets: Mapping[str, Target]) -> Receipt | None:
+    """Return the earlier submission of a job; None if there is none."""
+    submitted = read_submitted(job.place)
+    if submitted is None:
+        return None
+    add_to_index(job.place)
+    state = state_of(job.place, targets)
+    if state.phase is Phase.UNKNOWN and submitted.target != target.name:
+        raise UserError(
+            f"job {job.id} must be over at target {submitted.target!r} before it is submitted to another",
+            got=Plain(state.reason or "its state there is not known"),
+            fix=f"Stop it there: stoker stop {job.id}.",
+        )
+    already = not state.phase.is_over and state.phase is not Phase.UNKNOWN
+    return Receipt(state=state, target=submitted.target, already=already, again=not already)

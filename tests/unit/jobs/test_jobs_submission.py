@@ -1,0 +1,207 @@
+"""A submission is made once, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.app.experiment import load_experiment, with_absolute_paths
+from stoker.app.submission import JobRequest, prepare_job
+from stoker.cli.commands.submit import seconds_of
+from stoker.cli.main import invoke
+from stoker.cluster.processes.identity import identity_of
+from stoker.core.errors import ConfigError, UserError
+from stoker.jobs.job import Job, Resources, write_job
+from stoker.jobs.overview import list_jobs, read_here
+from stoker.jobs.places import Submitted, add_to_index, write_submitted
+from stoker.jobs.provider import Phase
+from stoker.jobs.providers.local.record import LocalRecord, write_record
+from stoker.jobs.submission import submit
+from stoker.jobs.targets import read_targets
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def stoker(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command in the experiment's folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(experiment)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = invoke(list(arguments), debug=False)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def running(job: Job, *, target: str = "local", phase: Phase = Phase.RUNNING) -> None:
+    """Write what a supervisor that runs would: this process is it."""
+    place = write_job(job)
+    mine = identity_of(os.getpid())
+    write_record(place, LocalRecord(supervisor=mine, phase=phase, submitted_s=time.time()))
+    write_submitted(place, Submitted(target=target, scheduler_id=str(mine.pid), submitted_s=7.0))
+    add_to_index(place)
+
+
+def test_the_same_experiment_is_the_same_job_and_any_difference_another(experiment: Path) -> None:
+    _, job, archive = prepare_job(JobRequest(folder=experiment))
+
+    assert prepare_job(JobRequest(folder=experiment))[1].id == job.id
+    assert job.runs == experiment / "runs"
+    assert set(archive.sizes) == {
+        f"experiment/{name}" for name in ("model.py", "layers.py", "stoker.yaml")
+    }
+    for other in (
+        JobRequest(folder=experiment, overrides=["train.epochs=3"]),
+        JobRequest(folder=experiment, resources=Resources(workers=2)),
+        JobRequest(folder=experiment, verb="run"),
+    ):
+        assert prepare_job(other)[1].id != job.id
+    (experiment / "layers.py").write_text("UNITS = 9\n")
+    assert prepare_job(JobRequest(folder=experiment))[1].id != job.id
+
+
+def test_paths_of_a_submission_mean_the_same_on_the_machines_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    found = with_absolute_paths(["data={source: a.csv}", "runs=s3://b/c", "train.epochs=3"])
+
+    assert found[:3] == ["data={source: a.csv}", "runs=s3://b/c", "train.epochs=3"]
+    assert found[3:] == [f'data.source="{tmp_path}/a.csv"', 'runs="s3://b/c"']
+
+
+def test_targets_of_an_experiment_are_no_settings_of_its_runs(experiment: Path) -> None:
+    before = load_experiment(experiment).to_json()
+    with (experiment / "stoker.yaml").open("a") as stream:
+        stream.write("targets: {desk: {provider: local}}\n")
+
+    loaded = load_experiment(experiment)
+
+    assert loaded.targets == {"desk": {"provider": "local"}}
+    assert loaded.to_json() == before
+
+
+def test_a_dry_run_lists_the_code_and_writes_nothing(
+    stoker: Run, experiment: Path, home: Path
+) -> None:
+    before = sorted(experiment.rglob("*"))
+
+    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json")
+
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["submitted"] is False
+    assert "experiment/model.py" in facts["code"]
+    assert sorted(experiment.rglob("*")) == before
+    assert not home.exists()
+
+
+def test_a_job_that_runs_is_found_and_not_submitted_again(stoker: Run, experiment: Path) -> None:
+    _, job, _ = prepare_job(JobRequest(folder=experiment))
+    running(job)
+
+    code, out, _ = stoker("submit", ".", "--on", "local")
+
+    assert code == 0
+    assert f"job {job.id} is there already on local" in out
+    assert "nothing was submitted a second time" in out
+
+
+def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experiment: Path) -> None:
+    _, job, archive = prepare_job(JobRequest(folder=experiment))
+    running(job, target="gone")
+    targets = read_targets({}, file=experiment / "stoker.yaml")
+
+    with pytest.raises(UserError, match="must be over at target 'gone'"):
+        submit(job, archive, target=targets["local"], targets=targets)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--on", "locla"], "--on names a target. Received: 'locla'. Did you mean 'local'?"),
+        (["--on", "local", "--workers", "0"], "--workers must be from 1 to 1024"),
+        (["--on", "local", "--gpus", "8000"], "--gpus must leave enough GPUs"),
+        (["--on", "local", "--time-limit", "soon"], "--time-limit must be a duration"),
+        (["--on", "local", "--set", "train.epoch=3"], "train.epoch is not a setting"),
+        (["--on", "local", "--set", "name=a b"], "the name of a job must be"),
+    ],
+)
+def test_a_wrong_submission_is_one_line_and_leaves_nothing(
+    stoker: Run, experiment: Path, home: Path, arguments: list[str], said: str
+) -> None:
+    code, out, err = stoker("submit", ".", *arguments)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not (experiment / "runs").exists()
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("verb", [["logs"], ["stop"], ["jobs", "show"]])
+@pytest.mark.parametrize("named", ["nosuchjob", "a" * 200, "a\nb", "../../etc"])
+def test_a_wrong_job_is_one_line(stoker: Run, verb: list[str], named: str) -> None:
+    code, out, err = stoker(*verb, named)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_the_list_is_newest_first_and_shows_jobs_that_no_target_knows(
+    stoker: Run, experiment: Path
+) -> None:
+    _, old, _ = prepare_job(JobRequest(folder=experiment))
+    lost = replace(old, command=("run",))
+    running(lost, target="gone")
+    running(old, phase=Phase.DONE)
+    write_job(replace(old, command=("ingest",)))
+
+    listed, problems = list_jobs(read_here(experiment))
+
+    assert [each.state.phase for each in listed] == [Phase.DONE, Phase.UNKNOWN, Phase.UNKNOWN]
+    assert listed[0].state.id == old.id
+    assert "'gone' is not in targets.yaml" in listed[1].state.reason
+    assert "submit it again" in listed[2].state.reason
+    assert problems == []
+    code, out, _ = stoker("jobs", "--json")
+    assert code == 0
+    assert next(row["id"] for row in json.loads(out)) == old.id
+    code, out, _ = stoker("jobs", "show", old.id)
+    assert "state:        done" in out
+    assert f"logs:         stoker logs {old.id}" in out
+
+
+def test_a_target_of_the_jobs_own_experiment_is_known_everywhere(
+    experiment: Path, tmp_path: Path
+) -> None:
+    with (experiment / "stoker.yaml").open("a") as stream:
+        stream.write("targets: {desk: {provider: local}}\n")
+    _, job, _ = prepare_job(JobRequest(folder=experiment))
+    running(job, target="desk", phase=Phase.DONE)
+
+    listed, _ = list_jobs(read_here(tmp_path))
+
+    assert [(each.target, each.state.phase) for each in listed] == [("desk", Phase.DONE)]
+
+
+def test_a_time_limit_is_read_as_it_is_said() -> None:
+    assert [seconds_of(text) for text in ("90s", "4h", "1h30m", "1.5d")] == [
+        90,
+        14400,
+        5400,
+        129600,
+    ]
+    for wrong in ("", "4", "h", "0s", "4h ", "-1h", "9999d", "\u0664h", "1h" * 50):
+        with pytest.raises(ConfigError):
+            seconds_of(wrong)
