@@ -172,7 +172,8 @@ run-soak-serve:
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 run-soak-jobs:
-	@$(BIN)/python -m pytest -m "soak and not alone" $(ARGS)
+	@STOKER_ENDS=100 $(BIN)/python -m pytest -m "soak and not alone" $(ARGS)
+	@STOKER_SUBMISSIONS=200 $(BIN)/python -m pytest -k lost_answers tests/integration/jobs/test_slurm.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/unit/app/test_app_fuzz_yaml.py \
 	tests/unit/data/test_sources_fuzz_csv.py tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from stoker.jobs.job import Job
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
+ENDS = int(os.environ.get("STOKER_ENDS", "20"))
 LOSSES = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
 END, LONG = 100, 800
 """Numbers that a worker counts, 20 a second at most. Slurm looks at time limits every 30 s, and takes a while to
@@ -283,6 +286,48 @@ def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturb
         assert numbers == list(range(len(numbers)))
         assert disturbed.counting.saved(job) == {"1-0", "1-1"}
     disturbed.counting.provider().stop(disturbed.jobs["stopped"].id)  # of one that is over: nothing
+
+
+@pytest.mark.soak
+def test_many_ends_of_many_jobs_lose_no_number(counting: Counting) -> None:
+    """Each is another one at another moment; what ends first is chosen by chance."""
+    chance = random.Random(29)
+    jobs = [
+        counting.submit(f"soak-{number}", "3000", settings={"max_restarts": 1000})
+        for number in range(5)
+    ]
+
+    def kill(job: Job, number: str) -> None:
+        for worker in workers_of(job):
+            os.kill(worker, signal.SIGKILL)
+
+    ends = {
+        "requeue": lambda _, number: counting.cluster.run("scontrol", "requeue", number),
+        "limit": lambda _, number: counting.cluster.run("scancel", "-b", "--signal=USR1", number),
+        "kill": kill,
+    }
+    for _ in range(ENDS):
+        running = [job for job in jobs if counting.state(job).phase is Phase.RUNNING]
+        if running:
+            job = chance.choice(running)
+            with contextlib.suppress(AssertionError):  # it may have ended between the two calls
+                ends[chance.choice(sorted(ends))](job, counting.state(job).scheduler_id)
+        time.sleep(chance.uniform(0.5, 3.0))
+    for job in jobs:
+        assert counting.wait(job, *OVER, timeout_s=600).phase is Phase.DONE
+        counting.require_whole_count(job, 3000)
+    assert sum(counting.state(job).restarts for job in jobs) >= ENDS / 4
+
+
+def workers_of(job: Job) -> list[int]:
+    """One process that counts, if there is one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+            if "job-task" in words and str(job.place) in words and words[1:3] == ["-S", "-E"]:
+                found.append(int(process.name))
+    return found[:1]
 
 
 @pytest.mark.parametrize(
