@@ -200,7 +200,7 @@ exit $code
 
 def submit_in_spite(counting: Counting, job: Job) -> str:
     """Submit as a person does: after an answer that was lost, the same command again."""
-    provider = counting.provider(nodes=1)
+    provider = counting.provider(nodes=1, sbatch=("--hold",))  # nothing has to run
     for _ in range(3):
         with contextlib.suppress(AnswerLost):
             return provider.submit(job)
@@ -226,6 +226,9 @@ def test_lost_answers_make_no_second_job_and_lose_none(
     assert len(set(numbers)) == LOSSES
     listed = {state.id for state in counting.provider().jobs()}
     assert listed >= {job.id for job in jobs}
+    state = counting.state(jobs[-1])
+    assert state.reason == f"is held by its user: scontrol release {numbers[-1]} (JobHeldUser)"
+    counting.cluster.run("scancel", *numbers)
 
 
 def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> None:
