@@ -31,6 +31,14 @@ STOP_MARGIN_S = 90.0
 STOP_POLL_S = 0.5
 
 
+FRESH_S = 2.0
+"""How long a state is taken for the current one, seconds: what follows logs asks several times a second, and a
+controller serves thousands of users."""
+
+_recent: dict[str, tuple[float, JobState]] = {}
+"""ID of a job -> when it was asked for, and its state."""
+
+
 class SlurmProvider:
     """The cluster whose programs (`sbatch`, `squeue`, ...) are on the PATH."""
 
@@ -56,10 +64,18 @@ class SlurmProvider:
         found = self._submitted(job) or self._submit(job)
         submitted = Submitted(target=self.name, scheduler_id=found, submitted_s=time.time())
         write_submitted(job.place, submitted)
+        _recent.pop(job.id, None)
         return found
 
     def state(self, job_id: str) -> JobState:
         """Return what Slurm knows, and what the job's folder keeps after Slurm has forgotten it."""
+        asked_s, state = _recent.get(job_id, (-FRESH_S, None))
+        if state is None or time.monotonic() - asked_s >= FRESH_S:
+            state = self._state(job_id)
+            _recent[job_id] = time.monotonic(), state
+        return state
+
+    def _state(self, job_id: str) -> JobState:
         place = find_place(job_id)
         submitted = read_submitted(place)
         if submitted is None:
@@ -108,15 +124,20 @@ class SlurmProvider:
         """Let the workers save, and wait for the end; a job that waits leaves the queue."""
         place = find_place(job_id)
         submitted = read_submitted(place)
-        if submitted is None or self.state(job_id).phase.is_over:
+        if submitted is None or self._state(job_id).phase.is_over:
             return
-        number = submitted.scheduler_id
         try:
             (place / STOP).touch()
         except PermissionError:
             raise UserError(
                 f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
             ) from None
+        try:
+            self._end(submitted.scheduler_id)
+        finally:
+            _recent.pop(job_id, None)
+
+    def _end(self, number: str) -> None:
         # Slurm itself looks whether it waits: it may start between a look of ours and the call.
         self._slurm.cancel(number, only_waiting=True)
         end_s = time.monotonic() + self.settings.grace_s + STOP_MARGIN_S
