@@ -35,9 +35,8 @@ class Counting:
 
     def provider(self, **settings: Any) -> SlurmProvider:
         """A target whose workers count."""
-        return SlurmProvider(
-            "test", SlurmTarget(**{"python": str(self.python), "grace_s": 20} | settings)
-        )
+        chosen: dict[str, Any] = {"python": str(self.python), "grace_s": 20, **settings}
+        return SlurmProvider("test", SlurmTarget(**chosen))
 
     def job(self, name: str, *command: str, **more: Any) -> Job:
         """A job, whose folder is written."""

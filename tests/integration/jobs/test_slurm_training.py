@@ -48,7 +48,7 @@ def build(features):
 
 class Slow(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        time.sleep(1)
+        time.sleep(2)
 
 
 def callbacks():
@@ -125,9 +125,11 @@ def test_a_training_that_is_put_into_the_queue_again_ends_with_the_same_bits(
     assert require_done(job)["restarts"] == 0
 
     job = submitted(experiment, tmp_path / "disturbed")
-    log = tmp_path / "disturbed" / ".jobs" / job / "logs" / "task-0.log"
+    place = tmp_path / "disturbed" / ".jobs" / job
+    number = json.loads((place / "submitted.json").read_text())["scheduler_id"]
+    log = place / "logs" / "task-0.log"
     wait_until(lambda: log.exists() and "epoch 2/6" in log.read_text(), "epoch 2", TRAINED_S)
-    counting.cluster.run("scontrol", "requeue", facts(job)["scheduler_id"])
+    counting.cluster.run("scontrol", "requeue", number)
     assert require_done(job)["restarts"] == 1
 
     assert trained(tmp_path / "disturbed") == trained(tmp_path / "calm")
