@@ -14,10 +14,13 @@ end() {
 	exit "$1"
 }
 
-# What Slurm says of this job; waits until the controller answers.
+# What Slurm says of this job, "" if it has forgotten it; waits until the controller answers.
 fact() {
 	local answer
-	until answer=$(scontrol show job --oneliner "$SLURM_JOB_ID"); do sleep 5; done
+	until answer=$(scontrol show job --oneliner "$SLURM_JOB_ID" 2>&1); do
+		if [[ $answer == *'Invalid job id'* ]]; then return; fi # it ended long ago
+		sleep 5
+	done
 	[[ $answer =~ (^| )"$1"=([^ ]*) ]] && echo "${BASH_REMATCH[2]}"
 }
 

@@ -20,6 +20,10 @@ _PROBLEMS = {
     "Connection refused": _NO_CONTROLLER,
     "Unable to establish controller machine": _NO_CONTROLLER,
     "Zero Bytes were transmitted": _NO_CONTROLLER,
+    "Could not establish a configuration source": (
+        "this machine must belong to a Slurm cluster",
+        "Run it on a login node of the cluster.",
+    ),
     "Protocol authentication error": (
         "Slurm must accept this machine's credentials",
         "Munge may not run here; ask the cluster's administrators.",
