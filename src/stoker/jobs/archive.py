@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
-from stoker.core.files import alone, full_disk_is_named, remove, scratch_folder, sha256_file
+from stoker.core.files import alone, remove, scratch_folder, sha256_file, writable
 from stoker.core.folder_files import IGNORE_FILE, Ignored, walk
 from stoker.jobs.local_packages import local_packages
 
@@ -38,6 +38,8 @@ LARGEST = 3
 
 _SETTINGS = ("stoker.yaml", "stoker.lock.yaml", IGNORE_FILE)
 """Files of the experiment's folder that count although a run does not take them for code."""
+
+_OTHER = "Name another folder for temporary files: TMPDIR"
 
 _LEFT_OUT = (
     ".*",  # hidden files, with `.env` and `.git`
@@ -143,13 +145,13 @@ def unpack(archive: Path, digest: str, *, into: Path) -> Code:
         UserError: the folder belongs to another user, or the disk is full.
     """
     final = into / digest
-    with full_disk_is_named(into):
+    with writable(into, what="the folder of unpacked code", fix=f"{_OTHER}."):
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         if into.stat().st_uid != os.geteuid():
             raise UserError(
                 f"{into} must belong to the user whose job it is",
                 got=Plain(f"it belongs to user {into.stat().st_uid}"),
-                fix="Name another folder for temporary files: TMPDIR.",
+                fix=f"{_OTHER}.",
             )
         with alone(into / f".{digest}.lock"):
             if not _is_whole(final):

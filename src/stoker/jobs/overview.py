@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,7 +147,9 @@ def stop_job(known: KnownJob) -> JobState:
 def _without_target(place: Path) -> JobState:
     submitted = read_submitted(place)
     reason = "no target has accepted it: submit it again"
-    if submitted is not None:
+    if not os.access(place / "job.json", os.R_OK, effective_ids=True):
+        reason = "it cannot be read: it may be another user's"
+    elif submitted is not None:
         reason = f"its target {submitted.target!r} is not in targets.yaml or stoker.yaml"
     return JobState(
         id=place.name,

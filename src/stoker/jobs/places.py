@@ -55,9 +55,9 @@ def places(runs: Iterable[Path] = ()) -> dict[str, Path]:
     for folder in (index_folder(), *(each / JOBS for each in runs)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for place in _entries(folder):
-                if (place / "job.json").exists():
+                if _is_job(place):
                     _found[place.name] = place.resolve()
-    return {name: place for name, place in _found.items() if place.is_dir()}
+    return dict(_found)
 
 
 def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
@@ -143,6 +143,13 @@ def write_submitted(place: Path, submitted: Submitted) -> None:
         "submitted_s": submitted.submitted_s,
     }
     write_json(path, before | values)
+
+
+def _is_job(place: Path) -> bool:
+    try:
+        return (place / "job.json").exists()
+    except PermissionError:
+        return True  # another user's: `open_job` says so
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.errors import ConfigError, DataError
+from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.jobs.archive import CODE, Archive, pack, unpack
 
 
@@ -202,3 +202,14 @@ def test_a_file_that_occurs_twice_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="occurs twice"):
         unpack(path, digest, into=tmp_path / "node")
+
+
+def test_a_folder_for_copies_that_cannot_be_made_is_one_line(
+    experiment: Path, tmp_path: Path
+) -> None:
+    packed = pack(experiment)
+    path = saved(packed, tmp_path)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UserError, match="Name another folder for temporary files: TMPDIR"):
+        unpack(path, packed.digest, into=tmp_path / "file" / "copies")

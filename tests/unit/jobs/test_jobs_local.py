@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_record_is_read_as_it_was_written(job: Job) -> None:
     ],
 )
 def test_a_job_whose_supervisor_has_gone_has_failed_and_one_elsewhere_is_unknown(
-    job: Job, provider: LocalProvider, change: dict[str, str], phase: Phase, said: str
+    job: Job, provider: LocalProvider, change: dict[str, Any], phase: Phase, said: str
 ) -> None:
     place_of(job, record(replace(identity_of(os.getpid()), **change)))
 

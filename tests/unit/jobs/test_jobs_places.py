@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs import places
 from stoker.jobs.job import Job, write_job
+from stoker.jobs.overview import Here, list_jobs
 from stoker.jobs.places import (
     Submitted,
     add_to_index,
@@ -19,6 +22,7 @@ from stoker.jobs.places import (
     read_submitted,
     write_submitted,
 )
+from stoker.jobs.targets import Target, read_targets
 
 
 def forget() -> None:
@@ -83,26 +87,41 @@ def test_a_hostile_id_is_one_line(named: str) -> None:
 
 
 @pytest.fixture
-def as_nobody() -> Iterator[None]:
-    """Root can read everything, so it becomes another user."""
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-        yield
-        os.seteuid(0)
-    else:
-        yield
+def targets(tmp_path: Path) -> dict[str, Target]:
+    return read_targets({}, file=tmp_path / "stoker.yaml")
 
 
-def test_a_job_of_another_user_is_one_line(job: Job, request: pytest.FixtureRequest) -> None:
-    place = write_job(job)
-    (place / "job.json").chmod(0)
-    request.getfixturevalue("as_nobody")
+@pytest.fixture
+def of_another_user(job: Job, home: Path) -> Iterator[Job]:
+    """A job whose folder only its owner can enter, in a folder of runs that all can read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as runs:
+        os.chmod(runs, 0o755)
+        other = replace(job, runs=Path(runs))
+        write_job(other).chmod(0o700)
+        if os.geteuid() == 0:  # root can enter every folder, so it becomes somebody else
+            os.seteuid(65534)
+            yield other
+            os.seteuid(0)
+        else:
+            other.place.chmod(0)
+            yield other
+            other.place.chmod(0o700)
+
+
+def test_a_job_of_another_user_is_one_line_and_does_not_hide_others(
+    targets: dict[str, Target], of_another_user: Job
+) -> None:
+    place = find_place(of_another_user.id, [of_another_user.runs])
 
     with pytest.raises(UserError) as caught:
         open_job(place)
 
     assert "must be a file that can be read" in caught.value.line()
     assert "another user's" in caught.value.line()
+    listed, problems = list_jobs(Here(targets=targets, runs=(of_another_user.runs,)))
+    assert [each.state.id for each in listed] == [of_another_user.id]
+    assert "another user's" in listed[0].state.reason
+    assert problems == []
 
 
 def test_a_damaged_job_is_one_line(job: Job) -> None:

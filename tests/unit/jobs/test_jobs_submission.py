@@ -205,3 +205,28 @@ def test_a_time_limit_is_read_as_it_is_said() -> None:
     for wrong in ("", "4", "h", "0s", "4h ", "-1h", "9999d", "\u0664h", "1h" * 50):
         with pytest.raises(ConfigError):
             seconds_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/x"], "JOB/WORKER takes the number of a worker"),
+        (["/-1"], "JOB/WORKER takes the number of a worker"),
+        (["/7"], "Received: 7; workers with logs: 0."),
+        (["/7", "-f"], "are 0 to 0. Received: 7."),
+    ],
+)
+def test_a_wrong_worker_is_one_line(
+    stoker: Run, experiment: Path, arguments: list[str], said: str
+) -> None:
+    _, job, _ = prepare_job(JobRequest(folder=experiment))
+    running(job, phase=Phase.DONE)
+    (job.place / "logs").mkdir()
+    (job.place / "logs" / "task-0.log").write_text("a line\n")
+    worker, *more = arguments
+
+    code, out, err = stoker("logs", f"{job.id}{worker}", *more)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert stoker("logs", "-f", f"{job.id}/0") == (0, "a line\n", "")

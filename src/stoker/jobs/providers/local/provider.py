@@ -111,8 +111,9 @@ class LocalProvider:
         found = []
         for job_id, place in places().items():
             submitted = read_submitted(place)
-            record = read_record(place)
-            if submitted is not None and record is not None and submitted.target == self.name:
+            if submitted is None or submitted.target != self.name:
+                continue
+            if (record := read_record(place)) is not None:
                 found.append(record.state(job_id))
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
