@@ -14,6 +14,7 @@ ENVOY_STAMP := $(ENVOY)/.stamp
 CHROMIUM_STAMP := .tools/chromium
 PROMETHEUS_STAMP := .tools/prometheus.txt
 GRAFANA_STAMP := .tools/grafana.txt
+SLURM_STAMP := .tools/slurm.txt
 BENCH := .venv-bench
 BENCH_STAMP := $(BENCH)/.stamp
 
@@ -116,6 +117,9 @@ $(CHROMIUM_STAMP): $(if $(filter installed,$(shell cat $(CHROMIUM_STAMP) 2>/dev/
 $(PROMETHEUS_STAMP): $(if $(filter installed,$(shell cat $(PROMETHEUS_STAMP) 2>/dev/null)),,another-choice)
 	@.ci/get_prometheus $@ .tools/prometheus
 
+$(SLURM_STAMP): $(if $(filter installed,$(shell cat $(SLURM_STAMP) 2>/dev/null)),,another-choice)
+	@.ci/install_slurm $@
+
 $(GRAFANA_STAMP): .ci/grafana/package-lock.json \
 	$(if $(filter installed,$(shell cat $(GRAFANA_STAMP) 2>/dev/null)),,another-choice)
 	@.ci/get_grafana_schema $@ .tools/grafana
@@ -125,7 +129,7 @@ MAY_FIND_NONE = $(if $(ARGS),|| test $$? = 5)
 # The files that use a marker: importing all others to find none in them takes half a minute.
 MARKED = $(or $(ARGS),$(shell grep -rl --include='*.py' 'mark[.]$(1)' tests))
 
-test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) $(GRAFANA_STAMP) ## every test, and the CPU time of each folder
+test: $(STAMP) $(TFJS_STAMP) $(TRITON_STAMP) $(ENVOY_STAMP) $(CHROMIUM_STAMP) $(PROMETHEUS_STAMP) $(GRAFANA_STAMP) $(SLURM_STAMP) ## every test, and the CPU time of each folder
 	@echo "test: the whole suite, a file of tests on each core; the slowest are listed at its end"
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 \
 	-m "not alone and not soak and not gpu" $(ARGS) $(MAY_FIND_NONE)
@@ -173,7 +177,8 @@ run-soak-serve:
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 run-soak-jobs:
-	@$(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
+	@STOKER_ENDS=100 $(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
+	@STOKER_SUBMISSIONS=200 $(BIN)/python -m pytest -k lost_answers tests/integration/jobs/test_slurm.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/unit/data/test_sources_fuzz_csv.py \
 	tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 

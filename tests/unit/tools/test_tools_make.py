@@ -31,7 +31,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
     arguments: str, exit_codes: tuple[int, int, int], passes: bool, tmp_path: Path
 ) -> None:
     """The exit codes are those of make's three calls of pytest, in their order."""
-    names = ("stamp", "tfjs", "triton", "envoy", "chromium", "prom", "grafana")
+    names = ("stamp", "tfjs", "triton", "envoy", "chromium", "prom", "grafana", "slurm")
     stamps = [tmp_path / name for name in names]
     for stamp in stamps:
         # Of what is "installed", make asks no package index.
@@ -51,6 +51,7 @@ def test_a_call_without_a_test_fails_only_where_none_was_named(
             *(f"STAMP={stamps[0]}", f"TFJS_STAMP={stamps[1]}", f"TRITON_STAMP={stamps[2]}"),
             *(f"ENVOY_STAMP={stamps[3]}", f"CHROMIUM_STAMP={stamps[4]}"),
             *(f"PROMETHEUS_STAMP={stamps[5]}", f"GRAFANA_STAMP={stamps[6]}"),
+            f"SLURM_STAMP={stamps[7]}",
             *(f"UV={sys.executable}", f"PYTHON={sys.executable}", "OTHER="),
         ],
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
@@ -128,19 +129,25 @@ def test_a_part_of_soak_is_stopped_at_its_limit(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_chromium_is_installed_where_it_may_be_and_its_absence_has_a_reason(
-    tmp_path: Path, programs: dict[str, str], outcome: str
+@pytest.mark.parametrize("script", ["install_chromium", "install_slurm"])
+def test_a_package_is_installed_where_it_may_be_and_its_absence_has_a_reason(
+    tmp_path: Path, programs: dict[str, str], outcome: str, script: str
 ) -> None:
+    if script == "install_slurm":
+        programs = {name.replace("chromium", "slurmctld"): body for name, body in programs.items()}
+        programs |= {"munged": ""} if "slurmctld" in programs else {}
+        outcome = outcome.replace("install chromium", "install slurm-wlm munge")
+        outcome = outcome.replace("chromium", "slurm-wlm")
     binaries = tmp_path / "bin"
     binaries.mkdir()
     for name in ("sh", "mkdir", "dirname", "timeout", "grep"):
         (binaries / name).symlink_to(str(shutil.which(name)))
     for name, body in programs.items():
         program(binaries / name, body)
-    stamp = tmp_path / "tools" / "chromium"
+    stamp = tmp_path / "tools" / "outcome"
 
     done = subprocess.run(
-        [ROOT / ".ci" / "install_chromium", stamp],
+        [ROOT / ".ci" / script, stamp],
         env={"PATH": str(binaries)},
         capture_output=True,
         text=True,
@@ -148,7 +155,7 @@ def test_chromium_is_installed_where_it_may_be_and_its_absence_has_a_reason(
 
     assert done.returncode == 0, done.stderr
     assert stamp.read_text() == f"{outcome}\n"
-    assert (f"without chromium ({outcome})" in done.stdout) is (outcome != "installed")
+    assert (f" ({outcome})" in done.stdout) is (outcome != "installed")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,276 @@
+"""Runs Slurm's programs and reads what they print; every failure becomes one line."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.core.errors import Plain, UserError
+from stoker.jobs.providers.slurm.problems import AnswerLost, problem
+
+ANSWER_S = 60.0
+"""Longest wait for a program; Slurm's own `MessageTimeout` is 10 s by default, and some retry."""
+
+SEPARATOR = "\x1f"
+"""Between fields: comments are JSON, and names of other jobs may hold any printable character."""
+
+_LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueuedJob:
+    """What the controller knows of a job; it forgets one `MinJobAge` (5 minutes by default) after its end."""
+
+    id: str
+    state: str
+    reason: str
+    name: str
+    user: str
+    submitted_s: float | None
+    started_s: float | None
+    """Of the newest start; of a job that waits, when Slurm expects to start it."""
+
+    ended_s: float | None
+    nodes: str
+    """As Slurm writes them, e.g. `n[1-4]`."""
+
+    comment: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountedStart:
+    """One start of a job, as the accounting keeps it."""
+
+    id: str
+    state: str
+    elapsed_s: float
+    gpus: int
+    started_s: float | None
+    ended_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeGroup:
+    """Machines of a partition that are alike."""
+
+    partition: str
+    is_default: bool
+    nodes: int
+    gpus: int
+    cpus: int
+    memory_mib: int
+    time_limit: str
+
+
+class Slurm:
+    """Slurm's programs on this machine."""
+
+    def __init__(self, *, answer_s: float = ANSWER_S) -> None:
+        """Ask nothing yet.
+
+        Args:
+            answer_s: Longest wait for an answer, seconds.
+        """
+        self._answer_s = answer_s
+
+    def submit(self, script: Path, *, secrets: Sequence[str] = ()) -> str:
+        """Submit a script, and return the job's ID in Slurm.
+
+        Args:
+            script: Its path.
+            secrets: Names of variables that the job gets from the environment of this process. It gets
+                no others but those of a login: what is set here by chance would change the job.
+
+        Raises:
+            AnswerLost: Slurm may have the job, or not.
+            UserError: it refused.
+        """
+        environ = {name: os.environ[name] for name in (*_LOGIN, *secrets) if name in os.environ}
+        answer = self._run("sbatch", "--parsable", str(script), environ=environ)
+        found = answer.strip().splitlines()[-1:] or [""]
+        job_id = found[0].partition(";")[0]
+        if not job_id.isdecimal():
+            raise AnswerLost("sbatch must print the number of the job", got=answer)
+        return job_id
+
+    def check(self, script: str) -> None:
+        """Let Slurm check a script, without submitting it.
+
+        Raises:
+            UserError: it would refuse.
+        """
+        self._run("sbatch", "--test-only", text=script)
+
+    def queue(self, *, ids: Sequence[str] = (), name: str | None = None) -> list[QueuedJob]:
+        """Return what the controller knows of jobs; without arguments, of all jobs of the user.
+
+        Args:
+            ids: Jobs by their number in Slurm, of any user; unknown ones are left out.
+            name: Jobs of the user with this name.
+        """
+        chosen = [f"--jobs={','.join(ids)}"] if ids else [f"--user={_user()}"]
+        if name is not None:
+            chosen.append(f"--name={name}")
+        fields = ("%i", "%T", "%r", "%j", "%u", "%V", "%S", "%e", "%N", "%k")
+        form = f"--format={SEPARATOR.join(fields)}"
+        try:
+            answer = self._run("squeue", "--noheader", "--states=all", form, *chosen)
+        except UserError as error:
+            if "Invalid job id" in str(error.got):
+                return []
+            raise
+        return [_queued(line) for line in _records(answer, len(fields))]
+
+    def accounting(self, ids: Sequence[str]) -> list[AccountedStart]:
+        """Return every start of jobs, the oldest first; nothing on a cluster without accounting.
+
+        Args:
+            ids: Jobs by their number in Slurm.
+        """
+        fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End"
+        arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2"]
+        chosen = [f"--jobs={','.join(ids)}", f"--delimiter={SEPARATOR}", f"--format={fields}"]
+        try:
+            answer = self._run("sacct", *arguments, *chosen)
+        except UserError:  # no accounting, or it does not answer: the controller and the folder do
+            return []
+        return [_accounted(line) for line in _records(answer, fields.count(",") + 1)]
+
+    def node_groups(self) -> list[NodeGroup]:
+        """Return the machines of all partitions that the user may see."""
+        fields = ("%P", "%D", "%G", "%c", "%m", "%l")
+        answer = self._run("sinfo", "--noheader", f"--format={SEPARATOR.join(fields)}")
+        return [_node_group(line) for line in _records(answer, len(fields))]
+
+    def cancel(self, job_id: str, *, only_waiting: bool = False) -> None:
+        """End a job now, or take it out of the queue."""
+        self._run("scancel", *(["--state=PENDING"] if only_waiting else []), job_id)
+
+    def signal_script(self, job_id: str) -> None:
+        """Send USR1 to the script of a running job, which lets the workers save."""
+        self._run("scancel", "--batch", "--signal=USR1", job_id)
+
+    def _run(
+        self,
+        program: str,
+        *arguments: str,
+        text: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> str:
+        if shutil.which(program) is None:
+            raise UserError(
+                f"{program} must be on the PATH",
+                got=Plain("no such program"),
+                fix="Run it on a login node of the cluster.",
+            )
+        try:
+            done = subprocess.run(
+                [program, *arguments],
+                check=False,
+                input=text,
+                stdin=subprocess.DEVNULL if text is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._answer_s,
+                env=_environ() if environ is None else environ,
+            )
+        except subprocess.TimeoutExpired:
+            raise AnswerLost(
+                f"{program} must answer within {self._answer_s:g} s",
+                got=Plain("no answer"),
+                fix="Run the same command again: a job that was submitted is found, and not submitted twice.",
+            ) from None
+        if done.returncode:
+            raise problem(program, done.returncode, done.stderr or done.stdout)
+        return done.stdout
+
+
+def _environ() -> dict[str, str]:
+    """The environment of the programs: settings of a surrounding job or of the user's do not change answers."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or not name.startswith(_OTHERS)
+    }
+    return kept | {"SLURM_TIME_FORMAT": "%s"}
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _records(answer: str, fields: int) -> list[list[str]]:
+    lines = (line.split(SEPARATOR) for line in answer.split("\n"))
+    return [[each.strip() for each in line] for line in lines if len(line) == fields]
+
+
+def _queued(fields: list[str]) -> QueuedJob:
+    number, state, reason, name, user, submitted, started, ended, nodes, comment = fields
+    return QueuedJob(
+        id=number,
+        state=state,
+        reason=reason,
+        name=name,
+        user=user,
+        submitted_s=_time(submitted),
+        started_s=_time(started),
+        ended_s=_time(ended),
+        nodes=nodes,
+        comment=comment,
+    )
+
+
+def _accounted(fields: list[str]) -> AccountedStart:
+    number, state, elapsed, tres, started, ended = fields
+    return AccountedStart(
+        id=number,
+        state=state,
+        elapsed_s=float(elapsed or 0),
+        gpus=_gpus_of_tres(tres),
+        started_s=_time(started),
+        ended_s=_time(ended),
+    )
+
+
+def _node_group(fields: list[str]) -> NodeGroup:
+    partition, nodes, gres, cpus, memory, limit = fields
+    return NodeGroup(
+        partition=partition.rstrip("*"),
+        is_default=partition.endswith("*"),
+        nodes=int(nodes),
+        gpus=_gpus_of_gres(gres),
+        cpus=int(cpus.rstrip("+")),
+        memory_mib=int(memory.rstrip("+")),
+        time_limit=limit,
+    )
+
+
+def _gpus_of_gres(text: str) -> int:
+    """Number of GPUs in e.g. `gpu:a100:4(S:0-1),shard:8`."""
+    total = 0
+    for part in text.split(","):
+        kind, _, rest = part.partition(":")
+        count = rest.partition("(")[0].rpartition(":")[2]
+        if kind == "gpu" and count.isdecimal():
+            total += int(count)
+    return total
+
+
+def _gpus_of_tres(text: str) -> int:
+    """Number of GPUs in e.g. `billing=4,cpu=4,gres/gpu=2,gres/gpu:a100=2,node=2`."""
+    values = dict(part.partition("=")[::2] for part in text.split(","))
+    count = values.get("gres/gpu", "0")
+    return int(count) if count.isdecimal() else 0
+
+
+def _time(text: str) -> float | None:
+    """Seconds since the epoch; None for `N/A` and `Unknown`."""
+    return float(text) if text.isdecimal() else None

@@ -1,0 +1,177 @@
+"""The script that sbatch takes: options as `#SBATCH` lines, facts of the job, then `job.sh`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+from stoker.core.errors import ConfigError
+from stoker.jobs.job import Job
+from stoker.jobs.providers.slurm.settings import SlurmTarget, require_printable, require_variable
+
+SCRIPT = "job.sbatch"
+"""Name of the script in the job's folder."""
+
+BODY = Path(__file__).with_name("job.sh")
+SETUP_LINE = "#@ environment, modules and setup of the target\n"
+"""Line of the body that is replaced by what the target needs."""
+
+MARK = "stoker"
+"""Key of the job's ID in the JSON that is the comment of a Slurm job."""
+
+SAVE_MARGIN_S = 5
+"""How long before the time limit the job is put into the queue again even if workers still save, seconds."""
+
+PREEMPTED_S = 600
+"""How long a job that was asked to end waits to be preempted, seconds; then it starts again. Longer than GraceTime
+of most clusters."""
+
+_NAME_CHARS = 64
+_ID_CHARS = 9
+_SAFE = re.compile(r"[A-Za-z0-9_./:=@%+,-]+")
+
+
+def slurm_name(job_id: str) -> str:
+    """Return the name of a job in Slurm: letters, digits, `.`, `_` and `-`, with the whole hash of its ID."""
+    readable = re.sub(r"[^A-Za-z0-9._-]", "-", job_id[:-_ID_CHARS])[:_NAME_CHARS]
+    return readable.lstrip("-") + job_id[-_ID_CHARS:]
+
+
+def comment(job: Job) -> str:
+    """Return the comment of the job in Slurm, JSON of one line in ASCII."""
+    return json.dumps({MARK: job.id, **({"labels": job.labels} if job.labels else {})})
+
+
+def job_id_of(text: str) -> str | None:
+    """Return the ID of a job from its comment; None if Stoker did not submit it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    found = value.get(MARK) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def render(job: Job, target: SlurmTarget) -> str:
+    """Return the whole script; values of secrets are not in it.
+
+    Raises:
+        ConfigError: a name or path cannot stand in a script; workers that cannot be spread evenly.
+    """
+    require_printable(str(job.place), "the folder of runs and the experiment's name")
+    options = [*_options(job, target), *target.sbatch]
+    lines = [
+        "#!/bin/bash -l",
+        *(f"#SBATCH {option}" for option in options),
+        "",
+        f"# Job {printable(job.id)}, written by `stoker submit`.",
+        f"place={shlex.quote(str(job.place))}",
+        f"python={shlex.quote(target.interpreter)}",
+        f"workers={job.resources.workers}",
+        f"max_restarts={target.max_restarts}",
+        f"save_s={target.grace_s - SAVE_MARGIN_S}",
+        f"preempted_s={PREEMPTED_S}",
+        f"step=({' '.join(shlex.quote(option) for option in _step_options(job, target))})",
+        f"secrets=({' '.join(job.secrets)})",
+        "",
+    ]
+    return "\n".join(lines) + BODY.read_text().replace(SETUP_LINE, _setup(job, target))
+
+
+def printable(text: str) -> str:
+    """Return a text in ASCII without control characters, for a comment of the script."""
+    return json.dumps(text)[1:-1]
+
+
+def _options(job: Job, target: SlurmTarget) -> list[str]:
+    needs = job.resources
+    per_node = workers_per_node(job, target)
+    pairs: list[tuple[str, object]] = [
+        ("job-name", slurm_name(job.id)),
+        ("comment", comment(job)),
+        ("partition", target.partition),
+        ("account", target.account),
+        ("qos", target.qos),
+        ("nodes", needs.workers // per_node),
+        ("ntasks", needs.workers),
+        ("ntasks-per-node", per_node),
+        ("cpus-per-task", needs.cpus),
+        ("mem", needs.memory_gib and f"{math.ceil(needs.memory_gib * per_node * 1024)}M"),
+        ("time", needs.time_limit_s and _duration(needs.time_limit_s)),
+        ("signal", f"B:USR1@{target.grace_s}"),
+        ("chdir", str(job.place)),
+        ("output", "logs/slurm.log"),
+        ("open-mode", "append"),
+    ]
+    if needs.gpus:
+        pairs.append(_gpus(needs.gpus, per_node, target))
+    values = [f"--{name}={quoted(str(value))}" for name, value in pairs if value is not None]
+    return [*values, "--requeue", "--export=ALL"]
+
+
+def workers_per_node(job: Job, target: SlurmTarget) -> int:
+    """Return how many workers each machine gets.
+
+    Raises:
+        ConfigError: they cannot be spread evenly.
+    """
+    nodes = target.nodes or job.resources.workers
+    if job.resources.workers % nodes:
+        raise ConfigError(
+            f"the workers of a job must be a multiple of the target's nodes ({nodes})",
+            got=job.resources.workers,
+            fix="Change the number of workers, or `nodes` of the target.",
+        )
+    return job.resources.workers // nodes
+
+
+def _gpus(gpus: int, per_node: int, target: SlurmTarget) -> tuple[str, object]:
+    kind = f"{target.gpu_type}:" if target.gpu_type else ""
+    if target.gpus_by == "gres":
+        return "gres", f"gpu:{kind}{gpus * per_node}"
+    return "gpus-per-task", f"{kind}{gpus}"
+
+
+def _step_options(job: Job, target: SlurmTarget) -> list[str]:
+    needs = job.resources
+    options = [f"--ntasks={needs.workers}"]
+    if needs.cpus:
+        options.append(f"--cpus-per-task={needs.cpus}")  # srun does not take it from the job
+    if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:
+        options.append(f"--gpu-bind=per_task:{needs.gpus}")  # else each sees all of the machine's
+    return options
+
+
+def _setup(job: Job, target: SlurmTarget) -> str:
+    for name in (*job.secrets, *job.environment):
+        require_variable(name, "environment and secrets of a job")
+    environment = target.environment | job.environment
+    if target.network_interface:
+        environment = environment | {"STOKER_NETWORK_INTERFACE": target.network_interface}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    for module in map(shlex.quote, target.modules):
+        failure = shlex.quote(f"module {module} cannot be loaded")
+        lines.append(f"module load {module} || end 2 {failure}")
+    lines.extend(target.setup)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def quoted(value: str) -> str:
+    """Return a value as sbatch reads it in a `#SBATCH` line: a backslash escapes, also inside of quotes.
+
+    Raises:
+        ConfigError: a line break, which would end the line.
+    """
+    require_printable(value, "what is passed to sbatch")
+    if _SAFE.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _duration(seconds: float) -> str:
+    """Whole minutes, which is how Slurm counts limits, as `D-HH:MM:00`."""
+    minutes = max(1, math.ceil(seconds / 60))
+    return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"

@@ -1,0 +1,149 @@
+"""Settings of a Slurm target."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stoker.core.config import nearest
+from stoker.core.errors import ConfigError
+
+OWN_OPTIONS = (
+    *("--array", "--chdir", "--comment", "--error", "--export", "--job-name", "--no-requeue"),
+    *("--ntasks", "--open-mode", "--output", "--parsable", "--requeue", "--signal", "--wrap"),
+)
+"""Options of sbatch that Stoker sets itself: with another value it would lose the job or its state."""
+
+MOST_RESTARTS = 1000
+"""More restarts after failures are a typing error."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmTarget:
+    """Where on a cluster jobs run, and how a worker's environment is made there."""
+
+    partition: str | None = None
+    """Partition; the cluster's default."""
+
+    account: str | None = None
+    """Account that pays for the job; the user's default."""
+
+    qos: str | None = None
+    """Quality of service; the user's default."""
+
+    nodes: int | None = None
+    """Machines of a job, on which the workers are spread evenly; one machine for each worker."""
+
+    gpus_by: Literal["gres", "gpus-per-task"] = "gres"
+    """How GPUs are asked for: `--gres` of each machine, or `--gpus-per-task`."""
+
+    gpu_type: str | None = None
+    """Kind of GPU as the cluster calls it, e.g. `a100`; any."""
+
+    modules: tuple[str, ...] = ()
+    """Environment modules that are loaded before the workers start, e.g. `cuda/12.5`."""
+
+    setup: tuple[str, ...] = ()
+    """Lines of shell that run before the workers start, after `modules`."""
+
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch, passed on unchanged, e.g. `--constraint=ib`."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of every worker, e.g. `NCCL_*` and `TF_*`; those of the job take precedence."""
+
+    network_interface: str | None = None
+    """Interface whose address the workers use among themselves, on machines with several; the host's name."""
+
+    python: str | None = None
+    """Python of the environment that has Stoker on the machines; the one that submits the job."""
+
+    via: str | None = None
+    """Not there yet: `ssh:LOGIN`, submission from another machine than the login node."""
+
+    grace_s: int = 120
+    """Time before the time limit at which the workers save, seconds. Slurm may be up to 60 s early."""
+
+    max_restarts: int = 3
+    """How often a job starts again after a worker failed; preemptions and time limits do not count."""
+
+    def __post_init__(self) -> None:
+        _require_plain(self)
+        if self.via is not None:
+            raise ConfigError(
+                "via is not supported yet",
+                got=self.via,
+                fix="Run the same command on the cluster's login node.",
+            )
+        if self.nodes is not None and self.nodes < 1:
+            raise ConfigError("nodes must be at least 1", got=self.nodes)
+        if not 10 <= self.grace_s <= 65535:
+            raise ConfigError("grace_s must be from 10 to 65535 seconds", got=self.grace_s)
+        if not 0 <= self.max_restarts <= MOST_RESTARTS:
+            raise ConfigError(
+                f"max_restarts must be from 0 to {MOST_RESTARTS}", got=self.max_restarts
+            )
+        for name in self.environment:
+            require_variable(name, "environment")
+        for option in self.sbatch:
+            _require_option(option)
+
+    @property
+    def interpreter(self) -> str:
+        """Python on the machines."""
+        return self.python or sys.executable
+
+
+def require_variable(name: str, where: str) -> None:
+    """Refuse what cannot be the name of an environment variable.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    if not _VARIABLE.fullmatch(name):
+        raise ConfigError(f"{where} must name environment variables", got=name)
+
+
+def require_printable(text: str, where: str) -> None:
+    """Refuse a line break or another control character, which would end a line of the script.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if _HIDDEN.search(text):
+        raise ConfigError(f"{where} must not contain line breaks or control characters", got=text)
+
+
+def _require_plain(target: SlurmTarget) -> None:
+    for name in ("partition", "account", "qos", "gpu_type", "network_interface", "python", "via"):
+        value = getattr(target, name)
+        if value is not None:
+            require_printable(value, name)
+            if not value or value.startswith("-"):
+                raise ConfigError(f"{name} must not be empty or begin with -", got=value)
+    for name in ("modules", "setup", "sbatch"):
+        for line in getattr(target, name):
+            require_printable(line.replace("\t", " "), name)
+    for variable, value in target.environment.items():
+        require_printable(value, f"environment.{variable}")
+
+
+def _require_option(option: str) -> None:
+    name = re.split(r"[=\s]", option, maxsplit=1)[0]
+    if not re.fullmatch(r"--[a-z][a-z0-9-]*", name):
+        raise ConfigError(
+            "sbatch takes long options of sbatch", got=option, fix="E.g. `--constraint=ib`."
+        )
+    if name in OWN_OPTIONS:
+        raise ConfigError(
+            f"sbatch must leave {name} to Stoker", got=option, fix="Remove it from the target."
+        )
+    if any(own.startswith(name) for own in OWN_OPTIONS):
+        raise ConfigError(
+            "sbatch takes whole names of options", got=option, fix=nearest(name, list(OWN_OPTIONS))
+        )

@@ -1,0 +1,118 @@
+"""A job's state from the queue, the accounting and the files that its script leaves in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.jobs.places import Submitted
+from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.providers.slurm.client import AccountedStart, QueuedJob
+from stoker.jobs.providers.slurm.problems import why_it_waits
+
+_WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
+_RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
+
+_ENDS = {
+    "OUT_OF_MEMORY": "a worker used more memory than the job asked for; ask for more: --memory",
+    "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
+    "DEADLINE": "its deadline has passed",
+    "NODE_FAIL": "a machine failed, and the cluster does not start jobs again; submit it again",
+    "BOOT_FAIL": "a machine could not be started; submit it again",
+    "PREEMPTED": "it was preempted, and the cluster does not start jobs again; submit it again",
+    "REVOKED": "the cluster gave it to another cluster",
+}
+"""State of Slurm -> why the job failed."""
+
+
+def is_live(state: str) -> bool:
+    """Whether a job in this state waits or runs."""
+    return state in _WAITING or state in _RUNNING
+
+
+def is_over(state: str) -> bool:
+    """Whether a job in this state will not change again."""
+    return not is_live(state)
+
+
+def outcome(place: Path) -> tuple[int, str] | None:
+    """Return exit code and reason that the job's script has written at the end of the job."""
+    try:
+        code, _, reason = (place / "outcome").read_text().strip().partition(" ")
+        return int(code), reason
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def known_state(
+    job_id: str,
+    place: Path,
+    submitted: Submitted | None,
+    *,
+    queued: QueuedJob | None,
+    starts: Sequence[AccountedStart],
+) -> JobState:
+    """Return the state of a job.
+
+    Args:
+        job_id: `Job.id`.
+        place: Its folder.
+        submitted: What was noted when Slurm took it; None: nothing.
+        queued: What the controller knows.
+        starts: What the accounting knows of each start, the oldest first.
+    """
+    if submitted is None:
+        reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
+        return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason=reason)
+    count = _incarnations(place)
+    last = starts[-1] if starts else None
+    phase, reason = _phase(place, queued.state if queued else last.state if last else None, count)
+    if queued is not None and phase in (Phase.WAITING, Phase.RESTARTING):
+        reason = why_it_waits(queued.reason, queued.id)
+    waits = phase in (Phase.WAITING, Phase.RESTARTING)
+    source = queued or last
+    return JobState(
+        id=job_id,
+        scheduler_id=submitted.scheduler_id,
+        phase=phase,
+        reason=reason,
+        expected_start_s=queued.started_s if queued and waits else None,
+        submitted_s=submitted.submitted_s,
+        started_s=source.started_s if source and not waits else None,
+        ended_s=source.ended_s if source and phase.is_over else None,
+        restarts=max(0, count - 1),
+        nodes=(queued.nodes,) if queued and queued.nodes and not waits else (),
+        gpu_seconds=sum(each.elapsed_s * each.gpus for each in starts) if starts else None,
+    )
+
+
+def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
+    """Phase and reason of a state of Slurm; None: Slurm has forgotten the job."""
+    found = outcome(place)
+    if state in _WAITING:
+        return (Phase.RESTARTING if starts else Phase.WAITING), ""
+    if state in _RUNNING:
+        return Phase.RUNNING, "suspended by Slurm" if state == "SUSPENDED" else ""
+    if (state is None or state.startswith("CANCELLED")) and (place / "stop").exists():
+        return Phase.STOPPED, "by stoker stop"
+    if state is not None and state.startswith("CANCELLED"):
+        return Phase.STOPPED, "by scancel"
+    if found is not None:
+        code, reason = found
+        return (Phase.DONE, "") if code == 0 else (Phase.FAILED, reason)
+    if state == "COMPLETED":
+        return Phase.FAILED, "its script ended before the workers; see logs/slurm.log"
+    if state is None:
+        return (
+            Phase.UNKNOWN,
+            "Slurm does not know it any more, and its folder does not say how it ended",
+        )
+    return Phase.FAILED, _ENDS.get(state, f"Slurm calls it {state}; see logs/slurm.log")
+
+
+def _incarnations(place: Path) -> int:
+    """Number of starts so far."""
+    try:
+        return sum(1 for each in (place / "incarnations").iterdir() if each.name.isdecimal())
+    except FileNotFoundError:
+        return 0

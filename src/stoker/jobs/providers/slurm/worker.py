@@ -1,0 +1,67 @@
+"""`python -m stoker.jobs.providers.slurm.worker EXITS COMMAND...`: run a worker's command, keep its exit code.
+
+srun ends all workers as soon as one ends with another exit code than 0. A worker that has saved would so
+end those that still save; here its exit code 75 becomes 0, and what it was stands in a file EXITS/RANK.
+The script of the job reads these files (`job.sh`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED
+
+RANK = "SLURM_PROCID"
+"""Environment variable in which srun gives a task its number."""
+
+EXIT_NOT_FOUND = 127
+"""Exit code if the command cannot be started, as in a shell."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command, pass on requests to end, and return the exit code for srun.
+
+    Args:
+        arguments: Folder of exit codes, the command.
+    """
+    folder, *command = arguments
+    asked: list[int] = []
+    running: list[subprocess.Popen[bytes]] = []
+
+    # Depending on the cluster's ProctrackType a signal reaches this process only, or its child too, so
+    # the child may get several: they are the same request.
+    def pass_on(number: int, _: FrameType | None) -> None:
+        is_first = not asked
+        asked.append(number)
+        for process in running if is_first else ():
+            process.send_signal(signal.SIGUSR1)
+
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    code = _run(command, running, asked)
+    (Path(folder) / os.environ[RANK]).write_text(f"{code}\n")
+    return EXIT_DONE if code == EXIT_PREEMPTED else code
+
+
+def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list[int]) -> int:
+    if asked:
+        return EXIT_PREEMPTED
+    try:
+        process = subprocess.Popen(command)
+    except OSError as error:
+        print(f"{command[0]!r} cannot be started: {error.strerror}", file=sys.stderr)
+        return EXIT_NOT_FOUND
+    running.append(process)
+    if asked:
+        process.send_signal(signal.SIGUSR1)
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""A real training of two workers through `stoker submit` on a real Slurm, with a requeue in its middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.integration.jobs.conftest import Counting
+from tests.slurm_cluster import wait_until
+
+TRAINED_S = 600.0
+"""Longest wait for a training, seconds: two imports of TensorFlow on a busy machine."""
+
+STOKER_YAML = """\
+name: pair
+data: {source: data.csv, split_by: id}
+model: model:build
+label: bought
+train:
+  epochs: 6
+  batch_size: 16
+  steps_per_call: 4
+  deterministic: true
+  callbacks: model:callbacks
+  checkpoint: {every_steps: 4}
+"""
+
+MODEL_PY = """\
+import time
+
+import keras
+from keras import layers
+
+
+def build(features):
+    x = layers.Concatenate()([keras.ops.expand_dims(features[n], -1) for n in ("age", "spent")])
+    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(x / 50.0))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(2)
+
+
+def callbacks():
+    return [Slow()]
+"""
+
+
+def stoker(*arguments: str) -> str:
+    """Run a command, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker", *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def facts(job: str) -> dict[str, Any]:
+    """What `stoker jobs show` knows."""
+    found: dict[str, Any] = json.loads(stoker("jobs", "show", job, "--json"))["state"]
+    return found
+
+
+def trained(runs: Path) -> str:
+    """The hash of the state that is exported."""
+    (record,) = runs.glob("pair/*/stages/train.json")
+    return str(json.loads(record.read_text())["content"])
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small experiment, and a target `cluster` on the cluster of this machine."""
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    (folder / "stoker.yaml").write_text(STOKER_YAML)
+    (folder / "model.py").write_text(MODEL_PY)
+    rows = ["id,age,spent,bought"]
+    rows += [f"{n},{20 + n % 50}.5,{(n * 37) % 90}.5,{int(n % 50 > 25)}" for n in range(400)]
+    (folder / "data.csv").write_text("\n".join(rows) + "\n")
+    target = {
+        "provider": "slurm",
+        "python": sys.executable,
+        "grace_s": 30,
+        "environment": {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.environ["PYTHONPATH"]},
+    }
+    (tmp_path / "config" / "stoker").mkdir(parents=True)
+    (tmp_path / "config" / "stoker" / "targets.yaml").write_text(
+        yaml.safe_dump({"cluster": target})
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return folder
+
+
+def submitted(experiment: Path, runs: Path) -> str:
+    """Submit it with two workers; the job's ID."""
+    options = ("--on", "cluster", "--workers", "2", "--set", f"runs={runs}", "--json")
+    return str(json.loads(stoker("submit", str(experiment), *options))["job"])
+
+
+def require_done(job: str) -> dict[str, Any]:
+    """Wait for its end; what is known of it then."""
+    over = ("done", "failed", "stopped")
+    wait_until(lambda: facts(job)["phase"] in over, f"end of {job}", TRAINED_S)
+    state = facts(job)
+    assert state["phase"] == "done", (state, stoker("logs", job))
+    return state
+
+
+@pytest.mark.soak
+@pytest.mark.multiworker
+def test_a_training_that_is_put_into_the_queue_again_ends_with_the_same_bits(
+    experiment: Path, counting: Counting, tmp_path: Path
+) -> None:
+    job = submitted(experiment, tmp_path / "calm")
+    assert require_done(job)["restarts"] == 0
+
+    job = submitted(experiment, tmp_path / "disturbed")
+    place = tmp_path / "disturbed" / ".jobs" / job
+    number = json.loads((place / "submitted.json").read_text())["scheduler_id"]
+    log = place / "logs" / "task-0.log"
+    wait_until(lambda: log.exists() and "epoch 1/6" in log.read_text(), "epoch 1", TRAINED_S)
+    counting.cluster.run("scontrol", "requeue", number)
+    assert require_done(job)["restarts"] == 1
+
+    assert trained(tmp_path / "disturbed") == trained(tmp_path / "calm")
