@@ -335,7 +335,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.multiworker
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_later_start_of_a_job_goes_on_and_the_earlier_one_publishes_nothing_more(
     folder: Path,
     calm: tuple[dict[str, Any], str, str],
