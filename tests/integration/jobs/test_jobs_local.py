@@ -45,9 +45,9 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "targets: {quick: {provider: local, max_restarts: 1, grace_s: 5}}\n"
     )
     (folder / "model.py").write_text(
-        "import sizes\n\n\ndef build(features, transform):\n    pass\n"
+        "import helper_of_small\n\n\ndef build(features, transform):\n    pass\n"
     )
-    (tmp_path / "sizes.py").write_text("UNITS = 8\n")
+    (tmp_path / "helper_of_small.py").write_text("UNITS = 8\n")
     rows = "".join(f"{row},{row % 2}\n" for row in range(200))
     (folder / "rows.csv").write_text(f"x,y\n{rows}")
     monkeypatch.chdir(folder)
@@ -90,7 +90,7 @@ def code_is_held(folder: Path, digest: str) -> Iterator[None]:
 def digest_of(stoker: Run) -> str:
     facts = json.loads(stoker("submit", ".", "--on", "quick", "--dry-run", "--json"))
     assert set(facts["code"]) == {
-        "experiment/model.py", "experiment/stoker.yaml", "packages/sizes.py"
+        "experiment/model.py", "experiment/stoker.yaml", "packages/helper_of_small.py"
     }  # fmt: skip
     return str(facts["description"]["code"])
 
@@ -132,7 +132,7 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
         assert os.getsid(supervisor) == supervisor
 
         again = json.loads(stoker("submit", ".", "--verb", "ingest", "--on", "local", "--json"))
-        assert (again["job"], again["already"], again["target"]) == (job, True, "quick")
+        assert (again["job"], again["already"], again["target"]) == (job, True, "quick"), again
 
         os.kill(workers_of(supervisor)[0], signal.SIGKILL)
         wait_for(lambda: "start 2" in log.read_text())
