@@ -166,7 +166,7 @@ ROWS = {
     ),
     "50: a gate that says no ends the run and pushes nothing": (
         "integration/app/test_app_caching.py",
-        "test_a_failed_gate_ends_the_run_and_pushes_nothing",
+        "test_a_worse_model_fails_max_drop_each_time_and_is_not_pushed",
     ),
 }
 
