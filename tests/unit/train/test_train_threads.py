@@ -52,6 +52,8 @@ for each in (as_written(batches), batches, batches.with_options(shared)):
     iterator = iter(with_own_threads(each))
     sums = make_multi_step(step, rows_per_step=None)(iterator, tf.constant(100, tf.int64))
     print(float(sums.loss_sum))
+    # Or the input would go on to call Python while Python ends, which sometimes waits for ever.
+    del iterator
 """
 
 
