@@ -371,7 +371,7 @@ def test_a_later_start_of_a_job_goes_on_and_the_earlier_one_publishes_nothing_mo
     assert "start 1 of job " in leading
     assert "must not write any more. Received: start 2 has begun." in leading
     assert re.search(r"^\S+Z start 2 on ", read_log(job, 0), re.MULTILINE)
-    assert "epoch 4/4" in read_log(job, 0)
+    assert "start 2: the command ended with exit code 0" in read_log(job, 0)
 
 
 @pytest.mark.multiworker
