@@ -28,6 +28,18 @@ WAIT_S = 120.0
 
 Run = Callable[..., str]
 
+MODEL_PY = """\
+import helper_of_small
+
+def build(features, transform):
+    pass
+"""
+
+ROWS_PY = """\
+def write(path):
+    path.write_text("x,y\\n" + "".join(f"{row},{row % 2}\\n" for row in range(200)))
+"""
+
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -41,15 +53,13 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "stoker.yaml").write_text(
-        "name: small\ndata: {source: rows.csv}\nmodel: model:build\nlabel: y\n"
+        "name: small\ndata: {source: rows.csv, prepare: rows:write}\n"
+        "model: model:build\nlabel: y\n"
         "targets: {quick: {provider: local, max_restarts: 1, grace_s: 5}}\n"
     )
-    (folder / "model.py").write_text(
-        "import helper_of_small\n\n\ndef build(features, transform):\n    pass\n"
-    )
+    (folder / "model.py").write_text(MODEL_PY)
+    (folder / "rows.py").write_text(ROWS_PY)
     (tmp_path / "helper_of_small.py").write_text("UNITS = 8\n")
-    rows = "".join(f"{row},{row % 2}\n" for row in range(200))
-    (folder / "rows.csv").write_text(f"x,y\n{rows}")
     monkeypatch.chdir(folder)
     return folder
 
@@ -90,8 +100,10 @@ def code_is_held(folder: Path, digest: str) -> Iterator[None]:
 def digest_of(stoker: Run) -> str:
     facts = json.loads(stoker("submit", ".", "--on", "quick", "--dry-run", "--json"))
     assert set(facts["code"]) == {
-        "experiment/model.py", "experiment/stoker.yaml", "packages/helper_of_small.py"
+        "experiment/model.py", "experiment/rows.py", "experiment/stoker.yaml",
+        "packages/helper_of_small.py",
     }  # fmt: skip
+    assert not Path("rows.csv").exists(), "a dry run writes nothing"
     return str(facts["description"]["code"])
 
 
@@ -125,6 +137,7 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
     digest = digest_of(stoker)
     with code_is_held(experiment, digest):
         receipt = submit("--on", "quick")
+        assert (experiment / "rows.csv").is_file(), "data.prepare runs before the submission"
         job, folder = receipt["job"], Path(str(receipt["folder"]))
         supervisor = int(str(state(stoker, job)["scheduler_id"]))
         log = folder / "logs" / "task-0.log"

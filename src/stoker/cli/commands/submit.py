@@ -78,6 +78,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment as a job. The same submission again finds its job, or starts it again if it is over."""
+    from stoker.app.experiment import prepare_source
     from stoker.app.submission import JobRequest, prepare_job
     from stoker.jobs.job import Resources
     from stoker.jobs.overview import EXPERIMENT
@@ -97,10 +98,11 @@ def submit(
     loaded, job, archive = prepare_job(request)
     targets = read_targets(loaded.targets, file=loaded.folder / EXPERIMENT)
     target = find_target(on, targets)
+    target.open().validate(job)
     if dry_run:
-        target.open().validate(job)
         _show_dry_run(job, archive, on, as_json=as_json)
         return
+    prepare_source(loaded, lambda line: typer.echo(line, err=True))
     receipt = submit_job(job, archive, target=target, targets=targets)
     if as_json:
         facts = {"job": job.id, "target": receipt.target, "already": receipt.already}
