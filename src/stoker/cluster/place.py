@@ -40,7 +40,7 @@ class Place:
     """Name of this task's machine; empty where the launcher does not tell."""
 
     launcher: str = ""
-    """Address of the machine from which the tasks were started; empty where it is not told."""
+    """Address of the machine from which the tasks were started; empty if the launcher does not set it."""
 
     cluster: ClusterSpec | None = None
     """Addresses of all tasks, if the launcher has chosen them: `TF_CONFIG`."""

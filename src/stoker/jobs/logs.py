@@ -124,7 +124,7 @@ def _lines(folder: Path, *, worker: int | None, until: Callable[[], bool] | None
                 yield from (f"{prefix}{line}" for line in log.rest())
         if over:
             return
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a shared file system sends no notification
 
 
 def _names(folder: Path, worker: int | None) -> list[str]:

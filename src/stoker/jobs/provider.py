@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -83,15 +83,6 @@ class Provider(Protocol):
 
     def jobs(self) -> Sequence[JobState]:
         """Return the user's jobs that Stoker has submitted here, the newest first."""
-
-    def logs(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
-        """Yield lines of its tasks, with `[worker N] ` before them where `worker` is None.
-
-        Args:
-            job_id: `Job.id`.
-            worker: Rank of one task; None: all.
-            follow: Go on until the job is over, through its restarts.
-        """
 
     def stop(self, job_id: str) -> None:
         """End it, after its tasks have saved; of a job that is over, do nothing."""

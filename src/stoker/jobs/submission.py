@@ -1,4 +1,4 @@
-"""Submits a job once, however often it is asked to."""
+"""Submits a job once, however often the command is repeated."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from tests.slurm_cluster import wait_until
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job
+from stoker.jobs.logs import job_lines
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
@@ -119,7 +120,7 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
 
     assert counting.wait(job, *OVER).phase is Phase.DONE
     assert "[worker 1] TOKEN_OF_TEST has 14 characters" in "\n".join(
-        counting.provider().logs(job.id, worker=None, follow=True)
+        job_lines(job.place, worker=None, until=None)
     )
     files = [path for path in counting.runs.rglob("*") if path.is_file()]
     assert len(files) > 5

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stoker.cluster.doctor.gpus import read_gpus
@@ -17,7 +17,6 @@ from stoker.cluster.launch.restarts import MOST_WORKERS
 from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.job import Job
-from stoker.jobs.logs import job_lines
 from stoker.jobs.places import find_place, places, read_submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.local.record import FILE, STOP, LocalRecord, read_record, write_record
@@ -117,12 +116,6 @@ class LocalProvider:
                 found.append(record.state(job_id))
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
-    def logs(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
-        """Yield the lines in the job's folder."""
-        place = find_place(job_id)
-        over = (lambda: self.state(job_id).phase.is_over) if follow else None
-        return job_lines(place, worker=worker, until=over)
-
     def stop(self, job_id: str) -> None:
         """End the workers after they have saved, and wait for that."""
         place = find_place(job_id)
@@ -139,7 +132,7 @@ class LocalProvider:
         self._end(record, job_id)
         last = read_record(place)
         if last is not None and not Phase(last.phase).is_over:
-            # It was killed before it could write: nobody else will.
+            # It was killed before it could write: its record ends here.
             write_record(place, replace(last, phase=Phase.STOPPED, ended_s=time.time()))
 
     def _end(self, record: LocalRecord, job_id: str) -> None:
@@ -154,9 +147,9 @@ class LocalProvider:
             ) from None
         end_s = time.monotonic() + self.settings.grace_s + END_S
         while record.supervisor.lives and time.monotonic() < end_s:
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # not a child of this process, so it cannot be waited for
         if record.supervisor.lives:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor.pid, signal.SIGKILL)
             while record.supervisor.lives:
-                time.sleep(POLL_S)
+                time.sleep(POLL_S)  # as above

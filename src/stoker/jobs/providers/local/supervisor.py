@@ -60,7 +60,7 @@ class Supervisor:
                 phase, reason = self._run(stop)
             except UserError as error:
                 phase, reason = Phase.FAILED, error.line()
-            except Exception:  # noqa: BLE001 - nobody else would see it
+            except Exception:  # noqa: BLE001 - a detached process has no caller to raise it to
                 self._log(traceback.format_exc())
                 phase, reason = Phase.FAILED, f"a bug in Stoker: see logs/{LOG}, and report it"
             self._log(f"the job is {phase}{': ' if reason else ''}{reason}")

@@ -2,7 +2,7 @@
 #   exits/N/RANK  exit code of each worker of start N; exits/N/srun: of srun
 #   failures      a line for each start that failed, at most max_restarts of them are followed by another start
 #   outcome       exit code and reason, once the job is over
-#   stop          there since somebody asked for the end of the job
+#   stop          there once `stoker stop` was called
 
 say() { echo "stoker: $(date -u +%FT%TZ) $*"; }
 
@@ -52,7 +52,7 @@ start_again() {
 	exit 0
 }
 
-# After the workers have saved because they were asked to end: who asked?
+# After the workers have saved because of a signal: who sent it?
 saved() {
 	if [ -e stop ]; then
 		scancel "$SLURM_JOB_ID"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.core.errors import UserError
 from stoker.core.files import write_atomic
 from stoker.jobs.job import Job
-from stoker.jobs.logs import LOGS, job_lines
+from stoker.jobs.logs import LOGS
 from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
 from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.capacity import require_capacity
@@ -20,7 +20,7 @@ from stoker.jobs.providers.slurm.settings import SlurmTarget
 from stoker.jobs.providers.slurm.state import is_live, is_over, known_state
 
 STOP = "stop"
-"""File in the job's folder: somebody asked for its end."""
+"""File in the job's folder: a person wants its end."""
 
 LEFT_BY_LAST = (STOP, "outcome", "failures")
 """Files of an earlier submission of the same job, which are not true of the next."""
@@ -114,12 +114,6 @@ class SlurmProvider:
         ]
         return sorted(states, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
-    def logs(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
-        """Yield the lines in the job's folder."""
-        place = find_place(job_id)
-        over = (lambda: self.state(job_id).phase.is_over) if follow else None
-        return job_lines(place, worker=worker, until=over)
-
     def stop(self, job_id: str) -> None:
         """Let the workers save, and wait for the end; a job that waits leaves the queue."""
         place = find_place(job_id)
@@ -149,7 +143,7 @@ class SlurmProvider:
             if not is_asked and jobs[0].state == "RUNNING":
                 self._slurm.signal_script(number)
                 is_asked = True
-            time.sleep(STOP_POLL_S)
+            time.sleep(STOP_POLL_S)  # Slurm sends no notification
         self._slurm.cancel(number)
 
     def _submitted(self, job: Job) -> str | None:
