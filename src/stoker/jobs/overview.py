@@ -28,7 +28,7 @@ class Here:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownJob:
-    """A job that was asked about."""
+    """A job and what is known of it."""
 
     place: Path
     job: Job

@@ -59,7 +59,7 @@ class JobState:
     restarts: int = 0
     nodes: tuple[str, ...] = ()
     gpu_seconds: float | None = None
-    """Of all starts together; None where nobody counts them."""
+    """Of all starts together; None where the target does not count them."""
 
 
 class Provider(Protocol):

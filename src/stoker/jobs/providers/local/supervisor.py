@@ -102,7 +102,7 @@ class Supervisor:
             if self._timed_out:
                 self._log("the time limit of one start: all workers have saved and start again")
                 return None
-            return Phase.FAILED, "the machine asked it to end; submit it again to go on"
+            return Phase.FAILED, "a signal ended its supervisor; submit it again to go on"
         failure = outcome.failure
         if failure is None:
             return Phase.DONE, ""
