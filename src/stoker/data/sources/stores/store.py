@@ -44,6 +44,9 @@ _ENDPOINTS = {
     "gs": ("STORAGE_EMULATOR_HOST",),
 }
 
+_SPREAD = random.Random()  # noqa: S311 - no secret
+"""Of its own: a thread that drew from the process's generator would change a training's numbers."""
+
 _T = TypeVar("_T")
 
 _STRANGER = (
@@ -167,7 +170,7 @@ class Store:
                     raise _failure(location, error, meaning, attempt) from error
             pause_s = min(LONGEST_PAUSE_S, self._backoff_s * 2 ** (attempt - 1))
             # Many readers that fail together must not come back together.
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            time.sleep(pause_s * _SPREAD.uniform(0.5, 1.0))
             attempt += 1
 
 
