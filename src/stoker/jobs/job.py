@@ -42,6 +42,9 @@ class Resources:
     workers: int = 1
     """Tasks that train together, one process each."""
 
+    min_workers: int | None = None
+    """Fewest tasks of a start, of an elastic job; None: every start has `workers`."""
+
     gpus: int = 0
     """GPUs of each worker."""
 
@@ -83,6 +86,9 @@ class Job:
     """Names of environment variables that the target provides; values are written nowhere."""
 
     labels: dict[str, str] = field(default_factory=dict)
+
+    after: tuple[str, ...] = ()
+    """IDs of jobs of the same target that must be done before it starts."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
