@@ -11,7 +11,7 @@ from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.run_info import RunInfo, git_commit, run_info
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.wall_time import WallTime
-from stoker.telemetry.writers.live import MOST_NAMES, LiveMetrics, Sources
+from stoker.telemetry.writers.live import MOST_NAMES, MOST_WAITING, LiveMetrics, Sources
 
 INFO = RunInfo(run="r1", experiment='a "b"\n\\', user="ann")
 
@@ -166,3 +166,17 @@ def test_user_team_and_cluster_come_from_the_environment(tmp_path: Path) -> None
 
     assert labels[:4] == ("r", "e", "ann", "t")
     assert labels[4] == "c" * 128
+
+
+def test_calls_between_two_scrapes_are_counted_however_many_they_are() -> None:
+    live = live_metrics()
+    live.rewind(100)
+
+    for step in range(101, 101 + 3 * MOST_WAITING):
+        live.write(step, call(0.02))
+    live.rewind(100)
+    live.write(105, call(0.2))
+
+    found = scraped(live)
+    assert found["stoker_train_steps_total", "r1"] == 3 * MOST_WAITING + 5
+    assert found["stoker_train_step_seconds_bucket", "r1", "0.025"] == 3 * MOST_WAITING

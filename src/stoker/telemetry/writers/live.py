@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 MOST_NAMES = 200
 """Most different scalars that become series; further metrics of a model are in TensorBoard only."""
+
+MOST_WAITING = 256
+"""Most calls whose scalars wait for a scrape; then training counts them itself, all at once, which is quicker."""
 
 LOOK_EVERY_S = 0.5
 """Shortest time between two looks at how fast a run advances, seconds, once there is an estimate."""
@@ -101,6 +105,7 @@ class LiveMetrics:
         """Begin without a value."""
         self.info, self._sources = info, sources
         self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()
         self._newest: dict[str, float] = {}
         self._histogram = StepHistogram()
         self._left = TimeLeft()
@@ -111,8 +116,16 @@ class LiveMetrics:
         self._most_s: dict[str, float] = {}
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Keep the scalars of a call, or of an epoch."""
-        with self._lock:
+        """Keep the scalars of a call, or of an epoch; the caller does not change them afterwards."""
+        self._waiting.append((step, scalars))
+        if len(self._waiting) >= MOST_WAITING:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> None:
+        """Count what was written since the last time; the caller holds the lock."""
+        while self._waiting:
+            step, scalars = self._waiting.popleft()
             done, self._last_step = max(0, step - self._last_step), step
             step_s = scalars.get(catalogue.STEP_TIME_S.tensorboard)
             if done and step_s is not None:
@@ -126,16 +139,16 @@ class LiveMetrics:
 
     def progress(self, *, step: int, steps: int, epoch: int) -> None:
         """Record how far the run is."""
-        with self._lock:
-            self._epoch = float(epoch)
-            now_s = time.monotonic()
-            if self._left_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
-                self._looked_s = now_s
-                self._left_s = self._left.seconds(step / steps) if steps else None
+        self._epoch = float(epoch)
+        now_s = time.monotonic()
+        if self._left_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._left_s = self._left.seconds(step / steps) if steps else None
 
     def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - as MetricWriter has it
         """Go on after this step: training also says so at its start."""
         with self._lock:
+            self._count()
             self._last_step = step
 
     def close(self) -> None:
@@ -145,11 +158,12 @@ class LiveMetrics:
         """Return every counter and gauge that is known, and the histogram of step times."""
         run = self.info.run
         with self._lock:
+            self._count()
             newest = dict(self._newest)
             found: dict[Metric, Samples] = {catalogue.EPOCH: {(run,): self._epoch}}
             found[catalogue.STEPS] = {(run,): self._steps}
-            if self._left_s is not None:
-                found[catalogue.REMAINING] = {(run,): self._left_s}
+            if (left_s := self._left_s) is not None:
+                found[catalogue.REMAINING] = {(run,): left_s}
             histogram = self._histogram.copy()
         for name, value in newest.items():
             if (metric := _DIRECT.get(name)) is not None:
