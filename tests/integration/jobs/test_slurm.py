@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs.conftest import Counting, comments
+from tests.lost_answers import write_losing_sbatch
 from tests.slurm_cluster import wait_until
 
 from stoker.core.errors import ConfigError, UserError
@@ -179,26 +180,6 @@ def test_a_cluster_that_does_not_answer_is_one_line(
     assert counting.wait(job, *OVER).phase is Phase.DONE
 
 
-def losing(folder: Path, real: str, *, every: int) -> Path:
-    """An sbatch that is killed in each so manieth call: in turn after and before Slurm has the job."""
-    (folder / "calls").mkdir(parents=True)
-    program = folder / "sbatch"
-    program.write_text(
-        f"""#!/bin/bash
-n=$(ls {folder}/calls | wc -l)
-touch {folder}/calls/$n
-if [ $((n % {2 * every})) = {every} ]; then kill -9 $$; fi
-{real} "$@" > {folder}/answer
-code=$?
-if [ $((n % {every})) = 0 ]; then kill -9 $$; fi
-cat {folder}/answer
-exit $code
-"""
-    )
-    program.chmod(0o755)
-    return folder
-
-
 def submit_in_spite(counting: Counting, job: Job) -> str:
     """Submit as a person does: after an answer that was lost, the same command again."""
     provider = counting.provider(nodes=1, sbatch=("--hold",))  # nothing has to run
@@ -213,7 +194,7 @@ def test_lost_answers_make_no_second_job_and_lose_none(
 ) -> None:
     real = shutil.which("sbatch")
     assert real is not None
-    path = losing(tmp_path / "bin", real, every=5 if LOSSES < 50 else 10)
+    path = write_losing_sbatch(tmp_path / "bin", real, every=5 if LOSSES < 50 else 10)
     jobs = [counting.job(f"many-{number}", "2") for number in range(LOSSES)]
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{path}:{os.environ['PATH']}")
