@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # `tests`
-sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # `figures`
 
 import pytest
 from tests.slurm_cluster import Cluster, slurm_cluster

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from local_slurm import local_slurm  # first: it makes the imports below possible
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # `tests`
+
+from local_slurm import local_slurm
 from tests.slurm_ends import PARTITION, open_partitions, preempt
 from tests.slurm_training import Training, write_experiment
 

@@ -9,10 +9,13 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # `figures`
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # `tests`
+
 import first_step
 import many_jobs
 from figures import RESULTS, write
-from local_slurm import local_slurm  # first: it makes the imports below possible
+from local_slurm import local_slurm
 
 
 def main() -> int:

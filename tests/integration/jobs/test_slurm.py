@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.slurm_cluster import wait_until
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job
 from stoker.jobs.logs import job_lines
+from stoker.jobs.places import Submitted, write_submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
@@ -168,16 +170,35 @@ def test_a_cluster_that_does_not_answer_is_one_line(
     job = counting.submit("reached", "3")
     conf = (counting.cluster.folder / "slurm.conf").read_text()
     port = next(line for line in conf.splitlines() if line.startswith("SlurmctldPort="))
-    (tmp_path / "slurm.conf").write_text(conf.replace(port, "SlurmctldPort=1\nMessageTimeout=2"))
-    with monkeypatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-        with pytest.raises(UserError, match=r"^Slurm's controller must answer\. Received: .*"):
-            counting.state(job)
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
+        for number in (1, silent.getsockname()[1]):
+            text = conf.replace(port, f"SlurmctldPort={number}\nMessageTimeout=2")
+            (tmp_path / "slurm.conf").write_text(text)
+            patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+            with pytest.raises(UserError, match=r"^Slurm's controller must answer\. Received: .*"):
+                counting.state(job)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(UserError, match=r"on a login node"):
             counting.state(job)
     assert counting.wait(job, *OVER).phase is Phase.DONE
+
+
+def test_a_job_of_slurm_that_only_has_its_number_is_left_alone(counting: Counting) -> None:
+    """A controller that has lost its state begins again at 1."""
+    options = ("--parsable", "--hold", "--output=/dev/null", "--wrap=true")
+    other = counting.cluster.run("sbatch", *options).strip()
+    job = counting.job("renumbered", "3")
+    write_submitted(job.place, Submitted(target="test", scheduler_id=other, submitted_s=1.0))
+
+    assert counting.state(job).phase is Phase.UNKNOWN
+    (listed,) = [each for each in counting.provider().jobs() if each.id == job.id]
+    assert listed.phase is Phase.UNKNOWN
+    counting.provider().stop(job.id)
+
+    state = ("squeue", "--noheader", f"--jobs={other}", "--format=%T")
+    assert counting.cluster.run(*state).strip() == "PENDING"
+    counting.cluster.run("scancel", other)
 
 
 def submit_in_spite(counting: Counting, job: Job) -> str:
