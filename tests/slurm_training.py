@@ -39,6 +39,7 @@ train:
 """
 
 MODEL_PY = """\
+import hashlib
 import json
 import os
 import time
@@ -60,8 +61,15 @@ class Noted(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         folder, rank = Path(os.environ["NOTES"]), json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         start = os.environ.get("STOKER_INCARNATION", ":0").rpartition(":")[2]
+        step = int(self.model.optimizer.iterations.value.read_value())
+        weights = hashlib.sha256()
+        for variable in self.model.weights:
+            weights.update(variable.value.read_value().numpy().tobytes())
         with (folder / f"steps-{rank}").open("a") as stream:
-            stream.write(f"{time.time():.3f} {start} {int(self.model.optimizer.iterations.value.read_value())}\\n")
+            stream.write(f"{time.time():.3f} {start} {step} {weights.hexdigest()}\\n")
+        hold = folder / "hold"
+        if hold.exists() and step == int(hold.read_text()):
+            time.sleep(3600)  # until it is killed
         if (folder / "slow").exists():
             time.sleep(float(os.environ["STEP_S"]))
 
@@ -84,6 +92,9 @@ class Step(NamedTuple):
     """Number of the job's start; 0 outside of a job."""
 
     number: int
+
+    weights: str
+    """Hash of the weights after it."""
 
 
 def write_experiment(
@@ -120,6 +131,9 @@ class Training:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the target."""
 
+    step_s: float = 0.1
+    """How much longer a step takes while the training is slow, seconds."""
+
     job: str = ""
     """The job's ID, once it was submitted."""
 
@@ -155,14 +169,20 @@ class Training:
 
     def environment(self) -> dict[str, str]:
         """Variables of its workers."""
-        return {"CUDA_VISIBLE_DEVICES": "-1", "NOTES": str(self.notes), "STEP_S": "0.1"}
+        return {"CUDA_VISIBLE_DEVICES": "-1", "NOTES": str(self.notes), "STEP_S": str(self.step_s)}
 
-    def slow(self, is_slow: bool) -> None:
-        """Let each step take a tenth of a second longer, or no longer."""
-        if is_slow:
-            (self.notes / "slow").touch()
-        else:
-            (self.notes / "slow").unlink(missing_ok=True)
+    def slow(self) -> None:
+        """Let each step take longer."""
+        (self.notes / "slow").touch()
+
+    def hold_at(self, step: int) -> None:
+        """Let a step have no end."""
+        (self.notes / "hold").write_text(str(step))
+
+    def fast(self) -> None:
+        """Let steps take as long as they do."""
+        for name in ("slow", "hold"):
+            (self.notes / name).unlink(missing_ok=True)
 
     def submit(self) -> str:
         """Submit it by a process of its own, and return the job's ID."""
@@ -217,7 +237,7 @@ class Training:
         path = self.notes / f"steps-{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
         words = (line.split() for line in lines)
-        return [Step(float(at), int(start), int(number)) for at, start, number in words]
+        return [Step(float(at), int(start), int(number), text) for at, start, number, text in words]
 
     def wait_for_step(self, number: int, *, start: int = 1) -> None:
         """Wait until a start of the job has done a step, or a later one."""

@@ -53,7 +53,7 @@ class Bar:
 
 def run(training: Training) -> None:
     """Train, with a job of higher priority in the middle."""
-    training.slow(True)
+    training.slow()
     training.submit()
     training.wait_for_step(STEPS_BEFORE)
     preempt(training, random.Random(), length_s=URGENT_S)  # noqa: S311 - it draws nothing

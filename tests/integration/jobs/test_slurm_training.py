@@ -15,8 +15,7 @@ from tests.slurm_training import TRAINED_S, Training, write_experiment
 
 from stoker.jobs.provider import Phase
 
-FOUR = {"nodes": 2}
-"""Four workers on two machines."""
+LAST_STEP = 20
 
 MANY_ENDS = int(os.environ.get("STOKER_TRAINING_ENDS", "20"))
 SEED = int(os.environ.get("STOKER_ENDS_SEED", "29"))
@@ -24,42 +23,41 @@ SEED = int(os.environ.get("STOKER_ENDS_SEED", "29"))
 EVERY_STEPS = 5
 """Interval of checkpoints."""
 
-MOST_STEPS, EPOCHS, STEPS_OF_EPOCH = 20, 10, 50
-"""Steps of a start before its end, at most: 20 ends leave some of all steps."""
+MOST_STEPS, STEP_S, EPOCHS, STEPS_OF_EPOCH = 12, 0.3, 10, 50
+"""Steps of a start before its end, at most: 20 ends leave some of all steps, though Slurm takes a while to end one."""
 
 STARTUP_S = 15.0
 """A fourth of the ends comes within so many seconds of a start, most of which is before the first step."""
 
 
 @pytest.mark.multiworker
-def test_a_training_of_four_workers_that_starts_again_ends_with_the_same_bits(
+def test_a_training_of_four_workers_goes_on_with_the_same_bits_after_a_requeue(
     counting: Counting, tmp_path: Path
 ) -> None:
-    write_experiment(tmp_path / "pair")
-    calm, disturbed = (
-        Training(counting.cluster, tmp_path / "pair", tmp_path / name, workers=4, settings=FOUR)
-        for name in ("calm", "disturbed")
+    """Its first start does all steps, and is ended before it saves the last ones: it is the unbroken run."""
+    write_experiment(tmp_path / "pair", epochs=4, every_steps=8)  # of five steps
+    training = Training(
+        counting.cluster, tmp_path / "pair", tmp_path / "home", workers=4, settings={"nodes": 2}
     )
-    calm.submit()
-    state = calm.wait_for_end()
-    assert (state.phase, state.restarts) == (Phase.DONE, 0), calm.log()
+    training.hold_at(LAST_STEP)
+    training.submit()
+    training.wait_for_step(LAST_STEP)
+    counting.cluster.run("scontrol", "requeue", training.scheduler_id())
+    training.fast()
+    state = training.wait_for_end()
 
-    disturbed.slow(True)
-    disturbed.submit()
-    disturbed.wait_for_step(9)
-    counting.cluster.run("scontrol", "requeue", disturbed.scheduler_id())
-    disturbed.slow(False)
-    state = disturbed.wait_for_end()
-    assert (state.phase, state.restarts) == (Phase.DONE, 1), disturbed.log()
-
-    assert disturbed.weights() == calm.weights()
-    assert disturbed.losses() == calm.losses()
-    # Slurm waits for 3 s, on a busy machine too. It signals each process of a worker, and each of them its child:
-    # one request to save.
-    saved = disturbed.have_saved(1)
+    assert (state.phase, state.restarts) == (Phase.DONE, 1), training.log()
     for rank in range(4):
-        assert disturbed.lost_steps(rank).keys() == {1}
-        assert 0 <= disturbed.lost_steps(rank)[1] <= (0 if saved else 4)
+        unbroken, again = (
+            {each.number: each.weights for each in training.steps(rank) if each.start == start}
+            for start in (1, 2)
+        )
+        assert list(unbroken) == list(range(1, LAST_STEP + 1))
+        assert 1 < min(again) <= LAST_STEP < min(again) + 8, "at most an interval is done twice"
+        assert again == {number: unbroken[number] for number in again}
+    assert len(set(unbroken.values())) == LAST_STEP
+    assert training.steps(0)[-1].weights == training.steps(3)[-1].weights
+    assert [step for step, _ in training.losses()] == list(range(1, LAST_STEP + 1))
 
 
 @pytest.mark.soak
@@ -73,7 +71,9 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
     write_experiment(tmp_path / "pair", rows=rows, epochs=EPOCHS, every_steps=EVERY_STEPS)
     settings = {"partition": PARTITION, "nodes": 1, "grace_s": GRACE_S, "max_restarts": 1000}
     calm, disturbed = (
-        Training(counting.cluster, tmp_path / "pair", tmp_path / name, settings=settings)
+        Training(
+            counting.cluster, tmp_path / "pair", tmp_path / name, settings=settings, step_s=STEP_S
+        )
         for name in ("calm", "disturbed")
     )
     calm.submit()
@@ -82,7 +82,7 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
     chance = random.Random(SEED)
     kinds = sorted(ENDS) + chance.choices(sorted(ENDS), k=max(0, MANY_ENDS - len(ENDS)))
     chance.shuffle(kinds)
-    disturbed.slow(True)
+    disturbed.slow()
     disturbed.submit()
     ended_by: dict[int, str] = {}
     for kind in kinds[:MANY_ENDS]:
@@ -94,7 +94,7 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
         ENDS[kind](disturbed, chance)
         wait_for_start(disturbed, start + 1)
         print(f"start {start}: {kind}, started again after {time.monotonic() - begun_s:.0f} s")
-    disturbed.slow(False)
+    disturbed.fast()
     state = disturbed.wait_for_end()
 
     assert state.phase is Phase.DONE, (ended_by, disturbed.log())
