@@ -29,6 +29,9 @@ from stoker.jobs.targets import Target
 
 TARGET, MOST_LIST_S, ROUNDS = "cluster", 2.0, 5
 
+NAME = "many-"
+"""Begins the names of these jobs; those of another part are in the queue, too."""
+
 LOST_OF = 10
 """One submission of so many is lost."""
 
@@ -59,7 +62,7 @@ def measure(cluster: Cluster, folder: Path, *, submissions: int, jobs: int) -> l
 
 def _job(runs: Path, archive: Archive, number: int) -> Job:
     return Job(
-        name=f"many-{number}",
+        name=f"{NAME}{number}",
         command=("train",),
         folder=runs.parent,
         runs=runs,
@@ -97,7 +100,7 @@ def _losing(folder: Path) -> Iterator[Path]:
 
 
 def _figures_of_submissions(jobs: Sequence[Job], losses: int) -> list[Figure]:
-    ids = [job_id_of(each.comment) for each in Slurm().queue()]
+    ids = [job_id_of(each.comment) for each in Slurm().queue() if each.name.startswith(NAME)]
     known = [each for each in ids if each is not None]
     how = f"{len(jobs)} jobs submitted, {losses} answers of sbatch lost, half of them after Slurm had the job"
     name = f"{len(jobs)} submissions, 10 % of the answers lost"
@@ -114,7 +117,7 @@ def _list(cluster: Cluster, folder: Path, jobs: Sequence[Job]) -> list[Figure]:
     targets = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker" / "targets.yaml"
     targets.parent.mkdir(parents=True, exist_ok=True)
     targets.write_text(yaml.safe_dump({TARGET: {"provider": "slurm"}}))
-    numbers = [each.id for each in Slurm().queue()]
+    numbers = [each.id for each in Slurm().queue() if each.name.startswith(NAME)]
     cluster.run("scancel", *numbers[::2])
     took = [_list_once(folder, len(jobs)) for _ in range(ROUNDS)]
     how = (
@@ -145,7 +148,8 @@ def _list_once(folder: Path, jobs: int) -> tuple[float, float]:
         check=True,
     )
     wall_s, cpu_s = time.monotonic() - begun_s, _cpu_s() - before
-    states = [line.split()[2] for line in done.stdout.splitlines()]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(NAME)]
+    states = [line.split()[2] for line in lines]
     expected = {"waiting": jobs // 2, "stopped": jobs - jobs // 2}
     if {each: states.count(each) for each in set(states)} != expected:
         raise RuntimeError(f"not the {jobs} jobs: {done.stdout[:500]} {done.stderr}")
