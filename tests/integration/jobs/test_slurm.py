@@ -65,6 +65,8 @@ def disturbed(counting: Counting) -> Disturbed:
         "fails": (("fail", "30", "1", "2"), {}),
         "hopeless": (("fail", "3", "1", "9"), {"settings": {"max_restarts": 1}}),
         "mistake": (("fail", "3", "2", "9"), {}),
+        "setup": ((), {"settings": {"setup": ("false || end 2 'no scratch disk'",)}}),
+        "module": ((), {"settings": {"modules": ("cuda/12.5",)}}),
         "stopped": ((), {}),
         "cancelled": ((), {}),
     }
@@ -145,6 +147,7 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
         ({}, {"time_limit_s": 7200.0}, ["at most that of partition main, 3600 s", "7200 s"]),
         ({"nodes": 2}, {"workers": 3}, ["multiple of the target's nodes (2)"]),
         ({"sbatch": ["--constraint=infiniband"]}, {}, ["sbatch", "nvalid feature"]),
+        ({"gpu_type": "a100"}, {"gpus": 1}, ["must have what the job asks for", "gpu_type"]),
         ({"account": "nobody", "sbatch": ["--qos=x", "--begin=yesterdayish"]}, {}, ["sbatch"]),
     ],
 )
@@ -152,7 +155,7 @@ def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
     counting: Counting, settings: dict[str, object], resources: dict[str, object], words: list[str]
 ) -> None:
     job = counting.job("impossible", "3", resources=resources)
-    before = comments(counting.cluster)
+    before = sorted(comments(counting.cluster))  # the order is that of states
 
     with pytest.raises(UserError) as caught:
         counting.provider(**settings).validate(job)
@@ -160,7 +163,7 @@ def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
-    assert comments(counting.cluster) == before
+    assert sorted(comments(counting.cluster)) == before
     assert not (job.place / "submitted.json").exists()
 
 
@@ -282,6 +285,15 @@ def test_the_reason_of_a_failure_names_the_worker_and_its_exit_code(disturbed: D
     assert hopeless.reason == f"{code} 1; 2 starts failed, and max_restarts is 1"
     assert (mistake.phase, mistake.restarts) == (Phase.FAILED, 0)
     assert mistake.reason == f"{code} 2, which a restart would repeat; see logs/task-0.log"
+
+
+def test_a_machine_without_what_the_target_needs_is_the_reason(disturbed: Disturbed) -> None:
+    for name, reason in (
+        ("setup", "no scratch disk"),
+        ("module", "module cuda/12.5 cannot be loaded"),
+    ):
+        _, state = disturbed.over(name)
+        assert (state.phase, state.reason, state.restarts) == (Phase.FAILED, reason, 0)
 
 
 def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:
