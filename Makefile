@@ -56,7 +56,7 @@ SOAKS := soak-train soak-serve soak-jobs
 .PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve bench-rollout bench-monitor rollout-picture test-gpu bench-gpu
+	bench-tune bench-serve bench-rollout bench-monitor bench-jobs rollout-picture slurm-picture test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -177,7 +177,7 @@ run-soak-serve:
 	@$(BIN)/python benchmarks/serve/soak.py --cycles 50
 
 run-soak-jobs:
-	@STOKER_ENDS=100 $(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
+	@STOKER_ENDS=100 STOKER_TRAINING_ENDS=20 $(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
 	@STOKER_SUBMISSIONS=200 $(BIN)/python -m pytest -k lost_answers tests/integration/jobs/test_slurm.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/unit/data/test_sources_fuzz_csv.py \
 	tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
@@ -268,6 +268,12 @@ bench-monitor: $(STAMP) ## scrapes of 1,000 models, cost for training, requests 
 
 rollout-picture: $(STAMP) ## docs/rollout.svg, drawn from a real rollout (2 minutes)
 	@$(BIN)/python benchmarks/rollout/picture.py
+
+bench-jobs: $(STAMP) $(SLURM_STAMP) ## jobs on a local Slurm: first step, lost answers, 1,000 listed; ARGS="--pairs 1" (7 minutes, root)
+	@$(BIN)/python benchmarks/jobs/run.py $(ARGS); code=$$?; $(BIN)/python benchmarks/report.py; exit $$code
+
+slurm-picture: $(STAMP) $(SLURM_STAMP) ## docs/slurm.svg, drawn from a real preempted training (2 minutes, root)
+	@$(BIN)/python benchmarks/jobs/picture.py
 
 # The GPU suite runs with the Python that PYTHON= names and needs no `make setup` then: a hired machine has
 # no registry. DEVICE=cpu runs it small on the CPU. ONLY=train,xla picks parts, OUT= the folder of results.

@@ -154,6 +154,16 @@ AREAS = (
         "machine for 20 s, then five faults at once. The time is from the change of a metric to the webhook, through "
         "Prometheus and Alertmanager; the slowest of all rounds.",
     ),
+    Area(
+        title="Jobs on Slurm",
+        results=("jobs",),
+        command="make bench-jobs",
+        method="A Slurm of four machines that are processes of this one. `stoker submit` until two workers have done the first "
+        "step of a small training, in turn with the same two workers that a person starts with `srun` and `TF_CONFIG`. "
+        "Submissions of which each tenth loses its answer, half of them after Slurm has the job, and that are repeated until "
+        "they have one. `stoker jobs` in a process of its own, with the programs that it starts. The picture is of one training.",
+        picture="slurm.svg",
+    ),
 )
 
 INTRODUCTION = """# Benchmarks
@@ -353,7 +363,7 @@ def section(area: Area) -> str:
     runs = ", ".join(f"[{name}](../benchmarks/results/{name}.md)" for name in notes)
     parts = [f"## {area.title}"]
     parts += [f"![{area.title}: {_alternative(points, picture)}]({picture})"] if picture else []
-    parts.append(short_table(figures).rstrip())
+    parts.append(short_table(figures).rstrip() if figures else "Not yet measured in this version.")
     parts.append(f"{area.method} Command: `{area.command}`.{f' Runs: {runs}.' if runs else ''}")
     return "\n\n".join(parts) + "\n"
 
@@ -361,7 +371,11 @@ def section(area: Area) -> str:
 def _alternative(points: Sequence[Figure], picture: str) -> str:
     if points:
         return "speed-up by compute per MB reduced"
-    others = {"tune.svg": "before and after", "rollout.svg": "traffic share and errors over time"}
+    others = {
+        "tune.svg": "before and after",
+        "rollout.svg": "traffic share and errors over time",
+        "slurm.svg": "a training of four workers that is preempted",
+    }
     return others.get(picture, "times the peer")
 
 

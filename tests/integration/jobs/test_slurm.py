@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs.conftest import Counting, comments
+from tests.lost_answers import write_losing_sbatch
 from tests.slurm_cluster import wait_until
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job
 from stoker.jobs.logs import job_lines
+from stoker.jobs.places import Submitted, write_submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
@@ -62,6 +65,8 @@ def disturbed(counting: Counting) -> Disturbed:
         "fails": (("fail", "30", "1", "2"), {}),
         "hopeless": (("fail", "3", "1", "9"), {"settings": {"max_restarts": 1}}),
         "mistake": (("fail", "3", "2", "9"), {}),
+        "setup": ((), {"settings": {"setup": ("false || end 2 'no scratch disk'",)}}),
+        "module": ((), {"settings": {"modules": ("cuda/12.5",)}}),
         "stopped": ((), {}),
         "cancelled": ((), {}),
     }
@@ -142,6 +147,7 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
         ({}, {"time_limit_s": 7200.0}, ["at most that of partition main, 3600 s", "7200 s"]),
         ({"nodes": 2}, {"workers": 3}, ["multiple of the target's nodes (2)"]),
         ({"sbatch": ["--constraint=infiniband"]}, {}, ["sbatch", "nvalid feature"]),
+        ({"gpu_type": "a100"}, {"gpus": 1}, ["must have what the job asks for", "gpu_type"]),
         ({"account": "nobody", "sbatch": ["--qos=x", "--begin=yesterdayish"]}, {}, ["sbatch"]),
     ],
 )
@@ -149,7 +155,7 @@ def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
     counting: Counting, settings: dict[str, object], resources: dict[str, object], words: list[str]
 ) -> None:
     job = counting.job("impossible", "3", resources=resources)
-    before = comments(counting.cluster)
+    before = sorted(comments(counting.cluster))  # the order is that of states
 
     with pytest.raises(UserError) as caught:
         counting.provider(**settings).validate(job)
@@ -157,7 +163,7 @@ def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
-    assert comments(counting.cluster) == before
+    assert sorted(comments(counting.cluster)) == before
     assert not (job.place / "submitted.json").exists()
 
 
@@ -167,11 +173,13 @@ def test_a_cluster_that_does_not_answer_is_one_line(
     job = counting.submit("reached", "3")
     conf = (counting.cluster.folder / "slurm.conf").read_text()
     port = next(line for line in conf.splitlines() if line.startswith("SlurmctldPort="))
-    (tmp_path / "slurm.conf").write_text(conf.replace(port, "SlurmctldPort=1\nMessageTimeout=2"))
-    with monkeypatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-        with pytest.raises(UserError, match=r"^Slurm's controller must answer\. Received: .*"):
-            counting.state(job)
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
+        for number in (1, silent.getsockname()[1]):
+            text = conf.replace(port, f"SlurmctldPort={number}\nMessageTimeout=2")
+            (tmp_path / "slurm.conf").write_text(text)
+            patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+            with pytest.raises(UserError, match=r"^Slurm's controller must answer\. Received: .*"):
+                counting.state(job)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(UserError, match=r"on a login node"):
@@ -179,24 +187,21 @@ def test_a_cluster_that_does_not_answer_is_one_line(
     assert counting.wait(job, *OVER).phase is Phase.DONE
 
 
-def losing(folder: Path, real: str, *, every: int) -> Path:
-    """An sbatch that is killed in each so manieth call: in turn after and before Slurm has the job."""
-    (folder / "calls").mkdir(parents=True)
-    program = folder / "sbatch"
-    program.write_text(
-        f"""#!/bin/bash
-n=$(ls {folder}/calls | wc -l)
-touch {folder}/calls/$n
-if [ $((n % {2 * every})) = {every} ]; then kill -9 $$; fi
-{real} "$@" > {folder}/answer
-code=$?
-if [ $((n % {every})) = 0 ]; then kill -9 $$; fi
-cat {folder}/answer
-exit $code
-"""
-    )
-    program.chmod(0o755)
-    return folder
+def test_a_job_of_slurm_that_only_has_its_number_is_left_alone(counting: Counting) -> None:
+    """A controller that has lost its state begins again at 1."""
+    options = ("--parsable", "--hold", "--output=/dev/null", "--wrap=true")
+    other = counting.cluster.run("sbatch", *options).strip()
+    job = counting.job("renumbered", "3")
+    write_submitted(job.place, Submitted(target="test", scheduler_id=other, submitted_s=1.0))
+
+    assert counting.state(job).phase is Phase.UNKNOWN
+    (listed,) = [each for each in counting.provider().jobs() if each.id == job.id]
+    assert listed.phase is Phase.UNKNOWN
+    counting.provider().stop(job.id)
+
+    state = ("squeue", "--noheader", f"--jobs={other}", "--format=%T")
+    assert counting.cluster.run(*state).strip() == "PENDING"
+    counting.cluster.run("scancel", other)
 
 
 def submit_in_spite(counting: Counting, job: Job) -> str:
@@ -213,7 +218,7 @@ def test_lost_answers_make_no_second_job_and_lose_none(
 ) -> None:
     real = shutil.which("sbatch")
     assert real is not None
-    path = losing(tmp_path / "bin", real, every=5 if LOSSES < 50 else 10)
+    path = write_losing_sbatch(tmp_path / "bin", real, every=5 if LOSSES < 50 else 10)
     jobs = [counting.job(f"many-{number}", "2") for number in range(LOSSES)]
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{path}:{os.environ['PATH']}")
@@ -280,6 +285,15 @@ def test_the_reason_of_a_failure_names_the_worker_and_its_exit_code(disturbed: D
     assert hopeless.reason == f"{code} 1; 2 starts failed, and max_restarts is 1"
     assert (mistake.phase, mistake.restarts) == (Phase.FAILED, 0)
     assert mistake.reason == f"{code} 2, which a restart would repeat; see logs/task-0.log"
+
+
+def test_a_machine_without_what_the_target_needs_is_the_reason(disturbed: Disturbed) -> None:
+    for name, reason in (
+        ("setup", "no scratch disk"),
+        ("module", "module cuda/12.5 cannot be loaded"),
+    ):
+        _, state = disturbed.over(name)
+        assert (state.phase, state.reason, state.restarts) == (Phase.FAILED, reason, 0)
 
 
 def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:

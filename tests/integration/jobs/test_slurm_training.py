@@ -1,135 +1,132 @@
-"""A real training of two workers through `stoker submit` on a real Slurm, with a requeue in its middle."""
+"""Real trainings through `stoker submit` on a real Slurm end with the same bits, however often they are ended in between."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import random
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from tests.integration.jobs.conftest import Counting
 from tests.slurm_cluster import wait_until
+from tests.slurm_ends import ENDS, GRACE_S, PARTITION, PATIENT, open_partitions, worker_processes
+from tests.slurm_training import TRAINED_S, Training, write_experiment
 
-TRAINED_S = 600.0
-"""Longest wait for a training, seconds: two imports of TensorFlow on a busy machine."""
+from stoker.jobs.provider import Phase
 
-STOKER_YAML = """\
-name: pair
-data: {source: data.csv, split_by: id}
-model: model:build
-label: bought
-train:
-  epochs: 6
-  batch_size: 16
-  steps_per_call: 4
-  deterministic: true
-  callbacks: model:callbacks
-  checkpoint: {every_steps: 4}
-"""
+LAST_STEP = 20
 
-MODEL_PY = """\
-import time
+MANY_ENDS = int(os.environ.get("STOKER_TRAINING_ENDS", "20"))
+SEED = int(os.environ.get("STOKER_ENDS_SEED", "29"))
 
-import keras
-from keras import layers
+EVERY_STEPS = 5
+"""Interval of checkpoints."""
+
+MOST_STEPS, STEP_S, EPOCHS, STEPS_OF_EPOCH = 12, 0.3, 10, 50
+"""Steps of a start before its end, at most: 20 ends leave some of all steps, though Slurm takes a while to end one."""
+
+STARTUP_S = 15.0
+"""A fourth of the ends comes within so many seconds of a start, most of which is before the first step."""
 
 
-def build(features):
-    x = layers.Concatenate()([keras.ops.expand_dims(features[n], -1) for n in ("age", "spent")])
-    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(x / 50.0))
-    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
-    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
-    return model
-
-
-class Slow(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        time.sleep(2)
-
-
-def callbacks():
-    return [Slow()]
-"""
-
-
-def stoker(*arguments: str) -> str:
-    """Run a command, and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker", *arguments], capture_output=True, text=True, timeout=300
+@pytest.mark.multiworker
+def test_a_training_of_four_workers_goes_on_with_the_same_bits_after_a_requeue(
+    counting: Counting, tmp_path: Path
+) -> None:
+    """Its first start does all steps, and is ended before it saves the last ones: it is the unbroken run."""
+    write_experiment(tmp_path / "pair", epochs=4, every_steps=8)  # of five steps
+    training = Training(
+        counting.cluster, tmp_path / "pair", tmp_path / "home", workers=4, settings={"nodes": 2}
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    training.hold_at(LAST_STEP)
+    training.submit()
+    training.wait_for_step(LAST_STEP)
+    counting.cluster.run("scontrol", "requeue", training.scheduler_id())
+    training.fast()
+    state = training.wait_for_end()
 
-
-def facts(job: str) -> dict[str, Any]:
-    """What `stoker jobs show` knows."""
-    found: dict[str, Any] = json.loads(stoker("jobs", "show", job, "--json"))["state"]
-    return found
-
-
-def trained(runs: Path) -> str:
-    """The hash of the state that is exported."""
-    (record,) = runs.glob("pair/*/stages/train.json")
-    return str(json.loads(record.read_text())["content"])
-
-
-@pytest.fixture
-def experiment(tmp_path: Path, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small experiment, and a target `cluster` on the cluster of this machine."""
-    folder = tmp_path / "pair"
-    folder.mkdir()
-    (folder / "stoker.yaml").write_text(STOKER_YAML)
-    (folder / "model.py").write_text(MODEL_PY)
-    rows = ["id,age,spent,bought"]
-    rows += [f"{n},{20 + n % 50}.5,{(n * 37) % 90}.5,{int(n % 50 > 25)}" for n in range(400)]
-    (folder / "data.csv").write_text("\n".join(rows) + "\n")
-    target = {
-        "provider": "slurm",
-        "python": sys.executable,
-        "grace_s": 30,
-        "environment": {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": os.environ["PYTHONPATH"]},
-    }
-    (tmp_path / "config" / "stoker").mkdir(parents=True)
-    (tmp_path / "config" / "stoker" / "targets.yaml").write_text(
-        yaml.safe_dump({"cluster": target})
-    )
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return folder
-
-
-def submitted(experiment: Path, runs: Path) -> str:
-    """Submit it with two workers; the job's ID."""
-    options = ("--on", "cluster", "--workers", "2", "--set", f"runs={runs}", "--json")
-    return str(json.loads(stoker("submit", str(experiment), *options))["job"])
-
-
-def require_done(job: str) -> dict[str, Any]:
-    """Wait for its end; what is known of it then."""
-    over = ("done", "failed", "stopped")
-    wait_until(lambda: facts(job)["phase"] in over, f"end of {job}", TRAINED_S)
-    state = facts(job)
-    assert state["phase"] == "done", (state, stoker("logs", job))
-    return state
+    assert (state.phase, state.restarts) == (Phase.DONE, 1), training.log()
+    for rank in range(4):
+        unbroken, again = (
+            {each.number: each.weights for each in training.steps(rank) if each.start == start}
+            for start in (1, 2)
+        )
+        assert list(unbroken) == list(range(1, LAST_STEP + 1))
+        assert 1 < min(again) <= LAST_STEP < min(again) + 8, "at most an interval is done twice"
+        assert again == {number: unbroken[number] for number in again}
+    assert len(set(unbroken.values())) == LAST_STEP
+    assert training.steps(0)[-1].weights == training.steps(3)[-1].weights
+    assert [step for step, _ in training.losses()] == list(range(1, LAST_STEP + 1))
 
 
 @pytest.mark.soak
 @pytest.mark.multiworker
-def test_a_training_that_is_put_into_the_queue_again_ends_with_the_same_bits(
-    experiment: Path, counting: Counting, tmp_path: Path
+@pytest.mark.timeout(600 + 180 * MANY_ENDS)
+def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
+    counting: Counting, tmp_path: Path
 ) -> None:
-    job = submitted(experiment, tmp_path / "calm")
-    assert require_done(job)["restarts"] == 0
+    open_partitions(counting.cluster)
+    rows = STEPS_OF_EPOCH * 2 * 16 * 5 // 4
+    write_experiment(tmp_path / "pair", rows=rows, epochs=EPOCHS, every_steps=EVERY_STEPS)
+    settings = {"partition": PARTITION, "nodes": 1, "grace_s": GRACE_S, "max_restarts": 1000}
+    calm, disturbed = (
+        Training(
+            counting.cluster, tmp_path / "pair", tmp_path / name, settings=settings, step_s=STEP_S
+        )
+        for name in ("calm", "disturbed")
+    )
+    calm.submit()
+    assert calm.wait_for_end().phase is Phase.DONE, calm.log()
 
-    job = submitted(experiment, tmp_path / "disturbed")
-    place = tmp_path / "disturbed" / ".jobs" / job
-    number = json.loads((place / "submitted.json").read_text())["scheduler_id"]
-    log = place / "logs" / "task-0.log"
-    wait_until(lambda: log.exists() and "epoch 1/6" in log.read_text(), "epoch 1", TRAINED_S)
-    counting.cluster.run("scontrol", "requeue", number)
-    assert require_done(job)["restarts"] == 1
+    chance = random.Random(SEED)
+    kinds = sorted(ENDS) + chance.choices(sorted(ENDS), k=max(0, MANY_ENDS - len(ENDS)))
+    chance.shuffle(kinds)
+    disturbed.slow()
+    disturbed.submit()
+    ended_by: dict[int, str] = {}
+    for kind in kinds[:MANY_ENDS]:
+        start = max(ended_by, default=0) + 1
+        wait_for_moment(disturbed, start, chance)
+        start = disturbed.starts()
+        ended_by[start] = kind
+        begun_s = time.monotonic()
+        ENDS[kind](disturbed, chance)
+        wait_for_start(disturbed, start + 1)
+        print(f"start {start}: {kind}, started again after {time.monotonic() - begun_s:.0f} s")
+    disturbed.fast()
+    state = disturbed.wait_for_end()
 
-    assert trained(tmp_path / "disturbed") == trained(tmp_path / "calm")
+    assert state.phase is Phase.DONE, (ended_by, disturbed.log())
+    assert disturbed.weights() == calm.weights(), ended_by
+    assert disturbed.losses() == calm.losses(), "each step was published once"
+    for rank in range(2):
+        require_little_lost(disturbed, rank, ended_by)
+    wait_until(lambda: not worker_processes(disturbed), "end of all workers", 60.0)
+
+
+def wait_for_moment(training: Training, start: int, chance: random.Random) -> None:
+    """Wait until the moment at which a start is ended: of four one early, the others after some steps."""
+    early_s, steps = chance.uniform(0.0, STARTUP_S), chance.randint(0, MOST_STEPS)
+    wait_for_start(training, start)
+    if chance.random() < 0.25:
+        time.sleep(early_s)
+        return
+
+    def there() -> bool:
+        return sum(each.start >= start for each in training.steps()) > steps
+
+    wait_until(there, f"step {steps} of start {start}: {training.log()}", TRAINED_S)
+
+
+def wait_for_start(training: Training, number: int) -> None:
+    """Wait until the job has begun a start."""
+    wait_until(lambda: training.starts() >= number, f"start {number}: {training.log()}", TRAINED_S)
+
+
+def require_little_lost(training: Training, rank: int, ended_by: dict[int, str]) -> None:
+    """No start repeats more than an interval of steps, and none that has saved repeats one."""
+    for start, lost in training.lost_steps(rank).items():
+        most = 0 if training.have_saved(start) else EVERY_STEPS
+        assert 0 <= lost <= most, (rank, start, lost, ended_by)
+        assert training.have_saved(start) or ended_by[start] not in PATIENT, (start, ended_by)

@@ -76,12 +76,17 @@ def at_the_start(run: Slow) -> None:
 
 
 def in_a_call(run: Slow) -> None:
-    """It ends after the step, not after the call of many steps."""
-    pid = run.start()
+    """It ends after the step, not after the call of many steps; in a job two signals are one request."""
+    job = run.folder.parent / "job"
+    (job / "incarnations").mkdir(parents=True)
+    (job / "incarnations" / "1").touch()
+    pid = run.start(STOKER_INCARNATION=f"{job}:1")
     until(lambda: has_begun(run.runs, 0))
     time.sleep(3 * STEP_S)  # into the middle of a call of many steps
     asked_s = time.monotonic()
-    os.kill(pid, signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # as Slurm, and then the worker's parent
+        os.kill(pid, number)
+        time.sleep(0.01)
     assert run.trainer.end() == EXIT_PREEMPTED
     assert time.monotonic() - asked_s < 30
     assert "Everything is saved" in run.trainer.said()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from stoker.core.errors import Plain, Preempted
+from stoker.core.incarnation import VARIABLE
 from stoker.core.signals import ASKING, end_at_once, heard
 from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry.run_time import RunTime
@@ -56,7 +58,13 @@ class Preemption:
             self._saves = wanted
 
     def on_signal(self, number: signal.Signals) -> None:
-        """Handle a signal: the first one requests a stop, the second one ends the process."""
+        """Handle a signal: the first one requests a stop, the second one ends the process.
+
+        In a job all are one request: Slurm sends TERM to every process of a worker, and so does each of them to its
+        child. A scheduler that does not want to wait kills.
+        """
+        if self.requested and VARIABLE in os.environ:
+            return
         if number != signal.SIGINT and (self.requested or not self.has_work):
             end_at_once(number)
         self.request()

@@ -39,7 +39,7 @@ _PROBLEMS = {
     ),
     "Requested node configuration is not available": (
         "machines of the partition must have what the job asks for",
-        "Ask for fewer GPUs, cores, workers or less memory: sinfo --Node --long shows what there is.",
+        "Ask for fewer GPUs, cores or workers, less memory, or another gpu_type: sinfo --Node --Format=NodeList,CPUs,Memory,Gres shows what there is.",
     ),
     "More processors requested than permitted": (
         "machines of the partition must have as many cores as the job asks for",

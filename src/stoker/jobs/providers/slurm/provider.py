@@ -81,12 +81,12 @@ class SlurmProvider:
         if submitted is None:
             return known_state(job_id, place, None, queued=None, starts=[])
         ids = [submitted.scheduler_id]
-        queued = {each.id: each for each in self._slurm.queue(ids=ids)}
+        queued = [each for each in self._slurm.queue(ids=ids) if _is_of(each, job_id)]
         return known_state(
             job_id,
             place,
             submitted,
-            queued=queued.get(submitted.scheduler_id),
+            queued=next(iter(queued), None),
             starts=self._slurm.accounting(ids),
         )
 
@@ -99,7 +99,13 @@ class SlurmProvider:
                 found[job_id] = place, submitted
         if not found:
             return []
-        queued = {each.id: each for each in self._slurm.queue()}
+        in_queue = {each.id: each for each in self._slurm.queue()}
+        queued = {
+            submitted.scheduler_id: in_queue[submitted.scheduler_id]
+            for job_id, (_, submitted) in found.items()
+            if submitted.scheduler_id in in_queue
+            and _is_of(in_queue[submitted.scheduler_id], job_id)
+        }
         gone = [each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued]
         starts = self._slurm.accounting(gone) if gone else []
         states = [
@@ -127,11 +133,13 @@ class SlurmProvider:
                 f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
             ) from None
         try:
-            self._end(submitted.scheduler_id)
+            self._end(job_id, submitted.scheduler_id)
         finally:
             _recent.pop(job_id, None)
 
-    def _end(self, number: str) -> None:
+    def _end(self, job_id: str, number: str) -> None:
+        if not any(_is_of(each, job_id) for each in self._slurm.queue(ids=[number])):
+            return  # Slurm has forgotten it, and its number may be another job's
         # Slurm itself looks whether it waits: it may start between a look of ours and the call.
         self._slurm.cancel(number, only_waiting=True)
         end_s = time.monotonic() + self.settings.grace_s + STOP_MARGIN_S
@@ -149,7 +157,7 @@ class SlurmProvider:
     def _submitted(self, job: Job) -> str | None:
         """Return the number of an earlier submission that is not over, or whose answer was lost."""
         noted = read_submitted(job.place)
-        mine = [each for each in self._slurm.queue(name=slurm_name(job.id)) if _is_of(each, job)]
+        mine = [each for each in self._slurm.queue(name=slurm_name(job.id)) if _is_of(each, job.id)]
         for each in sorted(mine, key=lambda each: int(each.id), reverse=True):
             # One that is over was found by its answer, and is to start again; or its answer was lost.
             if is_live(each.state) or (noted is None and each.state == "COMPLETED"):
@@ -171,5 +179,6 @@ class SlurmProvider:
             return found
 
 
-def _is_of(queued: QueuedJob, job: Job) -> bool:
-    return job_id_of(queued.comment) == job.id
+def _is_of(queued: QueuedJob, job_id: str) -> bool:
+    """Whether a job of Slurm is this one: numbers begin again at 1 where a controller has lost its state."""
+    return job_id_of(queued.comment) == job_id
