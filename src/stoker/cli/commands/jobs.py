@@ -18,6 +18,7 @@ from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from stoker.jobs.job import Resources
     from stoker.jobs.overview import Here, KnownJob
 
 RunsFolders = Annotated[
@@ -160,12 +161,19 @@ def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
     yield "nodes", ", ".join(state.nodes)
     yield "GPU seconds", "" if state.gpu_seconds is None else f"{state.gpu_seconds:,.0f}"
     needs = job.resources
-    yield "workers", f"{needs.workers}, {needs.gpus} GPU(s) each"
+    yield "workers", f"{needs.workers}, each with {_each(needs)}"
     yield "command", f"stoker {' '.join(job.command)} {job.folder}"
     yield "code", job.code
     yield "folder", str(known.place)
     yield "logs", f"stoker logs {job.id}"
     yield "TensorBoard", f"stoker monitor tensorboard {job.folder}"
+
+
+def _each(needs: Resources) -> str:
+    """What one worker has; the target chooses what is not named."""
+    cores = f", {needs.cpus} core(s)" if needs.cpus else ""
+    memory = f", {needs.memory_gib:g} GiB of memory" if needs.memory_gib else ""
+    return f"{needs.gpus} GPU(s){cores}{memory}"
 
 
 def _time(at_s: float | None) -> str:
