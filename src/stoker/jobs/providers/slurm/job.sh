@@ -102,7 +102,7 @@ for name in "${secrets[@]}"; do
 	[ -n "${!name+set}" ] || end 2 "secret $name is not in the job's environment; set it where the job is submitted, or in the target's setup"
 done
 
-incarnation=$("$python" -m stoker job-start "$place")
+incarnation=$("${starter[@]}" "$python" -m stoker job-start "$place")
 code=$?
 if [ "$code" = 2 ]; then end 2 'the job cannot start; see logs/slurm.log'; fi
 if [ "$code" != 0 ]; then failed "stoker job-start ended with exit code $code"; fi
@@ -118,7 +118,7 @@ if [ -n "$told" ]; then saved; fi # nobody has to save yet
 	trap '' USR1 TERM
 	set -m
 	srun --export=ALL --input=none --output=none --error=all --label --mpi=none --kill-on-bad-exit=1 --wait=0 "${step[@]}" \
-		"$python" -m stoker.jobs.providers.slurm.worker "$place/$exits" \
+		"${launcher[@]}" "$python" -m stoker.jobs.providers.slurm.worker "$place/$exits" \
 		"$python" -m stoker job-task "$place" --incarnation "$incarnation" &
 	echo $! > "$exits/srun.pid"
 	wait $!

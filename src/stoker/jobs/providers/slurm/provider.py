@@ -14,6 +14,7 @@ from stoker.jobs.places import Submitted, find_place, places, read_submitted, wr
 from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
+from stoker.jobs.providers.slurm.environment import make_environment, require_maker
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
 from stoker.jobs.providers.slurm.settings import SlurmTarget
@@ -58,6 +59,7 @@ class SlurmProvider:
         script = render(job, self.settings)
         require_capacity(job, self.settings, self._slurm.node_groups())
         self._slurm.check(script)
+        require_maker(job, self.settings)
 
     def submit(self, job: Job) -> str:
         """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
@@ -160,6 +162,7 @@ class SlurmProvider:
         for name in LEFT_BY_LAST:
             (job.place / name).unlink(missing_ok=True)
         (job.place / LOGS).mkdir(parents=True, exist_ok=True)
+        make_environment(job, self.settings)
         script = job.place / SCRIPT
         write_atomic(script, render(job, self.settings))
         try:

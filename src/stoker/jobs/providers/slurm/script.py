@@ -10,6 +10,8 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job
+from stoker.jobs.providers.slurm.environment import interpreter
+from stoker.jobs.providers.slurm.launch import launch_lines, require_lines
 from stoker.jobs.providers.slurm.settings import SlurmTarget, require_printable, require_variable
 
 SCRIPT = "job.sbatch"
@@ -69,12 +71,13 @@ def render(job: Job, target: SlurmTarget) -> str:
         "",
         f"# Job {printable(job.id)}, written by `stoker submit`.",
         f"place={shlex.quote(str(job.place))}",
-        f"python={shlex.quote(target.interpreter)}",
+        f"python={shlex.quote(interpreter(job, target))}",
         f"workers={job.resources.workers}",
         f"max_restarts={target.max_restarts}",
         f"save_s={target.grace_s - SAVE_MARGIN_S}",
         f"preempted_s={PREEMPTED_S}",
         f"step=({' '.join(shlex.quote(option) for option in _step_options(job, target))})",
+        *launch_lines(job, target),
         f"secrets=({' '.join(job.secrets)})",
         "",
     ]
@@ -142,6 +145,8 @@ def _step_options(job: Job, target: SlurmTarget) -> list[str]:
         options.append(f"--cpus-per-task={needs.cpus}")  # srun does not take it from the job
     if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:
         options.append(f"--gpu-bind=per_task:{needs.gpus}")  # else each sees all of the machine's
+    if target.container is not None and target.container.runtime == "pyxis":
+        options.extend(target.container.options((job.folder, job.runs), gpus=needs.gpus > 0))
     return options
 
 
@@ -155,7 +160,7 @@ def _setup(job: Job, target: SlurmTarget) -> str:
     for module in map(shlex.quote, target.modules):
         failure = shlex.quote(f"module {module} cannot be loaded")
         lines.append(f"module load {module} || end 2 {failure}")
-    lines.extend(target.setup)
+    lines.extend([*target.setup, *require_lines(target)])
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.core.config import nearest
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
+from stoker.jobs.providers.slurm.container import Container
 
 OWN_OPTIONS = (
     *("--array", "--chdir", "--comment", "--error", "--export", "--job-name", "--no-requeue"),
@@ -61,7 +61,20 @@ class SlurmTarget:
     """Interface whose address the workers use among themselves, on machines with several; the host's name."""
 
     python: str | None = None
-    """Python of the environment that has Stoker on the machines; the one that submits the job."""
+    """Python of the environment that has Stoker on the machines; the one that submits the job. With `environment_from: lock`:
+    the version or path of the Python of which uv makes the environment."""
+
+    environment_from: Literal["python", "lock"] = "python"
+    """`lock`: uv makes the environment from a lock of the experiment, once for each lock."""
+
+    environments_folder: str | None = None
+    """Where environments of locks lie, on the shared file system; `.environments` in the folder of runs."""
+
+    environment_on_local_disk: bool = False
+    """Whether each machine copies the environment of the lock to its own disk (`$SLURM_TMPDIR`, `$TMPDIR` or /tmp)."""
+
+    container: Container | None = None
+    """`{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`: the workers run in a container that has Stoker; `python` is that of the image."""
 
     via: str | None = None
     """Not there yet: `ssh:LOGIN`, submission from another machine than the login node."""
@@ -88,15 +101,25 @@ class SlurmTarget:
             raise ConfigError(
                 f"max_restarts must be from 0 to {MOST_RESTARTS}", got=self.max_restarts
             )
+        if self.environments_folder is not None and not self.environments_folder.startswith("/"):
+            raise ConfigError(
+                "environments_folder must be an absolute path", got=self.environments_folder
+            )
+        if self.environment_on_local_disk and self.environment_from != "lock":
+            raise ConfigError(
+                "environment_on_local_disk must come with environment_from: lock",
+                got=Plain(f"environment_from: {self.environment_from}"),
+            )
+        if self.container is not None and self.environment_from != "python":
+            raise ConfigError(
+                "environment_from must be python where the target has a container",
+                got=self.environment_from,
+                fix="The environment is that of the image: remove one of the two.",
+            )
         for name in self.environment:
             require_variable(name, "environment")
         for option in self.sbatch:
             _require_option(option)
-
-    @property
-    def interpreter(self) -> str:
-        """Python on the machines."""
-        return self.python or sys.executable
 
 
 def require_variable(name: str, where: str) -> None:
@@ -120,7 +143,8 @@ def require_printable(text: str, where: str) -> None:
 
 
 def _require_plain(target: SlurmTarget) -> None:
-    for name in ("partition", "account", "qos", "gpu_type", "network_interface", "python", "via"):
+    names = ("partition", "account", "qos", "gpu_type", "network_interface", "python", "via")
+    for name in (*names, "environments_folder"):
         value = getattr(target, name)
         if value is not None:
             require_printable(value, name)

@@ -1,0 +1,98 @@
+"""Environments of locks and containers on a real Slurm: what starts the workers' Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs.conftest import Counting
+from tests.small_lock import small_lock, uv_folder
+
+from stoker.jobs.job import Job, write_job
+from stoker.jobs.places import add_to_index
+from stoker.jobs.provider import Phase
+from stoker.jobs.providers.slurm.environment import interpreter
+from stoker.jobs.providers.slurm.provider import SlurmProvider
+from stoker.jobs.providers.slurm.settings import SlurmTarget
+
+OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(autouse=True)
+def uv(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A line of `setup` that puts uv on the PATH, as it is here."""
+    monkeypatch.setenv("PATH", f"{uv_folder()}:{os.environ['PATH']}")
+    monkeypatch.setenv("UV_CACHE_DIR", str(counting.runs / "cache"))
+    return f'export UV_CACHE_DIR="$place/../../cache" PATH={uv_folder()}:$PATH'
+
+
+def locked(counting: Counting, name: str, *lines: str) -> Job:
+    """A job of an experiment with a lock, which differs by its lines."""
+    job = counting.job(name, "5")
+    folder = counting.runs.parent / f"experiment-{name}"
+    small_lock(folder, *lines)
+    found = replace(job, folder=folder)
+    add_to_index(write_job(found))
+    return found
+
+
+def submit(job: Job, target: SlurmTarget) -> None:
+    provider = SlurmProvider("test", target)
+    provider.validate(job)
+    provider.submit(job)
+
+
+def prefix(job: Job, verb: str = "job-task", rank: int = 0) -> Path:
+    """The environment in which a worker ran."""
+    return Path((job.place / f"prefix-{verb}-{rank}").read_text())
+
+
+def test_workers_run_in_the_environment_of_the_lock_or_in_a_copy_of_it(
+    counting: Counting, uv: str, tmp_path: Path
+) -> None:
+    target = SlurmTarget(environment_from="lock", nodes=1, grace_s=20)
+    plain, copied, full = (locked(counting, name) for name in ("plain", "copied", "full"))
+    submit(plain, target)
+    local = {"TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    submit(copied, replace(target, environment_on_local_disk=True, environment=local))
+    # /proc takes no files, as a full disk.
+    nowhere = replace(target, environment_on_local_disk=True, environment={"TMPDIR": "/proc"})
+    submit(full, nowhere)
+
+    for job in (plain, copied, full):
+        assert counting.wait(job, *OVER).phase is Phase.DONE, counting.log(job)
+        counting.require_whole_count(job, 5)
+        shared = Path(interpreter(job, target)).parents[1]
+        assert prefix(job, "job-start") == shared
+    assert prefix(plain) == prefix(plain, rank=1) == Path(interpreter(plain, target)).parents[1]
+    shared = Path(interpreter(copied, target)).parents[1]
+    copy = tmp_path / f"stoker-environments-{os.getuid()}" / shared.name
+    assert prefix(copied) == prefix(copied, rank=1) == copy
+    assert sorted(path.name for path in copy.parent.iterdir()) == [copy.name, f"{copy.name}.lock"]
+    assert prefix(full) == Path(interpreter(full, target)).parents[1]
+    assert "cannot be copied to /proc/stoker-environments" in counting.log(full)
+
+
+def test_an_environment_that_is_gone_is_made_again_before_anything_trains(
+    counting: Counting, uv: str
+) -> None:
+    target = SlurmTarget(environment_from="lock", grace_s=20, sbatch=("--hold",))
+    again = locked(counting, "again", "# one of its own")
+    without = locked(counting, "without-uv", "# another one")
+    submit(again, replace(target, setup=(uv,)))
+    submit(without, replace(target, setup=("export PATH=/usr/bin:/bin HOME=/",)))
+    for job in (again, without):
+        shutil.rmtree(Path(interpreter(job, target)).parents[1])
+        counting.cluster.run("scontrol", "release", counting.state(job).scheduler_id)
+
+    assert counting.wait(again, *OVER).phase is Phase.DONE
+    counting.require_whole_count(again, 5)
+    state = counting.wait(without, *OVER)
+    assert (state.phase, state.restarts) == (Phase.FAILED, 0)
+    assert state.reason.startswith("uv must be on the PATH of ")
+    assert not (without.place / "incarnations").exists()
