@@ -15,6 +15,7 @@ from tests.small_lock import small_lock, uv_folder
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.places import add_to_index
 from stoker.jobs.provider import Phase
+from stoker.jobs.providers.slurm.container import Container
 from stoker.jobs.providers.slurm.environment import interpreter
 from stoker.jobs.providers.slurm.provider import SlurmProvider
 from stoker.jobs.providers.slurm.settings import SlurmTarget
@@ -96,3 +97,74 @@ def test_an_environment_that_is_gone_is_made_again_before_anything_trains(
     assert (state.phase, state.restarts) == (Phase.FAILED, 0)
     assert state.reason.startswith("uv must be on the PATH of ")
     assert not (without.place / "incarnations").exists()
+
+
+APPTAINER = """#!/bin/bash
+# Stands in for apptainer, which is not on this machine: it notes how it was called and runs the command as it is.
+echo "$@" >> "$(dirname "$0")/calls"
+[ "$1" = exec ] && [ "$2" = --bind ] && [ -f "$4" ] || exit 255
+IFS=, read -ra mounts <<< "$3"
+for mount in "${mounts[@]}"; do [ -d "${mount%%:*}" ] || exit 255; done
+shift 4
+exec "$@"
+"""
+SRUN = """#!/bin/bash
+# Stands in for an srun with the plugin pyxis, which is not on this machine: it takes its options, and leaves the rest to srun.
+if [ "$1" = --help ]; then echo "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"; exit; fi
+words=()
+for word in "$@"; do
+	case $word in
+		--container-*) echo "$word" >> "$(dirname "$0")/calls" ;;
+		*) words+=("$word") ;;
+	esac
+done
+exec SRUN "${words[@]}"
+"""
+
+
+def stand_in(folder: Path, program: str, text: str) -> Path:
+    """Write a program that stands in for another; what it is called with is in the file that is returned."""
+    folder.mkdir()
+    (folder / program).write_text(text.replace("SRUN", str(shutil.which("srun"))))
+    (folder / program).chmod(0o755)
+    return folder / "calls"
+
+
+def test_workers_run_in_a_container_by_the_runtime_of_the_target(
+    counting: Counting, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    image, data = tmp_path / "image.sif", tmp_path / "data"
+    image.touch()
+    data.mkdir()
+    calls = {
+        "apptainer": stand_in(tmp_path / "apptainer", "apptainer", APPTAINER),
+        "pyxis": stand_in(tmp_path / "pyxis", "srun", SRUN),
+    }
+    jobs = {}
+    for runtime, found in calls.items():
+        container = Container(image=str(image), runtime=runtime, mounts=(f"{data}:/in:ro",))  # type: ignore[arg-type]
+        path = f"export PATH={found.parent}:$PATH"
+        for name, setup in ((runtime, (path,)), (f"no-{runtime}", ())):
+            job = replace(counting.job(name, "5"), runs=runs, folder=tmp_path)
+            add_to_index(write_job(job))
+            jobs[name] = job
+            python = str(counting.python)
+            submit(job, SlurmTarget(container=container, python=python, setup=setup, grace_s=20))
+
+    for runtime in calls:
+        assert counting.wait(jobs[runtime], *OVER).phase is Phase.DONE, counting.log(jobs[runtime])
+        counting.require_whole_count(jobs[runtime], 5)
+        state = counting.wait(jobs[f"no-{runtime}"], *OVER)
+        assert (state.phase, state.restarts) == (Phase.FAILED, 0)
+        assert state.reason.startswith(("apptainer must be on", "srun must know --container"))
+    mounts = f"{tmp_path}:{tmp_path},{data}:/in:ro"
+    start, *workers = calls["apptainer"].read_text().splitlines()
+    python, place = counting.python, jobs["apptainer"].place
+    assert start == f"exec --bind {mounts} {image} {python} -m stoker job-start {place}"
+    worker = f"{python} -m stoker.jobs.providers.slurm.worker {place}/exits/1"
+    assert len(workers) == 2
+    assert workers[0].startswith(f"exec --bind {mounts} {image} {worker}")
+    options = [f"--container-image={image}", f"--container-mounts={mounts}"]
+    assert calls["pyxis"].read_text().splitlines() == options * 2
