@@ -30,6 +30,7 @@ give up a machine, so two jobs count longer."""
 
 COUNTS = {
     "requeue": 300,
+    "term": 300,
     "preempted": 300,
     "limit": LONG,
     "lost": LONG,
@@ -56,6 +57,7 @@ def disturbed(counting: Counting) -> Disturbed:
     """Submit jobs, and end their workers each in another way; the first tests run meanwhile."""
     wanted: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         "requeue": ((), {}),
+        "term": ((), {}),
         "limit": ((), {"settings": {"grace_s": 58}, "resources": {"time_limit_s": 60}}),
         "preempted": ((), {"settings": {"partition": "spot", "nodes": 1}}),
         "lost": ((), {"settings": {"partition": "frail"}, "resources": {"workers": 1}}),
@@ -70,9 +72,10 @@ def disturbed(counting: Counting) -> Disturbed:
         for name, (command, more) in wanted.items()
     }
     number = {name: counting.state(job).scheduler_id for name, job in jobs.items()}
-    for name in ("requeue", "preempted", "lost", "stopped", "cancelled"):
+    for name in ("requeue", "term", "preempted", "lost", "stopped", "cancelled"):
         counting.wait_for_number(jobs[name], 5)
     counting.cluster.run("scontrol", "requeue", number["requeue"])
+    counting.cluster.run("scancel", "--batch", "--signal=TERM", number["term"])
     # The processes of the machine's jobs live on without its slurmd.
     counting.cluster.daemons["slurmd-n4"].send(signal.SIGKILL)
     counting.cluster.run("scancel", number["cancelled"])
@@ -149,7 +152,7 @@ def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
     counting: Counting, settings: dict[str, object], resources: dict[str, object], words: list[str]
 ) -> None:
     job = counting.job("impossible", "3", resources=resources)
-    before = comments(counting.cluster)
+    before = sorted(comments(counting.cluster))
 
     with pytest.raises(UserError) as caught:
         counting.provider(**settings).validate(job)
@@ -157,7 +160,7 @@ def test_what_the_cluster_cannot_run_is_one_line_and_submits_nothing(
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
-    assert comments(counting.cluster) == before
+    assert sorted(comments(counting.cluster)) == before
     assert not (job.place / "submitted.json").exists()
 
 
@@ -245,7 +248,7 @@ def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> 
     assert (job.place / "overtaken-1-0").exists()
 
 
-@pytest.mark.parametrize("name", ["requeue", "preempted", "fails", "limit"])
+@pytest.mark.parametrize("name", ["requeue", "term", "preempted", "fails", "limit"])
 def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
     job, state = disturbed.over(name)
 
@@ -254,7 +257,7 @@ def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, nam
     disturbed.counting.require_whole_count(job, COUNTS.get(name, END))
 
 
-@pytest.mark.parametrize("name", ["requeue", "preempted", "limit"])
+@pytest.mark.parametrize("name", ["requeue", "term", "preempted", "limit"])
 def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str) -> None:
     """The second takes a second longer: the first one's end must not end it."""
     job, _ = disturbed.over(name)
@@ -262,8 +265,25 @@ def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str
     assert {"1-0", "1-1"} <= disturbed.counting.saved(job), disturbed.counting.log(job)
 
 
+def test_only_a_preempted_start_waits_for_its_end(disturbed: Disturbed) -> None:
+    """The others end at once: Slurm has decided already, or nobody else is about to end them."""
+    waits = {"requeue": False, "term": False, "cancelled": False, "limit": False, "preempted": True}
+    for name, expected in waits.items():
+        job, _ = disturbed.over(name)
+        log = disturbed.counting.log(job)
+        assert ("waits for its end by Slurm" in log) is expected, (name, log)
+
+
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:
-    counts = {"requeue": 0, "limit": 0, "preempted": 0, "lost": 0, "fails": 2, "hopeless": 2}
+    counts = {
+        "requeue": 0,
+        "term": 0,
+        "limit": 0,
+        "preempted": 0,
+        "lost": 0,
+        "fails": 2,
+        "hopeless": 2,
+    }
     for name, count in counts.items():
         job, _ = disturbed.over(name)
         failures = job.place / "failures"
