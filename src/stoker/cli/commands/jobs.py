@@ -98,7 +98,7 @@ def logs(
 ) -> None:
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
     from stoker.jobs.logs import job_lines
-    from stoker.jobs.overview import find_job, state_of
+    from stoker.jobs.overview import fetch_logs, find_job, state_of
 
     here = _here(runs)
     named, slash, worker = job.partition("/")
@@ -106,7 +106,10 @@ def logs(
     if not follow:
         from stoker.jobs.places import find_place
 
-        _print_lines(job_lines(find_place(named, here.runs), worker=rank))
+        place = find_place(named, here.runs)
+        if problem := fetch_logs(place, here.targets):
+            typer.echo(f"stoker: {problem}", err=True)
+        _print_lines(job_lines(place, worker=rank))
         return
     known = find_job(named, here)
     if rank is not None and rank >= known.job.resources.workers:

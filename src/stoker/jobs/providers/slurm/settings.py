@@ -16,6 +16,8 @@ OWN_OPTIONS = (
 )
 """Options of sbatch that Stoker sets itself: with another value it would lose the job or its state."""
 
+VIA_SSH = "ssh:"
+
 MOST_RESTARTS = 1000
 """More restarts after failures are a typing error."""
 
@@ -77,7 +79,10 @@ class SlurmTarget:
     """`{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`: the workers run in a container that has Stoker; `python` is that of the image."""
 
     via: str | None = None
-    """Not there yet: `ssh:LOGIN`, submission from another machine than the login node."""
+    """`ssh:LOGIN`: submission from a machine that does not share the cluster's file system, by your own ssh; LOGIN as ssh takes it."""
+
+    folder: str | None = None
+    """With `via`: folder on the cluster's shared file system; an experiment's data and runs are in its folder NAME."""
 
     grace_s: int = 120
     """Time before the time limit at which the workers save, seconds. Slurm may be up to 60 s early."""
@@ -87,12 +92,8 @@ class SlurmTarget:
 
     def __post_init__(self) -> None:
         _require_plain(self)
-        if self.via is not None:
-            raise ConfigError(
-                "via is not supported yet",
-                got=self.via,
-                fix="Run the same command on the cluster's login node.",
-            )
+        if self.via is not None or self.folder is not None:
+            _require_via(self)
         if self.nodes is not None and self.nodes < 1:
             raise ConfigError("nodes must be at least 1", got=self.nodes)
         if not 10 <= self.grace_s <= 65535:
@@ -155,6 +156,26 @@ def _require_plain(target: SlurmTarget) -> None:
             require_printable(line.replace("\t", " "), name)
     for variable, value in target.environment.items():
         require_printable(value, f"environment.{variable}")
+
+
+def _require_via(target: SlurmTarget) -> None:
+    via, folder = target.via or "", target.folder or ""
+    if not re.fullmatch(rf"{VIA_SSH}[^\s-]\S*", via):
+        raise ConfigError(
+            "via must be ssh:LOGIN", got=target.via, fix="E.g. via: ssh:me@login.example.org."
+        )
+    if not folder.startswith("/"):
+        raise ConfigError(
+            "folder must be an absolute path on the cluster where the target has `via`",
+            got=target.folder,
+        )
+    require_printable(folder, "folder")
+    if target.environment_from == "lock" or (target.python is None and target.container is None):
+        raise ConfigError(
+            "python or container must be set where the target has `via`",
+            got=Plain("environment_from: lock" if target.environment_from == "lock" else "neither"),
+            fix="Name the Python on the cluster that has Stoker: python: /shared/envs/stoker/bin/python.",
+        )
 
 
 def _require_option(option: str) -> None:
