@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ class SshServer:
     """A login node: its home is `folder/home`, and `folder/client` has the `ssh` that reaches it as `login`."""
 
     folder: Path
+    """Of its files, and `XDG_RUNTIME_DIR` of the client."""
+
     port: int
     children: list[Child]
 
@@ -64,7 +67,13 @@ class SshServer:
         wait_until(self._answers, f"sshd: {self.folder / 'sshd.log'}")
 
     def close(self) -> None:
-        """End it and its connections."""
+        """End it and the connection that the client keeps."""
+        for socket_path in self.folder.glob("stoker-ssh-*/*"):
+            client = self.folder / "client" / "ssh"
+            words = [client, f"-oControlPath={socket_path}", "-O", "exit", "login"]
+            subprocess.run(words, check=False, capture_output=True)
+        for child in self.children:
+            child.send(signal.SIGTERM)
         for child in self.children:
             child.end(5.0)
 

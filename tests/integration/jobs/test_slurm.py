@@ -357,7 +357,6 @@ def workers_of(job: Job) -> list[int]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"via": "ssh:login"}, "via is not supported yet"),
         ({"sbatch": ("--comment=x",)}, "leave --comment to Stoker"),
         ({"sbatch": ("-p main",)}, "long options"),
         ({"setup": ("a\n#SBATCH --nodes=9",)}, "line breaks"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,18 +19,20 @@ from stoker.cli.main import invoke
 from stoker.core.errors import UserError
 from stoker.jobs.archive import Archive
 from stoker.jobs.job import Job, Resources
-from stoker.jobs.overview import state_of
+from stoker.jobs.overview import read_here, state_of
 from stoker.jobs.provider import Phase
+from stoker.jobs.providers.slurm import ssh
 from stoker.jobs.submission import Receipt, submit
-from stoker.jobs.targets import Target, read_targets
+from stoker.jobs.targets import Target
 
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+SCRATCH = "scratch of O'Neil $x"
 CODE = b"code of the job"
 
 CUTTING_SBATCH = """#!/bin/bash
-# Where there is a file `cut`, the connection and its server end as soon as Slurm has the job.
-if [ ! -e ~/cut ]; then exec REAL "$@"; fi
-rm ~/cut
+# Where there is a file `cut-now`, the connection and its server end as soon as Slurm has the job.
+if [ "$1" != --parsable ] || [ ! -e ~/cut-now ]; then exec REAL "$@"; fi
+rm ~/cut-now
 REAL "$@" > ~/answer
 kill -9 "$(cat SERVER/sshd.pid)"
 pid=$$
@@ -68,7 +68,7 @@ class Laptop:
 
     def on_cluster(self, job: Job) -> Path:
         """The folder of a job there."""
-        (found,) = (self.server.home / job.name / "runs" / ".jobs").iterdir()
+        (found,) = (self.server.home / SCRATCH / job.name / "runs" / ".jobs").iterdir()
         return found
 
     def wait(self, job: Job, *phases: Phase) -> None:
@@ -94,24 +94,17 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
             own.mkdir()
             (own / "stoker.yaml").write_text(
                 "targets:\n  far: {provider: slurm, via: 'ssh:login', grace_s: 20, "
-                f"folder: {server.home}, python: {counting.python}}}\n"
+                f"folder: {json.dumps(str(server.home / SCRATCH))}, python: {counting.python}}}\n"
             )
             patch.setenv("PATH", str(folder / "client"))
             patch.setenv("XDG_RUNTIME_DIR", str(folder))
             patch.setenv("XDG_STATE_HOME", str(folder / "state"))
             patch.delenv("SLURM_CONF")
             patch.chdir(own)
-            text = json.loads(json.dumps(_targets(own)))
-            targets = read_targets(text, file=own / "stoker.yaml")
-            yield Laptop(counting, server, own, targets)
+            assert shutil.which("squeue") is None, "the programs are behind ssh only"
+            yield Laptop(counting, server, own, dict(read_here(own).targets))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _targets(own: Path) -> object:
-    from stoker.core.config import read_yaml
-
-    return read_yaml(own / "stoker.yaml")["targets"]
 
 
 def test_a_job_is_submitted_watched_and_stopped_through_ssh(
@@ -159,7 +152,7 @@ def test_a_connection_that_is_cut_while_a_job_is_submitted_makes_no_second_one(
     laptop: Laptop,
 ) -> None:
     job = laptop.job("cut", "5")
-    (laptop.server.home / "cut").touch()
+    (laptop.server.home / "cut-now").touch()
 
     with pytest.raises(
         UserError, match=r"^the login node login must be reachable\. Received: ssh: "
@@ -176,17 +169,17 @@ def test_a_connection_that_is_cut_while_a_job_is_submitted_makes_no_second_one(
 
 
 def test_a_login_that_does_not_work_is_one_line_and_submits_nothing(
-    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, job = laptop.server, laptop.job("never", "5")
+    elsewhere = server.folder / "elsewhere"
+    elsewhere.mkdir()
     config = (server.folder / "ssh_config").read_text()
     cases = {
         "must be reachable": config.replace(f"Port {server.port}", "Port 1"),
         "must let you in without a question": config.replace("/user\n", "/other\n"),
     }
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # not the connection that there is
-    from stoker.jobs.providers.slurm import ssh
-
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(elsewhere))  # not the connection that there is
     ssh._options.cache_clear()
     try:
         for words, text in cases.items():
@@ -216,9 +209,3 @@ def test_all_calls_use_one_connection(laptop: Laptop) -> None:
         assert invoke(["jobs"], debug=False) == 0
 
     assert log.read_text().count("Accepted publickey") - before <= 1
-
-
-def test_nothing_of_the_clusters_programs_is_on_this_machine(laptop: Laptop) -> None:
-    assert os.environ["PATH"] == str(laptop.server.folder / "client")
-    assert shutil.which("sbatch") is None
-    assert subprocess.run is not None

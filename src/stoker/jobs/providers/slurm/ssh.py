@@ -6,6 +6,7 @@ it is, is always the same.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -29,6 +30,9 @@ SSH_FAILED = 255
 
 FILES_S = 600.0
 """Longest wait for files, seconds: an archive of 64 MiB over a slow line."""
+
+SOCKET_FOLDER_CHARS = 45
+"""Longest path of the folder of the connection's socket, which has at most 104 characters: ssh adds 59."""
 
 _SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 _UNSET = "".join(f"unset ${{!{prefix}@}}\n" for prefix in _SETTINGS)
@@ -170,11 +174,20 @@ def _options(login: str) -> list[str]:
         line.startswith("controlpath ") and line != "controlpath none" for line in own.splitlines()
     ):
         return options
-    folder = (
-        Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-        / f"stoker-ssh-{os.getuid()}"
-    )
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        return options  # somebody else's: each call has a connection of its own
+    folder = _socket_folder()
+    if folder is None:
+        return options
     return [*options, "-oControlMaster=auto", "-oControlPersist=60", f"-oControlPath={folder}/%C"]
+
+
+def _socket_folder() -> Path | None:
+    """Return a folder for the socket of the connection; None: each call has a connection of its own."""
+    for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), "/tmp")):  # noqa: S108 - its owner is checked
+        folder = Path(parent) / f"stoker-ssh-{os.getuid()}"
+        if len(str(folder)) > SOCKET_FOLDER_CHARS:
+            continue
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.stat().st_uid == os.getuid():
+                return folder
+    return None
