@@ -69,7 +69,7 @@ class SshServer:
     def close(self) -> None:
         """End it and the connection that the client keeps."""
         for socket_path in self.folder.glob("stoker-ssh-*/*"):
-            client = self.folder / "client" / "ssh"
+            client = str(self.folder / "client" / "ssh")
             words = [client, f"-oControlPath={socket_path}", "-O", "exit", "login"]
             subprocess.run(words, check=False, capture_output=True)
         for child in self.children:

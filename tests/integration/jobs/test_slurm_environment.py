@@ -161,9 +161,9 @@ def test_workers_run_in_a_container_by_the_runtime_of_the_target(
         assert state.reason.startswith(("apptainer must be on", "srun must know --container"))
     mounts = f"{tmp_path}:{tmp_path},{data}:/in:ro"
     start, *workers = calls["apptainer"].read_text().splitlines()
-    python, place = counting.python, jobs["apptainer"].place
-    assert start == f"exec --bind {mounts} {image} {python} -m stoker job-start {place}"
-    worker = f"{python} -m stoker.jobs.providers.slurm.worker {place}/exits/1"
+    place = jobs["apptainer"].place
+    assert start == f"exec --bind {mounts} {image} {counting.python} -m stoker job-start {place}"
+    worker = f"{counting.python} -m stoker.jobs.providers.slurm.worker {place}/exits/1"
     assert len(workers) == 2
     assert workers[0].startswith(f"exec --bind {mounts} {image} {worker}")
     options = [f"--container-image={image}", f"--container-mounts={mounts}"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs.conftest import Counting, comments
 from tests.slurm_cluster import wait_until
+from tests.small_lock import small_lock, uv_folder
 from tests.ssh_server import SshServer, ssh_server
 
 from stoker.cli.main import invoke
@@ -61,10 +62,10 @@ class Laptop:
             resources=Resources(workers=2, cpus=1),
         )
 
-    def submit(self, job: Job) -> Receipt:
+    def submit(self, job: Job, to: str = "far") -> Receipt:
         """Submit it as the command does."""
         archive = Archive(content=CODE, sizes={})
-        return submit(job, archive, target=self.targets["far"], targets=self.targets)
+        return submit(job, archive, target=self.targets[to], targets=self.targets)
 
     def on_cluster(self, job: Job) -> Path:
         """The folder of a job there."""
@@ -83,7 +84,9 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
     environ = f"SLURM_CONF={counting.cluster.environ['SLURM_CONF']}"
     try:
         with ssh_server(folder, environ) as server, pytest.MonkeyPatch.context() as patch:
-            (server.home / ".bash_profile").write_text("echo Welcome; PATH=$HOME/bin:$PATH\n")
+            (server.home / ".bash_profile").write_text(
+                f"echo Welcome; export PATH=$HOME/bin:{uv_folder()}:$PATH UV_CACHE_DIR=$HOME/cache\n"
+            )
             (server.home / "bin").mkdir()
             sbatch = server.home / "bin" / "sbatch"
             sbatch.write_text(
@@ -92,10 +95,13 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
             sbatch.chmod(0o755)
             own = folder / "laptop"
             own.mkdir()
-            (own / "stoker.yaml").write_text(
-                "targets:\n  far: {provider: slurm, via: 'ssh:login', grace_s: 20, "
-                f"folder: {json.dumps(str(server.home / SCRATCH))}, python: {counting.python}}}\n"
-            )
+            far = {"provider": "slurm", "via": "ssh:login", "folder": str(server.home / SCRATCH)}
+            targets = {
+                "far": far | {"grace_s": 20, "python": str(counting.python)},
+                "locked": far | {"environment_from": "lock"},
+            }
+            (own / "stoker.yaml").write_text(json.dumps({"targets": targets}))
+            small_lock(own)
             patch.setenv("PATH", str(folder / "client"))
             patch.setenv("XDG_RUNTIME_DIR", str(folder))
             patch.setenv("XDG_STATE_HOME", str(folder / "state"))
@@ -111,6 +117,8 @@ def test_a_job_is_submitted_watched_and_stopped_through_ssh(
     laptop: Laptop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short, long = laptop.job("short", "30"), laptop.job("long", "100000")
+    locked = laptop.job("locked", "3")
+    assert laptop.submit(locked, "locked").already is False
     assert laptop.submit(short).already is False
     assert laptop.submit(long).already is False
     assert laptop.submit(long).already is True
@@ -126,6 +134,10 @@ def test_a_job_is_submitted_watched_and_stopped_through_ssh(
     assert (there / "numbers-1").read_text().split() == [str(each) for each in range(30)]
     assert (there / "code.tar.gz").read_bytes() == CODE
 
+    laptop.wait(locked, *OVER)
+    prefix = Path((laptop.on_cluster(locked) / "prefix-job-task-1").read_text())
+    assert prefix.parent == laptop.server.home / SCRATCH / "locked" / "runs" / ".environments"
+
     assert invoke(["stop", long.id], debug=False) == 0
     assert "is stopped" in capsys.readouterr().out
     assert {path.name for path in laptop.on_cluster(long).glob("saved-*")} == {
@@ -139,6 +151,7 @@ def test_a_job_is_submitted_watched_and_stopped_through_ssh(
     assert [line.split()[:3] for line in listed.splitlines()] == [
         [long.id, "far", "stopped"],
         [short.id, "far", "done"],
+        [locked.id, "locked", "done"],
     ]
     # Stopped and submitted again, it goes on.
     assert laptop.submit(long).again is True

@@ -21,11 +21,13 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.providers.slurm.environment import (
     MAKER,
+    environment_files,
     interpreter,
     make_environment,
     read_lock,
     require_maker,
 )
+from stoker.jobs.providers.slurm.machine import Here
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 TARGET = SlurmTarget(environment_from="lock")
@@ -61,6 +63,13 @@ def locked(job: Job, tmp_path: Path) -> Job:
     return found
 
 
+def make(job: Job, target: SlurmTarget = TARGET) -> None:
+    """Make the environment of a job as a submission does."""
+    for name, content in environment_files(job.folder, target).items():
+        (job.place / name).write_bytes(content)
+    make_environment(job.place, interpreter(job, target), target, Here())
+
+
 def environments(job: Job) -> list[str]:
     """What lies next to the environments, without their locks."""
     return [path.name for path in (job.runs / ".environments").iterdir() if path.suffix != ".lock"]
@@ -71,7 +80,7 @@ def test_two_jobs_at_once_make_one_environment(locked: Job, counted_uv: Path) ->
     write_job(other)
     (counted_uv / "wait").touch()
     with ThreadPoolExecutor() as pool:
-        both = [pool.submit(make_environment, each, TARGET) for each in (locked, other)]
+        both = [pool.submit(make, each) for each in (locked, other)]
         wait_until((counted_uv / "calls").exists, "call of uv")
         time.sleep(0.5)  # the second one comes to the lock, which cannot be seen
         (counted_uv / "wait").unlink()
@@ -102,10 +111,10 @@ def test_a_maker_that_is_killed_leaves_nothing_half_made(locked: Job, counted_uv
 
     assert not Path(python).exists()
     assert len(environments(locked)) >= 1, "what it left"
-    make_environment(locked, TARGET)
+    make(locked)
     assert environments(locked) == [Path(python).parents[1].name]
     calls.unlink()
-    make_environment(locked, TARGET)
+    make(locked)
     assert not calls.exists(), "it is there already"
 
 
@@ -123,7 +132,7 @@ def test_a_lock_that_does_not_resolve_is_one_line(
         stream.write(f"{line}\n")
 
     with pytest.raises(UserError) as caught:
-        make_environment(locked, TARGET)
+        make(locked)
 
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -134,11 +143,11 @@ def test_a_wheel_with_another_hash_and_a_python_that_is_not_there_are_one_line(
     locked: Job, counted_uv: Path
 ) -> None:
     with pytest.raises(UserError, match=r"with Python 3\.99:.* No interpreter found"):
-        make_environment(locked, replace(TARGET, python="3.99"))
+        make(locked, replace(TARGET, python="3.99"))
     lock = locked.folder / "requirements.lock"
     lock.write_text(f"{lock.read_text().partition(' --hash')[0]} {HASH}\n")
     with pytest.raises(UserError, match=r"uv cannot install the lock: .*[Hh]ash mismatch"):
-        make_environment(locked, TARGET)
+        make(locked)
     assert environments(locked) == []
 
 
@@ -151,7 +160,7 @@ def test_without_uv_it_is_one_line_before_anything_is_written(
     monkeypatch.setenv("HOME", str(tmp_path))
 
     with pytest.raises(UserError, match=r"uv must be on the PATH of .*pip install uv"):
-        require_maker(locked, TARGET)
+        require_maker(interpreter(locked, TARGET), TARGET, Here())
     assert not (locked.runs / ".environments").exists()
 
 
@@ -218,7 +227,7 @@ def test_a_project_of_uv_is_exported_without_the_project(
     lock = read_lock(locked.folder)
 
     assert "trip==" not in lock.text
-    make_environment(locked, TARGET)
+    make(locked)
     assert Path(interpreter(locked, TARGET)).exists()
     (locked.folder / "uv.lock").write_text("version = 1\n[[package]\n")
     with pytest.raises(ConfigError, match=r"uv\.lock must be a lock that uv can export"):

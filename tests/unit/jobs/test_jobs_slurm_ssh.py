@@ -156,8 +156,7 @@ def test_what_ssh_complains_about_is_one_line(said: str, words: str) -> None:
         (VIA | {"via": "ssh:a b"}, "via must be ssh:LOGIN"),
         (VIA | {"folder": "scratch"}, "folder must be an absolute path"),
         ({"folder": "/scratch"}, "via must be ssh:LOGIN"),
-        (VIA | {"python": None}, "python or container must be set"),
-        (VIA | {"environment_from": "lock"}, "Received: environment_from: lock"),
+        (VIA | {"python": None}, "python, container or environment_from: lock must be"),
     ],
 )
 def test_settings_of_ssh_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:

@@ -16,8 +16,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 import stoker
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.files import write_atomic
 from stoker.jobs.job import Job
+from stoker.jobs.providers.slurm.machine import Call, Machine
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 PROJECT_LOCK = "uv.lock"
@@ -61,8 +61,13 @@ class Lock:
         return environments / hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
-def interpreter(job: Job, target: SlurmTarget) -> str:
+def interpreter(job: Job, target: SlurmTarget, source: Path | None = None) -> str:
     """Return the Python of the job's workers on the machines.
+
+    Args:
+        job: The job as it is on the cluster.
+        target: Where.
+        source: The experiment's folder on this machine, which has the lock; None: that of the job.
 
     Raises:
         ConfigError: the experiment has no lock, or one that cannot be the job's.
@@ -70,34 +75,55 @@ def interpreter(job: Job, target: SlurmTarget) -> str:
     if target.container is not None:
         return target.python or IN_CONTAINER
     if target.environment_from == "lock":
-        return str(_folder(job, target) / "bin" / "python")
+        named = target.environments_folder
+        environments = Path(named) if named else job.runs / ENVIRONMENTS
+        lock = read_lock(source or job.folder)
+        return str(lock.folder(environments, base_python(target)) / "bin" / "python")
     return target.python or sys.executable
 
 
-def require_maker(job: Job, target: SlurmTarget) -> None:
+def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
     """Check that the environment of a job is there or could be made; nothing is written.
 
+    Args:
+        python: The job's `interpreter`.
+        target: Where.
+        machine: On which it is made.
+
     Raises:
-        ConfigError: the experiment has no lock, or one that cannot be the job's.
         UserError: there is no uv.
     """
     if target.environment_from == "lock":
-        _run_maker(job, target)
+        _run_maker(python, target, machine)
 
 
-def make_environment(job: Job, target: SlurmTarget) -> None:
-    """Make the environment of a job from its lock, unless it is there, and put into the job's folder what makes it.
+def environment_files(source: Path, target: SlurmTarget) -> dict[str, bytes]:
+    """Return what makes the environment, for the job's folder.
+
+    Args:
+        source: The experiment's folder on this machine.
+        target: Where.
+    """
+    if target.environment_from != "lock":
+        return {}
+    scripts = {script.name: script.read_bytes() for script in (MAKER, COPIER)}
+    return scripts | {COPY: read_lock(source).text.encode()}
+
+
+def make_environment(place: Path, python: str, target: SlurmTarget, machine: Machine) -> None:
+    """Make the environment of a job from its lock, unless it is there.
+
+    Args:
+        place: The job's folder on the cluster, which has the `environment_files`.
+        python: The job's `interpreter`.
+        target: Where.
+        machine: On which it is made.
 
     Raises:
         UserError: the lock cannot be installed, or there is no uv.
     """
-    if target.environment_from != "lock":
-        return
-    lock = read_lock(job.folder)
-    write_atomic(job.place / COPY, lock.text)
-    for script in (MAKER, COPIER):
-        write_atomic(job.place / script.name, script.read_bytes())
-    _run_maker(job, target, job.place / COPY)
+    if target.environment_from == "lock":
+        _run_maker(python, target, machine, str(place / COPY))
 
 
 def read_lock(folder: Path) -> Lock:
@@ -120,42 +146,23 @@ def read_lock(folder: Path) -> Lock:
     return Lock(path=path, text=text)
 
 
-def _folder(job: Job, target: SlurmTarget) -> Path:
-    named = target.environments_folder
-    environments = Path(named) if named else job.runs / ENVIRONMENTS
-    return read_lock(job.folder).folder(environments, base_python(target))
-
-
 def base_python(target: SlurmTarget) -> str:
     """Return the Python, version or path, of which uv makes an environment."""
     return target.python or f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _run_maker(job: Job, target: SlurmTarget, *lock: Path) -> None:
-    arguments = [
-        str(_folder(job, target)),
-        base_python(target),
-        stoker.__version__,
-        *map(str, lock),
-    ]
-    try:
-        done = subprocess.run(
-            ["bash", str(MAKER), *arguments],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            timeout=MAKING_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"an environment must be made within {MAKING_S:g} s",
-            got=Plain("uv still works"),
-            fix="Submit it again: uv goes on with what it has downloaded.",
-        ) from None
-    if done.returncode:
-        why = " ".join(done.stdout.split()) or f"{MAKER.name} ended with {done.returncode}"
+def _run_maker(python: str, target: SlurmTarget, machine: Machine, *lock: str) -> None:
+    folder = python.removesuffix("/bin/python")
+    words = (folder, base_python(target), stoker.__version__, *lock)
+    call = Call(
+        argv=("bash", "-s", "--", *words),
+        text=MAKER.read_text(),
+        answer_s=MAKING_S,
+        shows_errors=True,
+    )
+    answer = machine.run(call)
+    if answer.code:
+        why = " ".join(answer.out.split()) or f"{MAKER.name} ended with {answer.code}"
         raise UserError(
             "the environment of the lock must be made before the job is submitted",
             got=Plain(why),

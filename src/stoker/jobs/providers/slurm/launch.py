@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import stoker
 from stoker.jobs.job import Job
-from stoker.jobs.providers.slurm.environment import COPIER, COPY, MAKER, base_python, interpreter
+from stoker.jobs.providers.slurm.environment import COPIER, COPY, MAKER, base_python
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 ONE_TASK = ("srun", "--ntasks=1", "--nodes=1", "--input=none", "--mpi=none")
@@ -19,13 +19,18 @@ _NO_APPTAINER = (
 )
 
 
-def launch_lines(job: Job, target: SlurmTarget) -> list[str]:
+def launch_lines(job: Job, target: SlurmTarget, python: str) -> list[str]:
     """Return what stands before Python: `starter` at the start of the job, `launcher` in each task of srun.
+
+    Args:
+        job: The job.
+        target: Where.
+        python: The job's `interpreter`.
 
     Raises:
         ConfigError: a folder's name cannot be mounted.
     """
-    starter, launcher = _launch(job, target)
+    starter, launcher = _launch(job, target, python)
     return [f"starter=({_words(starter)})", f"launcher=({_words(launcher)})"]
 
 
@@ -47,7 +52,7 @@ def require_lines(target: SlurmTarget) -> list[str]:
     return []
 
 
-def _launch(job: Job, target: SlurmTarget) -> tuple[list[str], list[str]]:
+def _launch(job: Job, target: SlurmTarget, python: str) -> tuple[list[str], list[str]]:
     if target.container is not None:
         folders = (job.folder, job.runs)
         words = target.container.options(folders, gpus=job.resources.gpus > 0)
@@ -55,7 +60,7 @@ def _launch(job: Job, target: SlurmTarget) -> tuple[list[str], list[str]]:
             return [*ONE_TASK, *words], []
         return words, words
     if target.environment_on_local_disk:
-        folder = interpreter(job, target).removesuffix("/bin/python")
+        folder = python.removesuffix("/bin/python")
         return [], ["bash", str(job.place / COPIER.name), folder]
     return [], []
 

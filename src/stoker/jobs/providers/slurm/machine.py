@@ -39,6 +39,9 @@ class Call:
     secrets: Sequence[str] = ()
     """Names of variables of this process."""
 
+    shows_errors: bool = False
+    """Whether a person sees at once what it says on stderr, if it runs here."""
+
     answer_s: float
     """Longest wait, seconds."""
 
@@ -99,7 +102,8 @@ class Here:
                 check=False,
                 input=call.text,
                 stdin=subprocess.DEVNULL if call.text is None else None,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=None if call.shows_errors else subprocess.PIPE,
                 text=True,
                 errors="replace",
                 timeout=call.answer_s,
@@ -107,7 +111,7 @@ class Here:
             )
         except subprocess.TimeoutExpired:
             raise no_answer(call) from None
-        return Answer(code=done.returncode, out=done.stdout, errors=done.stderr)
+        return Answer(code=done.returncode, out=done.stdout, errors=done.stderr or "")
 
     def user(self) -> str:
         """Return the user of this process."""

@@ -21,7 +21,12 @@ from stoker.jobs.places import (
 from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
-from stoker.jobs.providers.slurm.environment import make_environment, require_maker
+from stoker.jobs.providers.slurm.environment import (
+    environment_files,
+    interpreter,
+    make_environment,
+    require_maker,
+)
 from stoker.jobs.providers.slurm.machine import Here, Machine
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
@@ -72,10 +77,12 @@ class SlurmProvider:
                 got=Plain(f"--secret {', '.join(job.secrets)}"),
                 fix="Let a line of `setup` of the target read them, e.g. from a file that only you can read.",
             )
-        script = render(self._machine.on_cluster(job), self.settings)
+        there = self._machine.on_cluster(job)
+        script = render(there, self.settings, job.folder)
         require_capacity(job, self.settings, self._slurm.node_groups())
         self._slurm.check(script)
-        require_maker(job, self.settings)
+        python = interpreter(there, self.settings, job.folder)
+        require_maker(python, self.settings, self._machine)
 
     def submit(self, job: Job) -> str:
         """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
@@ -185,11 +192,14 @@ class SlurmProvider:
         for name in LEFT_BY_LAST:
             (job.place / name).unlink(missing_ok=True)
         (job.place / LOGS).mkdir(parents=True, exist_ok=True)
-        make_environment(job, self.settings)
         there = self._machine.on_cluster(job)
-        script = render(there, self.settings)
-        write_atomic(job.place / SCRIPT, script)
-        self._machine.send(job, {SCRIPT: script.encode()}, without=LEFT_BY_LAST)
+        script = render(there, self.settings, job.folder).encode()
+        files = {SCRIPT: script} | environment_files(job.folder, self.settings)
+        for name, content in files.items():
+            write_atomic(job.place / name, content)
+        self._machine.send(job, files, without=LEFT_BY_LAST)
+        python = interpreter(there, self.settings, job.folder)
+        make_environment(there.place, python, self.settings, self._machine)
         try:
             return self._slurm.submit(there.place / SCRIPT, secrets=job.secrets)
         except AnswerLost:

@@ -57,27 +57,33 @@ def job_id_of(text: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def render(job: Job, target: SlurmTarget) -> str:
+def render(job: Job, target: SlurmTarget, source: Path | None = None) -> str:
     """Return the whole script; values of secrets are not in it.
+
+    Args:
+        job: The job as it is on the cluster.
+        target: Where.
+        source: The experiment's folder on this machine; None: that of the job.
 
     Raises:
         ConfigError: a name or path cannot stand in a script; workers that cannot be spread evenly.
     """
     require_printable(str(job.place), "the folder of runs and the experiment's name")
     options = [*_options(job, target), *target.sbatch]
+    python = interpreter(job, target, source)
     lines = [
         "#!/bin/bash -l",
         *(f"#SBATCH {option}" for option in options),
         "",
         f"# Job {printable(job.id)}, written by `stoker submit`.",
         f"place={shlex.quote(str(job.place))}",
-        f"python={shlex.quote(interpreter(job, target))}",
+        f"python={shlex.quote(python)}",
         f"workers={job.resources.workers}",
         f"max_restarts={target.max_restarts}",
         f"save_s={target.grace_s - SAVE_MARGIN_S}",
         f"preempted_s={PREEMPTED_S}",
         f"step=({' '.join(shlex.quote(option) for option in _step_options(job, target))})",
-        *launch_lines(job, target),
+        *launch_lines(job, target, python),
         f"secrets=({' '.join(job.secrets)})",
         "",
     ]

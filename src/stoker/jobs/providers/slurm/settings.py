@@ -170,10 +170,10 @@ def _require_via(target: SlurmTarget) -> None:
             got=target.folder,
         )
     require_printable(folder, "folder")
-    if target.environment_from == "lock" or (target.python is None and target.container is None):
+    if target.environment_from != "lock" and target.python is None and target.container is None:
         raise ConfigError(
-            "python or container must be set where the target has `via`",
-            got=Plain("environment_from: lock" if target.environment_from == "lock" else "neither"),
+            "python, container or environment_from: lock must be set where the target has `via`",
+            got=Plain("none of them"),
             fix="Name the Python on the cluster that has Stoker: python: /shared/envs/stoker/bin/python.",
         )
 
