@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +21,28 @@ from stoker.jobs.providers.slurm.provider import SlurmProvider
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-@pytest.fixture(autouse=True)
-def uv(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module", autouse=True)
+def uv(counting: Counting) -> Iterator[str]:
     """A line of `setup` that puts uv on the PATH, as it is here."""
-    monkeypatch.setenv("PATH", f"{uv_folder()}:{os.environ['PATH']}")
-    monkeypatch.setenv("UV_CACHE_DIR", str(counting.runs / "cache"))
-    return f'export UV_CACHE_DIR="$place/../../cache" PATH={uv_folder()}:$PATH'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{uv_folder()}:{os.environ['PATH']}")
+        patch.setenv("UV_CACHE_DIR", str(counting.runs / "cache"))
+        yield f'export UV_CACHE_DIR="$place/../../cache" PATH={uv_folder()}:$PATH'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bereft(counting: Counting, uv: str) -> dict[str, Job]:
+    """Jobs whose environment is removed before they start, one of them without uv on its machine."""
+    setups = {"again": uv, "without-uv": "export PATH=/usr/bin:/bin HOME=/"}
+    jobs = {name: locked(counting, name, f"# {name}") for name in setups}
+    target = SlurmTarget(environment_from="lock", grace_s=20, sbatch=("--hold",))
+    for name, job in jobs.items():
+        submit(job, replace(target, setup=(setups[name],)))
+        shutil.rmtree(Path(interpreter(job, target)).parents[1])
+        counting.cluster.run("scontrol", "release", counting.state(job).scheduler_id)
+    return jobs
 
 
 def locked(counting: Counting, name: str, *lines: str) -> Job:
@@ -54,7 +67,7 @@ def prefix(job: Job, verb: str = "job-task", rank: int = 0) -> Path:
 
 
 def test_workers_run_in_the_environment_of_the_lock_or_in_a_copy_of_it(
-    counting: Counting, uv: str, tmp_path: Path
+    counting: Counting, tmp_path: Path
 ) -> None:
     target = SlurmTarget(environment_from="lock", nodes=1, grace_s=20)
     plain, copied, full = (locked(counting, name) for name in ("plain", "copied", "full"))
@@ -80,17 +93,9 @@ def test_workers_run_in_the_environment_of_the_lock_or_in_a_copy_of_it(
 
 
 def test_an_environment_that_is_gone_is_made_again_before_anything_trains(
-    counting: Counting, uv: str
+    counting: Counting, bereft: dict[str, Job]
 ) -> None:
-    target = SlurmTarget(environment_from="lock", grace_s=20, sbatch=("--hold",))
-    again = locked(counting, "again", "# one of its own")
-    without = locked(counting, "without-uv", "# another one")
-    submit(again, replace(target, setup=(uv,)))
-    submit(without, replace(target, setup=("export PATH=/usr/bin:/bin HOME=/",)))
-    for job in (again, without):
-        shutil.rmtree(Path(interpreter(job, target)).parents[1])
-        counting.cluster.run("scontrol", "release", counting.state(job).scheduler_id)
-
+    again, without = bereft["again"], bereft["without-uv"]
     assert counting.wait(again, *OVER).phase is Phase.DONE
     counting.require_whole_count(again, 5)
     state = counting.wait(without, *OVER)

@@ -153,12 +153,6 @@ def test_a_job_is_submitted_watched_and_stopped_through_ssh(
         [short.id, "far", "done"],
         [locked.id, "locked", "done"],
     ]
-    # Stopped and submitted again, it goes on.
-    assert laptop.submit(long).again is True
-    wait_until(
-        lambda: len(list((laptop.on_cluster(long) / "incarnations").iterdir())) == 2, "start"
-    )
-    assert invoke(["stop", long.id], debug=False) == 0
 
 
 def test_a_connection_that_is_cut_while_a_job_is_submitted_makes_no_second_one(
