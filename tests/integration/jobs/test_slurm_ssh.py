@@ -95,7 +95,7 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
             sbatch.chmod(0o755)
             own = folder / "laptop"
             own.mkdir()
-            far = {"provider": "slurm", "via": "ssh:login", "folder": str(server.home / SCRATCH)}
+            far = {"provider": "slurm", "via": "ssh:login", "remote_folder": str(server.home / SCRATCH)}
             targets = {
                 "far": far | {"grace_s": 20, "python": str(counting.python)},
                 "locked": far | {"environment_from": "lock"},

@@ -22,7 +22,7 @@ from stoker.jobs.providers.slurm.settings import SlurmTarget
 from stoker.jobs.providers.slurm.ssh_problems import ssh_problem
 from stoker.jobs.providers.slurm.transfer import SEND, described, packed, twin
 
-VIA = {"via": "ssh:me@login", "folder": "/scratch/me", "python": "/envs/bin/python"}
+VIA = {"via": "ssh:me@login", "remote_folder": "/scratch/me", "python": "/envs/bin/python"}
 
 
 def bash(script: str, *words: str, content: bytes = b"") -> bytes:
@@ -154,8 +154,8 @@ def test_what_ssh_complains_about_is_one_line(said: str, words: str) -> None:
         (VIA | {"via": "login"}, "via must be ssh:LOGIN"),
         (VIA | {"via": "ssh:-oProxyCommand=x"}, "via must be ssh:LOGIN"),
         (VIA | {"via": "ssh:a b"}, "via must be ssh:LOGIN"),
-        (VIA | {"folder": "scratch"}, "folder must be an absolute path"),
-        ({"folder": "/scratch"}, "via must be ssh:LOGIN"),
+        (VIA | {"remote_folder": "scratch"}, "remote_folder must be an absolute path"),
+        ({"remote_folder": "/scratch"}, "via must be ssh:LOGIN"),
         (VIA | {"python": None}, "python, container or environment_from: lock must be"),
     ],
 )

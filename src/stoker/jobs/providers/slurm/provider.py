@@ -211,9 +211,9 @@ class SlurmProvider:
 
 def machine_of(settings: SlurmTarget) -> Machine:
     """Return where Slurm's programs are, for a target."""
-    if settings.via is None or settings.folder is None:
+    if settings.via is None or settings.remote_folder is None:
         return Here()
-    return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.folder))
+    return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))
 
 
 def _is_of(queued: QueuedJob, job: Job) -> bool:

@@ -81,7 +81,7 @@ class SlurmTarget:
     via: str | None = None
     """`ssh:LOGIN`: submission from a machine that does not share the cluster's file system, by your own ssh; LOGIN as ssh takes it."""
 
-    folder: str | None = None
+    remote_folder: str | None = None
     """With `via`: folder on the cluster's shared file system; an experiment's data and runs are in its folder NAME."""
 
     grace_s: int = 120
@@ -92,7 +92,7 @@ class SlurmTarget:
 
     def __post_init__(self) -> None:
         _require_plain(self)
-        if self.via is not None or self.folder is not None:
+        if self.via is not None or self.remote_folder is not None:
             _require_via(self)
         if self.nodes is not None and self.nodes < 1:
             raise ConfigError("nodes must be at least 1", got=self.nodes)
@@ -159,17 +159,17 @@ def _require_plain(target: SlurmTarget) -> None:
 
 
 def _require_via(target: SlurmTarget) -> None:
-    via, folder = target.via or "", target.folder or ""
+    via, folder = target.via or "", target.remote_folder or ""
     if not re.fullmatch(rf"{VIA_SSH}[^\s-]\S*", via):
         raise ConfigError(
             "via must be ssh:LOGIN", got=target.via, fix="E.g. via: ssh:me@login.example.org."
         )
     if not folder.startswith("/"):
         raise ConfigError(
-            "folder must be an absolute path on the cluster where the target has `via`",
-            got=target.folder,
+            "remote_folder must be an absolute path on the cluster where the target has `via`",
+            got=target.remote_folder,
         )
-    require_printable(folder, "folder")
+    require_printable(folder, "remote_folder")
     if target.environment_from != "lock" and target.python is None and target.container is None:
         raise ConfigError(
             "python, container or environment_from: lock must be set where the target has `via`",

@@ -99,7 +99,7 @@ class Ssh:
             raise UserError(
                 f"{self.folder} of {self.login} must be a folder that can be written",
                 got=Plain(lines[-1]),
-                fix="Set `folder` of the target.",
+                fix="Set `remote_folder` of the target.",
             )
         return out
 
