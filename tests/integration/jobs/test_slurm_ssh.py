@@ -22,7 +22,7 @@ from stoker.jobs.archive import Archive
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.overview import read_here, state_of
 from stoker.jobs.provider import Phase
-from stoker.jobs.providers.slurm import ssh
+from stoker.jobs.providers.slurm.remote import ssh
 from stoker.jobs.submission import Receipt, submit
 from stoker.jobs.targets import Target
 
@@ -95,7 +95,11 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
             sbatch.chmod(0o755)
             own = folder / "laptop"
             own.mkdir()
-            far = {"provider": "slurm", "via": "ssh:login", "remote_folder": str(server.home / SCRATCH)}
+            far = {
+                "provider": "slurm",
+                "via": "ssh:login",
+                "remote_folder": str(server.home / SCRATCH),
+            }
             targets = {
                 "far": far | {"grace_s": 20, "python": str(counting.python)},
                 "locked": far | {"environment_from": "lock"},

@@ -19,12 +19,12 @@ from tests.small_lock import small_lock, uv_folder
 import stoker
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job, write_job
-from stoker.jobs.providers.slurm.environment import (
+from stoker.jobs.providers.slurm.environment.lock import read_lock
+from stoker.jobs.providers.slurm.environment.maker import (
     MAKER,
     environment_files,
     interpreter,
     make_environment,
-    read_lock,
     require_maker,
 )
 from stoker.jobs.providers.slurm.machine import Here

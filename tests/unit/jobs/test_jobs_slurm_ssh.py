@@ -16,11 +16,11 @@ from stoker.core.config import build
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.logs import GrowingLog
-from stoker.jobs.providers.slurm.mirror import FETCH, apply, known_logs
 from stoker.jobs.providers.slurm.provider import SlurmProvider
+from stoker.jobs.providers.slurm.remote.mirror import FETCH, apply, known_logs
+from stoker.jobs.providers.slurm.remote.problems import ssh_problem
+from stoker.jobs.providers.slurm.remote.transfer import SEND, described, packed, twin
 from stoker.jobs.providers.slurm.settings import SlurmTarget
-from stoker.jobs.providers.slurm.ssh_problems import ssh_problem
-from stoker.jobs.providers.slurm.transfer import SEND, described, packed, twin
 
 VIA = {"via": "ssh:me@login", "remote_folder": "/scratch/me", "python": "/envs/bin/python"}
 

@@ -21,7 +21,7 @@ from stoker.jobs.places import (
 from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
-from stoker.jobs.providers.slurm.environment import (
+from stoker.jobs.providers.slurm.environment.maker import (
     environment_files,
     interpreter,
     make_environment,
@@ -29,9 +29,9 @@ from stoker.jobs.providers.slurm.environment import (
 )
 from stoker.jobs.providers.slurm.machine import Here, Machine
 from stoker.jobs.providers.slurm.problems import AnswerLost
+from stoker.jobs.providers.slurm.remote.ssh import Ssh
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
 from stoker.jobs.providers.slurm.settings import VIA_SSH, SlurmTarget
-from stoker.jobs.providers.slurm.ssh import Ssh
 from stoker.jobs.providers.slurm.state import is_live, is_over, known_state, outcome
 
 STOP = "stop"

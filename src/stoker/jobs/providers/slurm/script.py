@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job
-from stoker.jobs.providers.slurm.environment import interpreter
-from stoker.jobs.providers.slurm.launch import launch_lines, require_lines
+from stoker.jobs.providers.slurm.environment.launch import launch_lines, require_lines
+from stoker.jobs.providers.slurm.environment.maker import interpreter
 from stoker.jobs.providers.slurm.settings import SlurmTarget, require_printable, require_variable
 
 SCRIPT = "job.sbatch"

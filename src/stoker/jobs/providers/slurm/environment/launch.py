@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import stoker
 from stoker.jobs.job import Job
-from stoker.jobs.providers.slurm.environment import COPIER, COPY, MAKER, base_python
+from stoker.jobs.providers.slurm.environment.maker import COPIER, COPY, MAKER, base_python
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 ONE_TASK = ("srun", "--ntasks=1", "--nodes=1", "--input=none", "--mpi=none")

@@ -20,10 +20,10 @@ from stoker.core.errors import Plain, UserError
 from stoker.jobs.archive import CODE
 from stoker.jobs.job import Job
 from stoker.jobs.providers.slurm.machine import LOGIN, TIMES, Answer, Call, no_answer
-from stoker.jobs.providers.slurm.mirror import FETCH, apply, known_logs
 from stoker.jobs.providers.slurm.problems import AnswerLost
-from stoker.jobs.providers.slurm.ssh_problems import ssh_problem
-from stoker.jobs.providers.slurm.transfer import DESCRIPTION, SEND, described, packed, twin
+from stoker.jobs.providers.slurm.remote.mirror import FETCH, apply, known_logs
+from stoker.jobs.providers.slurm.remote.problems import ssh_problem
+from stoker.jobs.providers.slurm.remote.transfer import DESCRIPTION, SEND, described, packed, twin
 
 SSH_FAILED = 255
 """Exit code of ssh itself."""

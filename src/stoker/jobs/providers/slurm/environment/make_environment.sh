@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes the Python environment of a lock, once for all jobs that have the same lock.
 #
-#   environment.sh FOLDER PYTHON VERSION [LOCK]
+#   make_environment.sh FOLDER PYTHON VERSION [LOCK]
 #
 # FOLDER is the environment: it gets its name in one rename, when it is whole. What a killed maker left, the next one removes.
 # PYTHON is a version or a path, for uv; VERSION is that of Stoker; without LOCK it only looks whether it could be made.
