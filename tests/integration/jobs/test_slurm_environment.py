@@ -15,7 +15,7 @@ from tests.small_lock import small_lock, uv_folder
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.places import add_to_index
 from stoker.jobs.provider import Phase
-from stoker.jobs.providers.slurm.environment.container import Container
+from stoker.jobs.providers.slurm.container import Container
 from stoker.jobs.providers.slurm.environment.maker import interpreter
 from stoker.jobs.providers.slurm.provider import SlurmProvider
 from stoker.jobs.providers.slurm.settings import SlurmTarget

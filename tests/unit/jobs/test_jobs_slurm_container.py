@@ -11,7 +11,7 @@ import pytest
 from stoker.core.config import build
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job, Resources
-from stoker.jobs.providers.slurm.environment.container import Container
+from stoker.jobs.providers.slurm.container import Container
 from stoker.jobs.providers.slurm.script import render
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 

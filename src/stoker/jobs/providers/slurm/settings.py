@@ -8,7 +8,7 @@ from typing import Literal
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
-from stoker.jobs.providers.slurm.environment.container import Container
+from stoker.jobs.providers.slurm.container import Container
 
 OWN_OPTIONS = (
     *("--array", "--chdir", "--comment", "--error", "--export", "--job-name", "--no-requeue"),
