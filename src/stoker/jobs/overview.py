@@ -12,7 +12,7 @@ from stoker.core.config import read_yaml
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.job import Job
 from stoker.jobs.places import find_place, open_job, places, read_submitted
-from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.provider import HasRemoteLogs, JobState, Phase
 from stoker.jobs.targets import Target, read_targets
 
 EXPERIMENT = "stoker.yaml"
@@ -95,6 +95,18 @@ def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
     if submitted is not None and state.submitted_s is None:
         return replace(state, submitted_s=submitted.submitted_s)
     return state
+
+
+def fetch_logs(place: Path, targets: Mapping[str, Target]) -> str:
+    """Bring the logs of a job here if its target has them; return why they are older, one line, or nothing."""
+    try:
+        target = _target_of(place, targets, folder=open_job(place).folder)
+        provider = target.open() if target is not None else None
+        if isinstance(provider, HasRemoteLogs):
+            provider.fetch(place.name)
+    except UserError as error:
+        return error.line()
+    return ""
 
 
 def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stoker.jobs.job import Job
 
@@ -86,6 +86,14 @@ class Provider(Protocol):
 
     def stop(self, job_id: str) -> None:
         """End it, after its tasks have saved; of a job that is over, do nothing."""
+
+
+@runtime_checkable
+class HasRemoteLogs(Protocol):
+    """A target whose jobs may write their logs elsewhere than in their folders here."""
+
+    def fetch(self, job_id: str) -> None:
+        """Bring the logs of a job into its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

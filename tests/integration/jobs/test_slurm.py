@@ -33,6 +33,7 @@ give up a machine, so two jobs count longer."""
 
 COUNTS = {
     "requeue": 300,
+    "term": 300,
     "preempted": 300,
     "limit": LONG,
     "lost": LONG,
@@ -59,6 +60,7 @@ def disturbed(counting: Counting) -> Disturbed:
     """Submit jobs, and end their workers each in another way; the first tests run meanwhile."""
     wanted: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         "requeue": ((), {}),
+        "term": ((), {}),
         "limit": ((), {"settings": {"grace_s": 58}, "resources": {"time_limit_s": 60}}),
         "preempted": ((), {"settings": {"partition": "spot", "nodes": 1}}),
         "lost": ((), {"settings": {"partition": "frail"}, "resources": {"workers": 1}}),
@@ -75,9 +77,10 @@ def disturbed(counting: Counting) -> Disturbed:
         for name, (command, more) in wanted.items()
     }
     number = {name: counting.state(job).scheduler_id for name, job in jobs.items()}
-    for name in ("requeue", "preempted", "lost", "stopped", "cancelled"):
+    for name in ("requeue", "term", "preempted", "lost", "stopped", "cancelled"):
         counting.wait_for_number(jobs[name], 5)
     counting.cluster.run("scontrol", "requeue", number["requeue"])
+    counting.cluster.run("scancel", "--batch", "--signal=TERM", number["term"])
     # The processes of the machine's jobs live on without its slurmd.
     counting.cluster.daemons["slurmd-n4"].send(signal.SIGKILL)
     counting.cluster.run("scancel", number["cancelled"])
@@ -250,7 +253,7 @@ def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> 
     assert (job.place / "overtaken-1-0").exists()
 
 
-@pytest.mark.parametrize("name", ["requeue", "preempted", "fails", "limit"])
+@pytest.mark.parametrize("name", ["requeue", "term", "preempted", "fails", "limit"])
 def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
     job, state = disturbed.over(name)
 
@@ -259,7 +262,7 @@ def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, nam
     disturbed.counting.require_whole_count(job, COUNTS.get(name, END))
 
 
-@pytest.mark.parametrize("name", ["requeue", "preempted", "limit"])
+@pytest.mark.parametrize("name", ["requeue", "term", "preempted", "limit"])
 def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str) -> None:
     """The second takes a second longer: the first one's end must not end it."""
     job, _ = disturbed.over(name)
@@ -267,8 +270,25 @@ def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str
     assert {"1-0", "1-1"} <= disturbed.counting.saved(job), disturbed.counting.log(job)
 
 
+def test_only_a_preempted_start_waits_for_its_end(disturbed: Disturbed) -> None:
+    """The others end at once: Slurm has decided already, or nobody else is about to end them."""
+    waits = {"requeue": False, "term": False, "cancelled": False, "limit": False, "preempted": True}
+    for name, expected in waits.items():
+        job, _ = disturbed.over(name)
+        log = disturbed.counting.log(job)
+        assert ("waits for its end by Slurm" in log) is expected, (name, log)
+
+
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:
-    counts = {"requeue": 0, "limit": 0, "preempted": 0, "lost": 0, "fails": 2, "hopeless": 2}
+    counts = {
+        "requeue": 0,
+        "term": 0,
+        "limit": 0,
+        "preempted": 0,
+        "lost": 0,
+        "fails": 2,
+        "hopeless": 2,
+    }
     for name, count in counts.items():
         job, _ = disturbed.over(name)
         failures = job.place / "failures"
@@ -351,7 +371,6 @@ def workers_of(job: Job) -> list[int]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"via": "ssh:login"}, "via is not supported yet"),
         ({"sbatch": ("--comment=x",)}, "leave --comment to Stoker"),
         ({"sbatch": ("-p main",)}, "long options"),
         ({"setup": ("a\n#SBATCH --nodes=9",)}, "line breaks"),

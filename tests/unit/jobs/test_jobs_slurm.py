@@ -202,7 +202,12 @@ def state_of(place: Path, state: str | None, *starts: AccountedStart) -> Any:
         ("COMPLETED", {"outcome": "0 done\n"}, Phase.DONE, ""),
         ("COMPLETED", {}, Phase.FAILED, "its script ended before the workers"),
         ("FAILED", {"outcome": "1 worker 0 failed\n"}, Phase.FAILED, "worker 0 failed"),
-        ("OUT_OF_MEMORY", {}, Phase.FAILED, "a worker used more memory"),
+        (
+            "OUT_OF_MEMORY",
+            {},
+            Phase.FAILED,
+            "a worker used more memory than the job's limit; submit it with more: --memory",
+        ),
         ("NEW_STATE", {}, Phase.FAILED, "Slurm calls it NEW_STATE"),
         (None, {"outcome": "0 done\n"}, Phase.DONE, ""),
         (None, {"outcome": "2 no\n"}, Phase.FAILED, "no"),

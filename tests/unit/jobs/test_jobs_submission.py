@@ -64,6 +64,7 @@ def test_the_same_experiment_is_the_same_job_and_any_difference_another(experime
     for other in (
         JobRequest(folder=experiment, overrides=["train.epochs=3"]),
         JobRequest(folder=experiment, resources=Resources(workers=2)),
+        JobRequest(folder=experiment, resources=Resources(memory_gib=2.0)),
         JobRequest(folder=experiment, verb="run"),
     ):
         assert prepare_job(other)[1].id != job.id
@@ -98,10 +99,13 @@ def test_a_dry_run_lists_the_code_and_writes_nothing(
 ) -> None:
     before = sorted(experiment.rglob("*"))
 
-    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json")
+    asked = ("--cpus", "1", "--memory", "0.5")
+    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json", *asked)
 
     facts = json.loads(out)
     assert code == 0
+    needs = facts["description"]["resources"]
+    assert (needs["cpus"], needs["memory_gib"]) == (1, 0.5)
     assert facts["submitted"] is False
     assert "experiment/model.py" in facts["code"]
     assert sorted(experiment.rglob("*")) == before
@@ -134,6 +138,10 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
         (["--on", "locla"], "--on names a target. Received: 'locla'. Did you mean 'local'?"),
         (["--on", "local", "--workers", "0"], "--workers must be from 1 to 1024"),
         (["--on", "local", "--gpus", "8000"], "--gpus must leave enough GPUs"),
+        (["--on", "local", "--cpus", "9000"], "--cpus must leave enough"),
+        (["--on", "local", "--workers", "2", "--memory", "60000"], "2 workers with 60000 each"),
+        (["--on", "local", "--memory", "nan"], "--memory must be from 0.125 to 65536 GiB"),
+        (["--on", "local", "--memory", "0"], "--memory must be from 0.125 to 65536 GiB"),
         (["--on", "local", "--time-limit", "soon"], "--time-limit must be a duration"),
         (["--on", "local", "--set", "train.epoch=3"], "train.epoch is not a setting"),
         (["--on", "local", "--set", "name=a b"], "the name of a job must be"),

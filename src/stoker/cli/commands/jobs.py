@@ -18,6 +18,7 @@ from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from stoker.jobs.job import Resources
     from stoker.jobs.overview import Here, KnownJob
 
 RunsFolders = Annotated[
@@ -97,7 +98,7 @@ def logs(
 ) -> None:
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
     from stoker.jobs.logs import job_lines
-    from stoker.jobs.overview import find_job, state_of
+    from stoker.jobs.overview import fetch_logs, find_job, state_of
 
     here = _here(runs)
     named, slash, worker = job.partition("/")
@@ -105,7 +106,10 @@ def logs(
     if not follow:
         from stoker.jobs.places import find_place
 
-        _print_lines(job_lines(find_place(named, here.runs), worker=rank))
+        place = find_place(named, here.runs)
+        if problem := fetch_logs(place, here.targets):
+            typer.echo(f"stoker: {problem}", err=True)
+        _print_lines(job_lines(place, worker=rank))
         return
     known = find_job(named, here)
     if rank is not None and rank >= known.job.resources.workers:
@@ -160,12 +164,19 @@ def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
     yield "nodes", ", ".join(state.nodes)
     yield "GPU seconds", "" if state.gpu_seconds is None else f"{state.gpu_seconds:,.0f}"
     needs = job.resources
-    yield "workers", f"{needs.workers}, {needs.gpus} GPU(s) each"
+    yield "workers", f"{needs.workers}, each with {_each(needs)}"
     yield "command", f"stoker {' '.join(job.command)} {job.folder}"
     yield "code", job.code
     yield "folder", str(known.place)
     yield "logs", f"stoker logs {job.id}"
     yield "TensorBoard", f"stoker monitor tensorboard {job.folder}"
+
+
+def _each(needs: Resources) -> str:
+    """What one worker has; the target chooses what is not named."""
+    cores = f", {needs.cpus} core(s)" if needs.cpus else ""
+    memory = f", {needs.memory_gib:g} GiB of memory" if needs.memory_gib else ""
+    return f"{needs.gpus} GPU(s){cores}{memory}"
 
 
 def _time(at_s: float | None) -> str:

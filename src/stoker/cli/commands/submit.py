@@ -26,6 +26,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
 LONGEST_S = 366 * 86400.0
 """A longer time limit is a typing error."""
 
+LEAST_GIB, MOST_GIB = 0.125, 65536
+"""Less memory holds no Python with TensorFlow, and more is bytes or MiB by mistake."""
+
 
 class JobVerb(StrEnum):
     """What each task of a job runs."""
@@ -50,6 +53,16 @@ def submit(
     ] = JobVerb.TRAIN,
     workers: Annotated[int, typer.Option("--workers", help="Processes that train together.")] = 1,
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs of each worker.")] = 0,
+    cpus: Annotated[
+        int | None,
+        typer.Option("--cpus", min=1, help="Cores of each worker (default: the target's)."),
+    ] = None,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--memory", metavar="GIB", help="Memory of each worker, GiB (default: the target's)."
+        ),
+    ] = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +103,11 @@ def submit(
         verb=verb.value,
         overrides=overrides,
         resources=Resources(
-            workers=workers, gpus=gpus, time_limit_s=seconds_of(time_limit) if time_limit else None
+            workers=workers,
+            gpus=gpus,
+            cpus=cpus,
+            memory_gib=None if memory_gib is None else plausible_gib(memory_gib),
+            time_limit_s=seconds_of(time_limit) if time_limit else None,
         ),
         secrets=secrets or (),
         limit_bytes=code_limit_mib << 20,
@@ -130,6 +147,21 @@ def seconds_of(text: str) -> float:
             fix="E.g. 30m, 4h or 1h30m.",
         )
     return total_s
+
+
+def plausible_gib(memory_gib: float) -> float:
+    """Return an amount of memory.
+
+    Raises:
+        ConfigError: it is not a number above 0 that a machine can have.
+    """
+    if not LEAST_GIB <= memory_gib <= MOST_GIB:  # not a number is neither
+        raise ConfigError(
+            f"--memory must be from {LEAST_GIB} to {MOST_GIB} GiB",
+            got=memory_gib,
+            fix="E.g. --memory 16.",
+        )
+    return memory_gib
 
 
 def _how(already: bool, *, again: bool) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.core.errors import Plain, UserError
+from stoker.core.errors import UserError
+from stoker.jobs.providers.slurm.machine import Call, Machine
 from stoker.jobs.providers.slurm.problems import AnswerLost, problem
 
 ANSWER_S = 60.0
@@ -18,10 +15,6 @@ ANSWER_S = 60.0
 
 SEPARATOR = "\x1f"
 """Between fields: comments are JSON, and names of other jobs may hold any printable character."""
-
-_LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-_OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,14 +63,16 @@ class NodeGroup:
 
 
 class Slurm:
-    """Slurm's programs on this machine."""
+    """Slurm's programs on a machine."""
 
-    def __init__(self, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, machine: Machine, *, answer_s: float = ANSWER_S) -> None:
         """Ask nothing yet.
 
         Args:
+            machine: Where they run.
             answer_s: Longest wait for an answer, seconds.
         """
+        self._machine = machine
         self._answer_s = answer_s
 
     def submit(self, script: Path, *, secrets: Sequence[str] = ()) -> str:
@@ -92,8 +87,7 @@ class Slurm:
             AnswerLost: Slurm may have the job, or not.
             UserError: it refused.
         """
-        environ = {name: os.environ[name] for name in (*_LOGIN, *secrets) if name in os.environ}
-        answer = self._run("sbatch", "--parsable", str(script), environ=environ)
+        answer = self._run("sbatch", "--parsable", str(script), secrets=secrets)
         found = answer.strip().splitlines()[-1:] or [""]
         job_id = found[0].partition(";")[0]
         if not job_id.isdecimal():
@@ -115,7 +109,7 @@ class Slurm:
             ids: Jobs by their number in Slurm, of any user; unknown ones are left out.
             name: Jobs of the user with this name.
         """
-        chosen = [f"--jobs={','.join(ids)}"] if ids else [f"--user={_user()}"]
+        chosen = [f"--jobs={','.join(ids)}"] if ids else [f"--user={self._machine.user()}"]
         if name is not None:
             chosen.append(f"--name={name}")
         fields = ("%i", "%T", "%r", "%j", "%u", "%V", "%S", "%e", "%N", "%k")
@@ -162,49 +156,20 @@ class Slurm:
         program: str,
         *arguments: str,
         text: str | None = None,
-        environ: Mapping[str, str] | None = None,
+        secrets: Sequence[str] | None = None,
     ) -> str:
-        if shutil.which(program) is None:
-            raise UserError(
-                f"{program} must be on the PATH",
-                got=Plain("no such program"),
-                fix="Run it on a login node of the cluster.",
-            )
-        try:
-            done = subprocess.run(
-                [program, *arguments],
-                check=False,
-                input=text,
-                stdin=subprocess.DEVNULL if text is None else None,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._answer_s,
-                env=_environ() if environ is None else environ,
-            )
-        except subprocess.TimeoutExpired:
-            raise AnswerLost(
-                f"{program} must answer within {self._answer_s:g} s",
-                got=Plain("no answer"),
-                fix="Run the same command again: a job that was submitted is found, and not submitted twice.",
-            ) from None
-        if done.returncode:
-            raise problem(program, done.returncode, done.stderr or done.stdout)
-        return done.stdout
-
-
-def _environ() -> dict[str, str]:
-    """The environment of the programs: settings of a surrounding job or of the user's do not change answers."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or not name.startswith(_OTHERS)
-    }
-    return kept | {"SLURM_TIME_FORMAT": "%s"}
-
-
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
+        """Run a program; with `secrets`, in the environment that a job gets."""
+        call = Call(
+            argv=(program, *arguments),
+            text=text,
+            for_job=secrets is not None,
+            secrets=secrets or (),
+            answer_s=self._answer_s,
+        )
+        answer = self._machine.run(call)
+        if answer.code:
+            raise problem(program, answer.code, answer.errors or answer.out)
+        return answer.out
 
 
 def _records(answer: str, fields: int) -> list[list[str]]:

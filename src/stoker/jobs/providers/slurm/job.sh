@@ -36,12 +36,16 @@ leave() {
 	exit 0
 }
 
-# Waits until Slurm kills it. A script that ends by itself between the notice of a preemption and the kill counts as done:
-# Slurm would not start it again.
+# Waits until Slurm ends it, at most $1 seconds. A script that ends by itself between the notice of a preemption and that moment
+# counts as done: Slurm would not start it again. Once Slurm has decided, the end of the script frees the machines.
 stay() {
 	say 'waits for its end by Slurm'
 	local until_s=$((SECONDS + $1))
-	while [ "$SECONDS" -lt "$until_s" ]; do sleep 1 & wait $!; done
+	while [ "$SECONDS" -lt "$until_s" ]; do
+		sleep 3 &
+		wait $!
+		is_current || leave
+	done
 }
 
 # start_again WHY: ends this start, and puts the job into the queue again.
@@ -52,13 +56,16 @@ start_again() {
 	exit 0
 }
 
-# After the workers have saved because of a signal: who sent it?
+# After the workers have saved because of a signal: who sent it? A cancellation, a requeue by somebody else and a time limit
+# change the job's state before Slurm sends its first signal, and a preemption sets PreemptTime.
 saved() {
 	if [ -e stop ]; then
 		scancel "$SLURM_JOB_ID"
 		leave
-	elif [ "$told" != USR1 ] || [[ $(fact PreemptTime) == 2* ]]; then
-		stay "$preempted_s" # and if nobody was preempted, the job goes on
+	fi
+	is_current || leave
+	if [[ $(fact PreemptTime) == 2* ]]; then
+		stay "$preempted_s" # and if it is not ended, it goes on
 	fi
 	start_again 'saved'
 }
@@ -102,7 +109,7 @@ for name in "${secrets[@]}"; do
 	[ -n "${!name+set}" ] || end 2 "secret $name is not in the job's environment; set it where the job is submitted, or in the target's setup"
 done
 
-incarnation=$("$python" -m stoker job-start "$place")
+incarnation=$("${starter[@]}" "$python" -m stoker job-start "$place")
 code=$?
 if [ "$code" = 2 ]; then end 2 'the job cannot start; see logs/slurm.log'; fi
 if [ "$code" != 0 ]; then failed "stoker job-start ended with exit code $code"; fi
@@ -118,7 +125,7 @@ if [ -n "$told" ]; then saved; fi # nobody has to save yet
 	trap '' USR1 TERM
 	set -m
 	srun --export=ALL --input=none --output=none --error=all --label --mpi=none --kill-on-bad-exit=1 --wait=0 "${step[@]}" \
-		"$python" -m stoker.jobs.providers.slurm.worker "$place/$exits" \
+		"${launcher[@]}" "$python" -m stoker.jobs.providers.slurm.worker "$place/$exits" \
 		"$python" -m stoker job-task "$place" --incarnation "$incarnation" &
 	echo $! > "$exits/srun.pid"
 	wait $!

@@ -1,4 +1,4 @@
-"""A Slurm cluster as a target, from a login node of it."""
+"""A Slurm cluster as a target, from a login node of it or through ssh."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.core.errors import UserError
+from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_atomic
 from stoker.jobs.job import Job
 from stoker.jobs.logs import LOGS
-from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
+from stoker.jobs.places import (
+    Submitted,
+    find_place,
+    open_job,
+    places,
+    read_submitted,
+    write_submitted,
+)
 from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
+from stoker.jobs.providers.slurm.environment.maker import (
+    environment_files,
+    interpreter,
+    make_environment,
+    require_maker,
+)
+from stoker.jobs.providers.slurm.machine import Here, Machine
 from stoker.jobs.providers.slurm.problems import AnswerLost
+from stoker.jobs.providers.slurm.remote.ssh import Ssh
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
-from stoker.jobs.providers.slurm.settings import SlurmTarget
-from stoker.jobs.providers.slurm.state import is_live, is_over, known_state
+from stoker.jobs.providers.slurm.settings import VIA_SSH, SlurmTarget
+from stoker.jobs.providers.slurm.state import is_live, is_over, known_state, outcome
 
 STOP = "stop"
 """File in the job's folder: a person wants its end."""
@@ -40,7 +55,7 @@ _recent: dict[str, tuple[float, JobState]] = {}
 
 
 class SlurmProvider:
-    """The cluster whose programs (`sbatch`, `squeue`, ...) are on the PATH."""
+    """The cluster whose programs (`sbatch`, `squeue`, ...) are on the PATH, here or on the login node of `via`."""
 
     def __init__(self, name: str, settings: SlurmTarget) -> None:
         """Ask nothing yet.
@@ -51,13 +66,23 @@ class SlurmProvider:
         """
         self.name = name
         self.settings = settings
-        self._slurm = Slurm()
+        self._machine = machine_of(settings)
+        self._slurm = Slurm(self._machine)
 
     def validate(self, job: Job) -> None:
         """Refuse what no machine of the partition can run, and what sbatch would refuse."""
-        script = render(job, self.settings)
+        if job.secrets and self.settings.via is not None:
+            raise ConfigError(
+                "secrets must be set on the cluster where the target has `via`",
+                got=Plain(f"--secret {', '.join(job.secrets)}"),
+                fix="Let a line of `setup` of the target read them, e.g. from a file that only you can read.",
+            )
+        there = self._machine.on_cluster(job)
+        script = render(there, self.settings, job.folder)
         require_capacity(job, self.settings, self._slurm.node_groups())
         self._slurm.check(script)
+        python = interpreter(there, self.settings, job.folder)
+        require_maker(python, self.settings, self._machine)
 
     def submit(self, job: Job) -> str:
         """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
@@ -81,7 +106,9 @@ class SlurmProvider:
         if submitted is None:
             return known_state(job_id, place, None, queued=None, starts=[])
         ids = [submitted.scheduler_id]
-        queued = [each for each in self._slurm.queue(ids=ids) if _is_of(each, job_id)]
+        name = self._id_there(job_id, place)
+        queued = [each for each in self._slurm.queue(ids=ids) if _is_of(each, name)]
+        self._machine.fetch(open_job(place), place)
         return known_state(
             job_id,
             place,
@@ -89,6 +116,11 @@ class SlurmProvider:
             queued=next(iter(queued), None),
             starts=self._slurm.accounting(ids),
         )
+
+    def fetch(self, job_id: str) -> None:
+        """Bring the logs of a job into its folder here, if the cluster does not share it."""
+        place = find_place(job_id)
+        self._machine.fetch(open_job(place), place)
 
     def jobs(self) -> Sequence[JobState]:
         """Return the jobs that were submitted to this target, the newest first."""
@@ -102,12 +134,16 @@ class SlurmProvider:
         in_queue = {each.id: each for each in self._slurm.queue()}
         queued = {
             submitted.scheduler_id: in_queue[submitted.scheduler_id]
-            for job_id, (_, submitted) in found.items()
+            for job_id, (place, submitted) in found.items()
             if submitted.scheduler_id in in_queue
-            and _is_of(in_queue[submitted.scheduler_id], job_id)
+            and _is_of(in_queue[submitted.scheduler_id], self._id_there(job_id, place))
         }
         gone = [each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued]
         starts = self._slurm.accounting(gone) if gone else []
+        for place, submitted in found.values() if self.settings.via is not None else ():
+            job = queued.get(submitted.scheduler_id)
+            if (job is None or is_over(job.state)) and outcome(place) is None:
+                self._machine.fetch(open_job(place), place)
         states = [
             known_state(
                 job_id,
@@ -126,14 +162,9 @@ class SlurmProvider:
         submitted = read_submitted(place)
         if submitted is None or self._state(job_id).phase.is_over:
             return
+        self._machine.mark(open_job(place), place, STOP)
         try:
-            (place / STOP).touch()
-        except PermissionError:
-            raise UserError(
-                f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
-            ) from None
-        try:
-            self._end(job_id, submitted.scheduler_id)
+            self._end(self._id_there(job_id, place), submitted.scheduler_id)
         finally:
             _recent.pop(job_id, None)
 
@@ -154,10 +185,18 @@ class SlurmProvider:
             time.sleep(STOP_POLL_S)  # Slurm sends no notification
         self._slurm.cancel(number)
 
+    def _id_there(self, job_id: str, place: Path) -> str:
+        """Return a job's ID on the cluster: another one where its folder has another path there."""
+        if self.settings.via is None:
+            return job_id
+        return self._machine.on_cluster(open_job(place)).id
+
     def _submitted(self, job: Job) -> str | None:
         """Return the number of an earlier submission that is not over, or whose answer was lost."""
         noted = read_submitted(job.place)
-        mine = [each for each in self._slurm.queue(name=slurm_name(job.id)) if _is_of(each, job.id)]
+        there = self._machine.on_cluster(job)
+        named = self._slurm.queue(name=slurm_name(there.id))
+        mine = [each for each in named if _is_of(each, there.id)]
         for each in sorted(mine, key=lambda each: int(each.id), reverse=True):
             # One that is over was found by its answer, and is to start again; or its answer was lost.
             if is_live(each.state) or (noted is None and each.state == "COMPLETED"):
@@ -168,15 +207,28 @@ class SlurmProvider:
         for name in LEFT_BY_LAST:
             (job.place / name).unlink(missing_ok=True)
         (job.place / LOGS).mkdir(parents=True, exist_ok=True)
-        script = job.place / SCRIPT
-        write_atomic(script, render(job, self.settings))
+        there = self._machine.on_cluster(job)
+        script = render(there, self.settings, job.folder).encode()
+        files = {SCRIPT: script} | environment_files(job.folder, self.settings)
+        for name, content in files.items():
+            write_atomic(job.place / name, content)
+        self._machine.send(job, files, without=LEFT_BY_LAST)
+        python = interpreter(there, self.settings, job.folder)
+        make_environment(there.place, python, self.settings, self._machine)
         try:
-            return self._slurm.submit(script, secrets=job.secrets)
+            return self._slurm.submit(there.place / SCRIPT, secrets=job.secrets)
         except AnswerLost:
             found = self._submitted(job)
             if found is None:
                 raise
             return found
+
+
+def machine_of(settings: SlurmTarget) -> Machine:
+    """Return where Slurm's programs are, for a target."""
+    if settings.via is None or settings.remote_folder is None:
+        return Here()
+    return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))
 
 
 def _is_of(queued: QueuedJob, job_id: str) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job
+from stoker.jobs.providers.slurm.environment.launch import launch_lines, require_lines
+from stoker.jobs.providers.slurm.environment.maker import interpreter
 from stoker.jobs.providers.slurm.settings import SlurmTarget, require_printable, require_variable
 
 SCRIPT = "job.sbatch"
@@ -55,26 +57,33 @@ def job_id_of(text: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def render(job: Job, target: SlurmTarget) -> str:
+def render(job: Job, target: SlurmTarget, source: Path | None = None) -> str:
     """Return the whole script; values of secrets are not in it.
+
+    Args:
+        job: The job as it is on the cluster.
+        target: Where.
+        source: The experiment's folder on this machine; None: that of the job.
 
     Raises:
         ConfigError: a name or path cannot stand in a script; workers that cannot be spread evenly.
     """
     require_printable(str(job.place), "the folder of runs and the experiment's name")
     options = [*_options(job, target), *target.sbatch]
+    python = interpreter(job, target, source)
     lines = [
         "#!/bin/bash -l",
         *(f"#SBATCH {option}" for option in options),
         "",
         f"# Job {printable(job.id)}, written by `stoker submit`.",
         f"place={shlex.quote(str(job.place))}",
-        f"python={shlex.quote(target.interpreter)}",
+        f"python={shlex.quote(python)}",
         f"workers={job.resources.workers}",
         f"max_restarts={target.max_restarts}",
         f"save_s={target.grace_s - SAVE_MARGIN_S}",
         f"preempted_s={PREEMPTED_S}",
         f"step=({' '.join(shlex.quote(option) for option in _step_options(job, target))})",
+        *launch_lines(job, target, python),
         f"secrets=({' '.join(job.secrets)})",
         "",
     ]
@@ -142,6 +151,8 @@ def _step_options(job: Job, target: SlurmTarget) -> list[str]:
         options.append(f"--cpus-per-task={needs.cpus}")  # srun does not take it from the job
     if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:
         options.append(f"--gpu-bind=per_task:{needs.gpus}")  # else each sees all of the machine's
+    if target.container is not None and target.container.runtime == "pyxis":
+        options.extend(target.container.options((job.folder, job.runs), gpus=needs.gpus > 0))
     return options
 
 
@@ -155,7 +166,7 @@ def _setup(job: Job, target: SlurmTarget) -> str:
     for module in map(shlex.quote, target.modules):
         failure = shlex.quote(f"module {module} cannot be loaded")
         lines.append(f"module load {module} || end 2 {failure}")
-    lines.extend(target.setup)
+    lines.extend([*target.setup, *require_lines(target)])
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
 from stoker.core.config import nearest
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
+from stoker.jobs.providers.slurm.container import Container
 
 OWN_OPTIONS = (
     *("--array", "--chdir", "--comment", "--error", "--export", "--job-name", "--no-requeue"),
     *("--ntasks", "--open-mode", "--output", "--parsable", "--requeue", "--signal", "--wrap"),
 )
 """Options of sbatch that Stoker sets itself: with another value it would lose the job or its state."""
+
+VIA_SSH = "ssh:"
 
 MOST_RESTARTS = 1000
 """More restarts after failures are a typing error."""
@@ -61,10 +63,26 @@ class SlurmTarget:
     """Interface whose address the workers use among themselves, on machines with several; the host's name."""
 
     python: str | None = None
-    """Python of the environment that has Stoker on the machines; the one that submits the job."""
+    """Python of the environment that has Stoker on the machines; the one that submits the job. With `environment_from: lock`:
+    the version or path of the Python of which uv makes the environment."""
+
+    environment_from: Literal["python", "lock"] = "python"
+    """`lock`: uv makes the environment from a lock of the experiment, once for each lock."""
+
+    environments_folder: str | None = None
+    """Where environments of locks lie, on the shared file system; `.environments` in the folder of runs."""
+
+    environment_on_local_disk: bool = False
+    """Whether each machine copies the environment of the lock to its own disk (`$SLURM_TMPDIR`, `$TMPDIR` or /tmp)."""
+
+    container: Container | None = None
+    """`{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`: the workers run in a container that has Stoker; `python` is that of the image."""
 
     via: str | None = None
-    """Not there yet: `ssh:LOGIN`, submission from another machine than the login node."""
+    """`ssh:LOGIN`: submission from a machine that does not share the cluster's file system, by your own ssh; LOGIN as ssh takes it."""
+
+    remote_folder: str | None = None
+    """With `via`: folder on the cluster's shared file system; an experiment's data and runs are in its folder NAME."""
 
     grace_s: int = 120
     """Time before the time limit at which the workers save, seconds. Slurm may be up to 60 s early."""
@@ -74,12 +92,8 @@ class SlurmTarget:
 
     def __post_init__(self) -> None:
         _require_plain(self)
-        if self.via is not None:
-            raise ConfigError(
-                "via is not supported yet",
-                got=self.via,
-                fix="Run the same command on the cluster's login node.",
-            )
+        if self.via is not None or self.remote_folder is not None:
+            _require_via(self)
         if self.nodes is not None and self.nodes < 1:
             raise ConfigError("nodes must be at least 1", got=self.nodes)
         if not 10 <= self.grace_s <= 65535:
@@ -88,15 +102,25 @@ class SlurmTarget:
             raise ConfigError(
                 f"max_restarts must be from 0 to {MOST_RESTARTS}", got=self.max_restarts
             )
+        if self.environments_folder is not None and not self.environments_folder.startswith("/"):
+            raise ConfigError(
+                "environments_folder must be an absolute path", got=self.environments_folder
+            )
+        if self.environment_on_local_disk and self.environment_from != "lock":
+            raise ConfigError(
+                "environment_on_local_disk must come with environment_from: lock",
+                got=Plain(f"environment_from: {self.environment_from}"),
+            )
+        if self.container is not None and self.environment_from != "python":
+            raise ConfigError(
+                "environment_from must be python where the target has a container",
+                got=self.environment_from,
+                fix="The environment is that of the image: remove one of the two.",
+            )
         for name in self.environment:
             require_variable(name, "environment")
         for option in self.sbatch:
             _require_option(option)
-
-    @property
-    def interpreter(self) -> str:
-        """Python on the machines."""
-        return self.python or sys.executable
 
 
 def require_variable(name: str, where: str) -> None:
@@ -120,7 +144,8 @@ def require_printable(text: str, where: str) -> None:
 
 
 def _require_plain(target: SlurmTarget) -> None:
-    for name in ("partition", "account", "qos", "gpu_type", "network_interface", "python", "via"):
+    names = ("partition", "account", "qos", "gpu_type", "network_interface", "python", "via")
+    for name in (*names, "environments_folder"):
         value = getattr(target, name)
         if value is not None:
             require_printable(value, name)
@@ -131,6 +156,26 @@ def _require_plain(target: SlurmTarget) -> None:
             require_printable(line.replace("\t", " "), name)
     for variable, value in target.environment.items():
         require_printable(value, f"environment.{variable}")
+
+
+def _require_via(target: SlurmTarget) -> None:
+    via, folder = target.via or "", target.remote_folder or ""
+    if not re.fullmatch(rf"{VIA_SSH}[^\s-]\S*", via):
+        raise ConfigError(
+            "via must be ssh:LOGIN", got=target.via, fix="E.g. via: ssh:me@login.example.org."
+        )
+    if not folder.startswith("/"):
+        raise ConfigError(
+            "remote_folder must be an absolute path on the cluster where the target has `via`",
+            got=target.remote_folder,
+        )
+    require_printable(folder, "remote_folder")
+    if target.environment_from != "lock" and target.python is None and target.container is None:
+        raise ConfigError(
+            "python, container or environment_from: lock must be set where the target has `via`",
+            got=Plain("none of them"),
+            fix="Name the Python on the cluster that has Stoker: python: /shared/envs/stoker/bin/python.",
+        )
 
 
 def _require_option(option: str) -> None:

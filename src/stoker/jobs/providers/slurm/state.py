@@ -14,7 +14,7 @@ _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
 
 _ENDS = {
-    "OUT_OF_MEMORY": "a worker used more memory than the job's limit; raise it in the target: sbatch: [--mem=...]",
+    "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
     "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
     "DEADLINE": "its deadline has passed",
     "NODE_FAIL": "a machine failed, and the cluster does not start jobs again; submit it again",

@@ -1,0 +1,161 @@
+"""Where Slurm's programs run: on this machine, or on a login node behind ssh (`ssh`)."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from stoker.core.errors import Plain, UserError
+from stoker.jobs.job import Job
+from stoker.jobs.providers.slurm.problems import AnswerLost
+
+LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
+"""Variables of a login, which are all that a job gets, besides its secrets."""
+
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
+
+TIMES = ("SLURM_TIME_FORMAT", "%s")
+"""Programs print seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """A program to run."""
+
+    argv: tuple[str, ...]
+    text: str | None = None
+    """Its standard input; None: nothing."""
+
+    for_job: bool = False
+    """Whether a job inherits its environment: then it is that of a login, with the secrets."""
+
+    secrets: Sequence[str] = ()
+    """Names of variables of this process."""
+
+    shows_errors: bool = False
+    """Whether a person sees at once what it says on stderr, if it runs here."""
+
+    answer_s: float
+    """Longest wait, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a program has printed."""
+
+    code: int
+    """Exit code, negative for a signal."""
+
+    out: str
+    errors: str
+
+
+class Machine(Protocol):
+    """A machine of the cluster, on which Slurm's programs are."""
+
+    def run(self, call: Call) -> Answer:
+        """Run a program.
+
+        Raises:
+            AnswerLost: it may have done its work, or not.
+            UserError: it is not there.
+        """
+
+    def user(self) -> str:
+        """Return the name of the user there."""
+
+    def on_cluster(self, job: Job) -> Job:
+        """Return the job as it is on the cluster, where its folders may have other paths."""
+
+    def send(self, job: Job, files: Mapping[str, bytes], *, without: Sequence[str]) -> None:
+        """Write files into the folder that the job has on the cluster, and remove others."""
+
+    def mark(self, job: Job, place: Path, name: str) -> None:
+        """Make an empty file in the job's folder, which is `place` here."""
+
+    def fetch(self, job: Job, place: Path) -> None:
+        """Bring what the job has written on the cluster into its folder here."""
+
+
+class Here:
+    """This machine, which shares the file system of the cluster."""
+
+    def run(self, call: Call) -> Answer:
+        """Run a program; the errors are those of `Machine`."""
+        program = call.argv[0]
+        if shutil.which(program) is None:
+            raise UserError(
+                f"{program} must be on the PATH",
+                got=Plain("no such program"),
+                fix="Run it on a login node of the cluster.",
+            )
+        try:
+            done = subprocess.run(
+                call.argv,
+                check=False,
+                input=call.text,
+                stdin=subprocess.DEVNULL if call.text is None else None,
+                stdout=subprocess.PIPE,
+                stderr=None if call.shows_errors else subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=call.answer_s,
+                env=_of_job(call.secrets) if call.for_job else _of_program(),
+            )
+        except subprocess.TimeoutExpired:
+            raise no_answer(call) from None
+        return Answer(code=done.returncode, out=done.stdout, errors=done.stderr or "")
+
+    def user(self) -> str:
+        """Return the user of this process."""
+        return pwd.getpwuid(os.getuid()).pw_name
+
+    def on_cluster(self, job: Job) -> Job:
+        """Return the job itself: the paths are the same."""
+        return job
+
+    def send(self, job: Job, files: Mapping[str, bytes], *, without: Sequence[str]) -> None:
+        """Do nothing: the folder of the job is the same."""
+
+    def mark(self, job: Job, place: Path, name: str) -> None:
+        """Make an empty file in the job's folder; only its owner may."""
+        try:
+            (place / name).touch()
+        except PermissionError:
+            raise UserError(
+                f"job {job.id} must be your own to be stopped", fix="Ask its owner to stop it."
+            ) from None
+
+    def fetch(self, job: Job, place: Path) -> None:
+        """Do nothing: the folder of the job is the same."""
+
+
+def no_answer(call: Call) -> AnswerLost:
+    """Return the error of a program that took too long."""
+    return AnswerLost(
+        f"{call.argv[0]} must answer within {call.answer_s:g} s",
+        got=Plain("no answer"),
+        fix="Run the same command again: a job that was submitted is found, and not submitted twice.",
+    )
+
+
+def _of_job(secrets: Sequence[str]) -> dict[str, str]:
+    """What is set here by chance would change the job."""
+    return {name: os.environ[name] for name in (*LOGIN, *secrets) if name in os.environ}
+
+
+def _of_program() -> dict[str, str]:
+    """Settings of a surrounding job or of the user's do not change answers."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or not name.startswith(_OTHERS)
+    }
+    return kept | dict([TIMES])

@@ -1,0 +1,131 @@
+"""A copy of what a job writes in its folder on a cluster: logs, which grow and are rotated, and the facts of its starts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from stoker.core.errors import Plain, UserError
+from stoker.core.files import write_atomic
+from stoker.core.incarnation import INCARNATIONS
+from stoker.jobs.logs import LOGS
+
+HEAD_BYTES = 64
+"""A log is known by its first bytes, through its rotation: a task's begin with a time."""
+
+FACTS = ("outcome", "stop")
+
+_LOG = re.compile(rf"{LOGS}/([A-Za-z0-9_-]+\.log)(?:\.(\d+))?")
+_START = re.compile(rf"{INCARNATIONS}/\d+")
+
+FETCH = f"""
+cd "$1" 2> /dev/null || exit 0
+shift
+declare -A known
+while [ $# -ge 3 ]; do known[$1]+="$2 $3 "; shift 3; done
+send() {{
+	exec 3< "$1" || return
+	local size offset=0 head=- own=${{1%.log*}}.log words
+	size=$(stat -L -c %s /dev/fd/3)
+	read -ra words <<< "${{known[$own]:-}}"
+	for ((i = 0; i < ${{#words[@]}}; i += 2)); do
+		local has=${{words[i + 1]}} first
+		if [ "$has" -gt "$size" ] || [ "$has" -lt "$offset" ]; then continue; fi
+		first=$(head -c "$((has < {HEAD_BYTES} ? has : {HEAD_BYTES}))" /dev/fd/3 | sha256sum)
+		if [ "${{first%% *}}" = "${{words[i]}}" ]; then offset=$has head=${{words[i]}}; fi
+	done
+	printf '%s %s %s %s\\n' "$1" "$head" "$offset" "$((size - offset))"
+	tail -c "+$((offset + 1))" /dev/fd/3 | head -c "$((size - offset))"
+}}
+for name in {" ".join(FACTS)} {INCARNATIONS}/* {LOGS}/*.log.* {LOGS}/*.log; do
+	if [ -f "$name" ]; then send "$name"; fi
+done
+exit 0
+"""
+"""Script on the login node: folder of the job, then of each part of a log that is known here: name of its newest part, SHA-256 of its
+first bytes, size. It prints a line for each file and then its bytes: name, SHA-256 of the part that they continue, offset, number."""
+
+
+def known_logs(place: Path) -> list[str]:
+    """Return name, hash of the first bytes and size of each part of a log in a job's folder here."""
+    words = []
+    for path in _parts(place):
+        words += [f"{LOGS}/{_family(path)}", _head(path), str(path.stat().st_size)]
+    return words
+
+
+def apply(answer: bytes, place: Path) -> None:
+    """Write what `FETCH` has printed into a job's folder here.
+
+    Raises:
+        UserError: the answer is cut, or is not one.
+    """
+    logs, facts = [], {}
+    while answer:
+        line, _, answer = answer.partition(b"\n")
+        name, head, size = _header(line)
+        content, answer = answer[:size], answer[size:]
+        if len(content) < size:
+            raise _damaged(line)
+        if found := _LOG.fullmatch(name):
+            logs.append((int(found[2] or 0), name, (found[1], head), content))
+        elif name in FACTS or _START.fullmatch(name):
+            facts[name] = content
+    parts = {(_family(path), _head(path)): path for path in _parts(place)}
+    for _, name, key, content in sorted(
+        logs, reverse=True
+    ):  # the oldest first, as they are renamed
+        _write_log(place / name, parts.get(key), content)
+    for name, content in facts.items():
+        if not (place / name).exists() or content:
+            write_atomic(place / name, content)
+    for name in FACTS:
+        if name not in facts:
+            (place / name).unlink(missing_ok=True)
+
+
+def _parts(place: Path) -> list[Path]:
+    return sorted(path for path in (place / LOGS).glob("*.log*") if _family(path))
+
+
+def _family(path: Path) -> str:
+    """Name of the newest part of a log; empty if it is none."""
+    found = _LOG.fullmatch(f"{LOGS}/{path.name}")
+    return found[1] if found else ""
+
+
+def _write_log(path: Path, before: Path | None, added: bytes) -> None:
+    """Append to the part that is here already, perhaps under its name before a rotation; else write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if before is None:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # another part had this name: whoever reads it keeps it
+    elif before != path:
+        os.replace(before, path)
+    if added or before is None:
+        with path.open("ab") as stream:
+            stream.write(added)
+
+
+def _header(line: bytes) -> tuple[str, str, int]:
+    """Name, hash of the part that is continued, number of bytes."""
+    words = line.decode(errors="replace").split(" ")
+    if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
+        raise _damaged(line)
+    return words[0], words[1], int(words[3])
+
+
+def _damaged(line: bytes) -> UserError:
+    return UserError(
+        "the login node must send whole files of the job",
+        got=Plain(line[:80].decode(errors="replace")),
+        fix="Run the same command again.",
+    )
+
+
+def _head(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.sha256(stream.read(HEAD_BYTES)).hexdigest()

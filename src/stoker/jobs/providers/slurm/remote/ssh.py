@@ -1,0 +1,193 @@
+"""A login node behind the user's own ssh, with one connection for all calls; nothing asks for a password.
+
+What is called goes to a `bash -l` there as a script on standard input: the command line that ssh passes to the login's shell, whatever
+it is, is always the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from stoker.core.errors import Plain, UserError
+from stoker.jobs.archive import CODE
+from stoker.jobs.job import Job
+from stoker.jobs.providers.slurm.machine import LOGIN, TIMES, Answer, Call, no_answer
+from stoker.jobs.providers.slurm.problems import AnswerLost
+from stoker.jobs.providers.slurm.remote.mirror import FETCH, apply, known_logs
+from stoker.jobs.providers.slurm.remote.problems import ssh_problem
+from stoker.jobs.providers.slurm.remote.transfer import DESCRIPTION, SEND, described, packed, twin
+
+SSH_FAILED = 255
+"""Exit code of ssh itself."""
+
+FILES_S = 600.0
+"""Longest wait for files, seconds: an archive of 64 MiB over a slow line."""
+
+SOCKET_FOLDER_CHARS = 45
+"""Longest path of the folder of the connection's socket, which has at most 104 characters: ssh adds 59."""
+
+_SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+_UNSET = "".join(f"unset ${{!{prefix}@}}\n" for prefix in _SETTINGS)
+_OF_JOB = (
+    'kept=(); for name in {names}; do if [ -n "${{!name+x}}" ]; then kept+=("$name=${{!name}}"); fi; done\n'
+    'exec env -i "${{kept[@]}}" {words}\n'
+)
+
+
+class Ssh:
+    """The machine of `via: ssh:LOGIN`."""
+
+    def __init__(self, login: str, folder: Path) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            login: Of ssh: a host, `user@host`, or a name of the user's own configuration.
+            folder: Folder of all experiments on the cluster.
+        """
+        self.login, self.folder = login, folder
+
+    def run(self, call: Call) -> Answer:
+        """Run a program there; the errors are those of `Machine`."""
+        script = _program(call) + (call.text or "")
+        return self._bash(call, script.encode())
+
+    def user(self) -> str:
+        """Return the name of the user there."""
+        return _user(self)
+
+    def on_cluster(self, job: Job) -> Job:
+        """Return the job with the paths that it has there."""
+        return twin(job, self.folder)
+
+    def send(self, job: Job, files: Mapping[str, bytes], *, without: Sequence[str]) -> None:
+        """Write files into the folder that the job has there, its description and code among them."""
+        place = self.on_cluster(job).place
+        content = packed(
+            {
+                **files,
+                DESCRIPTION: described(self.on_cluster(job)),
+                CODE: (job.place / CODE).read_bytes(),
+            }
+        )
+        self._files(SEND, [str(place), *without], content)
+
+    def fetch(self, job: Job, place: Path) -> None:
+        """Bring logs and the facts of its starts here."""
+        known = known_logs(place)
+        answer = self._files(FETCH, [str(self.on_cluster(job).place), *known], b"")
+        apply(answer, place)
+
+    def mark(self, job: Job, place: Path, name: str) -> None:
+        """Make an empty file in the folder that the job has there, and in that here."""
+        self._files('touch "$1"\n', [str(self.on_cluster(job).place / name)], b"")
+        (place / name).touch()
+
+    def _files(self, script: str, words: Sequence[str], content: bytes) -> bytes:
+        call = Call(argv=("bash",), answer_s=FILES_S)
+        text = f"set -- {shlex.join(words)}\n{script}"
+        code, out, errors = self._connect(call, text.encode() + content)
+        if code:
+            lines = errors.strip().splitlines() or [f"exit code {code}"]
+            raise UserError(
+                f"{self.folder} of {self.login} must be a folder that can be written",
+                got=Plain(lines[-1]),
+                fix="Set `remote_folder` of the target.",
+            )
+        return out
+
+    def _bash(self, call: Call, script: bytes) -> Answer:
+        code, out, errors = self._connect(call, script)
+        return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
+
+    def _connect(self, call: Call, script: bytes) -> tuple[int, bytes, str]:
+        """Return exit code, output and errors of a script there; what a profile prints before it is cut off."""
+        mark = f"stoker-{secrets.token_hex(8)}\n".encode()
+        head = b"printf '%s\\n' " + mark
+        # Not a pipe: the process that keeps the connection would hold it open.
+        with tempfile.TemporaryFile() as errors:
+            try:
+                done = subprocess.run(
+                    ["ssh", *_options(self.login), "--", self.login, "bash -l -s"],
+                    check=False,
+                    input=head + script,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    timeout=call.answer_s,
+                )
+            except FileNotFoundError:
+                raise UserError(
+                    "ssh must be on the PATH", fix="Install OpenSSH's client (openssh-client)."
+                ) from None
+            except subprocess.TimeoutExpired:
+                raise no_answer(call) from None
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+        before, found, out = done.stdout.partition(mark)
+        if done.returncode == SSH_FAILED and not found:
+            raise ssh_problem(self.login, said)
+        if done.returncode == SSH_FAILED or done.returncode < 0:
+            raise AnswerLost(
+                f"the connection to {self.login} must last until {call.argv[0]} has answered",
+                got=Plain((said.strip().splitlines() or ["it was cut"])[-1]),
+                fix="Run the same command again: a job that was submitted is found, and not submitted twice.",
+            )
+        if not found:
+            raise UserError(
+                f"{self.login} must run bash",
+                got=Plain((said or before.decode(errors="replace")).strip() or "no answer"),
+                fix=f"Try it: ssh {self.login} bash -l -c true.",
+            )
+        return done.returncode, out, said
+
+
+def _program(call: Call) -> str:
+    """Return the script that runs a program as `Here` does."""
+    words = shlex.join(call.argv)
+    if call.for_job:
+        return _OF_JOB.format(names=" ".join(LOGIN), words=words)
+    name, value = TIMES
+    return f"{_UNSET}export {name}={value}\nexec {words}\n"
+
+
+@cache
+def _user(machine: Ssh) -> str:
+    return machine.run(Call(argv=("id", "-un"), answer_s=60.0)).out.strip()
+
+
+@cache
+def _options(login: str) -> list[str]:
+    """One connection, which lives on for a minute; that of the user's own configuration, if it has one."""
+    alive = ["-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"]
+    options = ["-T", "-oBatchMode=yes", *alive]
+    own = subprocess.run(
+        ["ssh", "-G", "--", login], check=False, capture_output=True, text=True
+    ).stdout
+    if any(
+        line.startswith("controlpath ") and line != "controlpath none" for line in own.splitlines()
+    ):
+        return options
+    folder = _socket_folder()
+    if folder is None:
+        return options
+    return [*options, "-oControlMaster=auto", "-oControlPersist=60", f"-oControlPath={folder}/%C"]
+
+
+def _socket_folder() -> Path | None:
+    """Return a folder for the socket of the connection; None: each call has a connection of its own."""
+    for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), "/tmp")):  # noqa: S108 - its owner is checked
+        folder = Path(parent) / f"stoker-ssh-{os.getuid()}"
+        if len(str(folder)) > SOCKET_FOLDER_CHARS:
+            continue
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.stat().st_uid == os.getuid():
+                return folder
+    return None
