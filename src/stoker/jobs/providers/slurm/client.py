@@ -49,6 +49,9 @@ class AccountedStart:
     """One start of a job, as the accounting keeps it."""
 
     id: str
+    name: str
+    """Of the job: a number of Slurm may be that of another job, much earlier."""
+
     state: str
     elapsed_s: float
     gpus: int
@@ -134,7 +137,7 @@ class Slurm:
         Args:
             ids: Jobs by their number in Slurm.
         """
-        fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End"
+        fields = "JobIDRaw,JobName,State,ElapsedRaw,AllocTRES,Start,End"
         arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2"]
         chosen = [f"--jobs={','.join(ids)}", f"--delimiter={SEPARATOR}", f"--format={fields}"]
         try:
@@ -229,9 +232,10 @@ def _queued(fields: list[str]) -> QueuedJob:
 
 
 def _accounted(fields: list[str]) -> AccountedStart:
-    number, state, elapsed, tres, started, ended = fields
+    number, name, state, elapsed, tres, started, ended = fields
     return AccountedStart(
         id=number,
+        name=name,
         state=state,
         elapsed_s=float(elapsed or 0),
         gpus=_gpus_of_tres(tres),

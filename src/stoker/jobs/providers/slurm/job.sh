@@ -1,5 +1,6 @@
 # Of all starts, here in the job's folder:
 #   exits/N/RANK  exit code of each worker of start N; exits/N/srun: of srun
+#   run           path of the run that the workers make
 #   failures      a line for each start that failed, at most max_restarts of them are followed by another start
 #   outcome       exit code and reason, once the job is over
 #   stop          there once `stoker stop` was called
@@ -61,6 +62,15 @@ saved() {
 		stay "$preempted_s" # and if nobody was preempted, the job goes on
 	fi
 	start_again 'saved'
+}
+
+# The comment of the job, which the accounting keeps, also gets the ID of the run.
+note_run() {
+	local run
+	if [ -s run ]; then
+		run=$(< run)
+		scontrol update "JobId=$SLURM_JOB_ID" "Comment=${comment%\}}, \"run\": \"${run##*/}\"}"
+	fi
 }
 
 failed() {
@@ -126,6 +136,7 @@ if [ -n "$told" ]; then saved; fi # nobody has to save yet
 ) &
 supervised=$!
 while kill -0 "$supervised" 2> /dev/null && [ -z "$late" ]; do wait "$supervised"; done
+note_run
 if [ -n "$late" ]; then say "the workers have not saved within $save_s s"; saved; fi
 
 saved=0 reason=

@@ -69,6 +69,7 @@ def render(job: Job, target: SlurmTarget) -> str:
         "",
         f"# Job {printable(job.id)}, written by `stoker submit`.",
         f"place={shlex.quote(str(job.place))}",
+        f"comment={shlex.quote(comment(job))}",
         f"python={shlex.quote(target.interpreter)}",
         f"workers={job.resources.workers}",
         f"max_restarts={target.max_restarts}",

@@ -9,6 +9,7 @@ from stoker.jobs.places import Submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.client import AccountedStart, QueuedJob
 from stoker.jobs.providers.slurm.problems import why_it_waits
+from stoker.jobs.providers.slurm.script import slurm_name
 
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
@@ -65,6 +66,7 @@ def known_state(
         reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
         return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason=reason)
     count = _incarnations(place)
+    starts = [each for each in starts if each.name == slurm_name(job_id)]
     last = starts[-1] if starts else None
     phase, reason = _phase(place, queued.state if queued else last.state if last else None, count)
     if queued is not None and phase in (Phase.WAITING, Phase.RESTARTING):
@@ -82,8 +84,15 @@ def known_state(
         ended_s=source.ended_s if source and phase.is_over else None,
         restarts=max(0, count - 1),
         nodes=(queued.nodes,) if queued and queued.nodes and not waits else (),
-        gpu_seconds=sum(each.elapsed_s * each.gpus for each in starts) if starts else None,
+        gpu_seconds=_gpu_seconds(starts),
     )
+
+
+def _gpu_seconds(starts: Sequence[AccountedStart]) -> float | None:
+    """Sum of all starts; None if none has a GPU, which a cluster that does not count GPUs says of all jobs."""
+    if not any(each.gpus for each in starts):
+        return None
+    return sum(each.elapsed_s * each.gpus for each in starts)
 
 
 def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
