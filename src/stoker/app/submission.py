@@ -9,6 +9,7 @@ from pathlib import Path
 from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
 from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
 from stoker.jobs.job import Job, Resources
+from stoker.jobs.submission import find_predecessors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,9 @@ class JobRequest:
     resources: Resources = field(default_factory=Resources)
     secrets: Sequence[str] = ()
     """Names of environment variables."""
+
+    after: Sequence[str] = ()
+    """Jobs that must be done before, by ID or the beginning of it."""
 
     limit_bytes: int = LIMIT_BYTES
     """Most bytes of the code."""
@@ -50,6 +54,7 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
         code=archive.digest,
         resources=request.resources,
         secrets=tuple(sorted(set(request.secrets))),
+        after=find_predecessors(request.after, runs.resolve()),
     )
     return experiment, job, archive
 

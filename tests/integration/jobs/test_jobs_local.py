@@ -147,10 +147,18 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
         again = json.loads(stoker("submit", ".", "--verb", "ingest", "--on", "local", "--json"))
         assert (again["job"], again["already"], again["target"]) == (job, True, "quick"), again
 
+        second = submit("--on", "quick", "--time-limit", "1h", "--after", str(job)[:-2])["job"]
         os.kill(workers_of(supervisor)[0], signal.SIGKILL)
         wait_for(lambda: "start 2" in log.read_text())
         assert state(stoker, job)["restarts"] == 1
+        waits = state(stoker, second)
+        assert (waits["phase"], waits["reason"]) == ("waiting", f"waits until {job} is done")
     followed = stoker("logs", "-f", str(job))
+    stoker("logs", "-f", str(second))
+    begin = float(str(state(stoker, second)["started_s"]))
+    assert begin >= float(str(state(stoker, job)["ended_s"]))
+    assert state(stoker, second)["phase"] == "done"
+    assert Path((folder / "run").read_text()).parent == experiment / "runs" / "small"
 
     assert state(stoker, job)["phase"] == "done"
     assert "was killed by SIGKILL" in followed
@@ -171,7 +179,16 @@ def test_a_stopped_or_abandoned_job_starts_again_where_it_was_submitted_again(
         wait_for(
             lambda: int(str(state(stoker, job)["restarts"])) > 1
         )  # not limited by max_restarts
+        waiting = [
+            submit("--on", "quick", "--time-limit", hours, "--after", str(job))["job"]
+            for hours in ("1h", "2h")
+        ]
+        stoker("stop", str(waiting[0]))
+        assert state(stoker, waiting[0])["phase"] == "stopped"
         stoker("stop", str(job))
+        wait_for(lambda: state(stoker, waiting[1])["phase"] == "failed")
+        why = f"job {job}, which must be done before it, is stopped"
+        assert str(state(stoker, waiting[1])["reason"]).startswith(why)
         assert state(stoker, job)["phase"] == "stopped"
         assert "is over: stopped" in stoker("stop", str(job))
         starts = {each.name for each in (folder / "incarnations").iterdir() if each.name.isdigit()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.integration.jobs.conftest import Counting
+from tests.integration.jobs.conftest import Counting, comments
 from tests.slurm_cluster import wait_until
 
+from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job
 from stoker.jobs.provider import Phase
 
@@ -22,11 +23,58 @@ def submitted(counting: Counting) -> dict[str, Job]:
         "again": counting.submit("again", "60", labels={"team": 'vision "1"'}, **gpus),
         "cancelled": counting.submit("cancelled", "100000", resources={"workers": 1}),
     }
-    for name in jobs:
-        counting.wait_for_number(jobs[name], 5)
+    for job in list(jobs.values()):
+        counting.wait_for_number(job, 5)
+    one = {"resources": {"workers": 1}}
+    for name, before in (("next", "again"), ("never", "cancelled")):
+        jobs[name] = counting.submit(name, "3", after=(jobs[before].id,), **one)
+    jobs["last"] = counting.submit("last", "3", after=(jobs["never"].id, jobs["next"].id), **one)
     counting.cluster.run("scontrol", "requeue", counting.state(jobs["again"]).scheduler_id)
     counting.cluster.run("scancel", counting.state(jobs["cancelled"]).scheduler_id)
     return jobs
+
+
+def test_a_job_waits_until_the_one_before_it_is_done_through_its_restarts(
+    counting: Counting, submitted: dict[str, Job]
+) -> None:
+    first, second = submitted["again"], submitted["next"]
+    seen = set()
+
+    def is_over() -> bool:
+        states = counting.state(second), counting.state(first)
+        seen.add((states[1].phase, states[0].phase, states[0].reason))
+        return states[1].phase in OVER
+
+    wait_until(is_over, "end of the first job", 120)
+    words = f"waits until {first.id} is done (Dependency)"
+    assert (Phase.RESTARTING, Phase.WAITING, words) in seen, seen
+    assert {phase for before, phase, _ in seen if before is not Phase.DONE} == {Phase.WAITING}
+    end, start = counting.state(first), counting.wait(second, *OVER)
+    assert (end.phase, end.restarts, start.phase) == (Phase.DONE, 1, Phase.DONE)
+    assert (start.started_s or 0) >= (end.ended_s or 1e99)
+
+
+def never_started(counting: Counting, submitted: dict[str, Job]) -> None:
+    """Jobs behind one that was cancelled say so."""
+    fix = "Submit that job again, then this one"
+    why = f"job {submitted['cancelled'].id}, which must be done before it, is stopped: by scancel"
+    state = counting.wait(submitted["never"], *OVER)
+    assert (state.phase, state.reason) == (Phase.FAILED, f"{why}. {fix}")
+    state = counting.wait(submitted["last"], *OVER)
+    assert state.phase is Phase.FAILED
+    assert state.reason.startswith(f"job {submitted['never'].id}, which must be done before it")
+    assert counting.numbers(submitted["never"], 0) == counting.numbers(submitted["last"], 0) == []
+
+
+def test_a_job_whose_predecessor_has_failed_ends_and_names_it(
+    counting: Counting, submitted: dict[str, Job]
+) -> None:
+    never_started(counting, submitted)
+
+    refused = counting.job("refused", "3", after=(submitted["cancelled"].id,))
+    with pytest.raises(ConfigError, match=r"--after must name jobs that are done, run or wait"):
+        counting.provider().submit(refused)
+    assert refused.id not in comments(counting.cluster)
 
 
 def test_the_accounting_keeps_the_job_and_the_run_in_the_comment(
@@ -63,3 +111,7 @@ def test_the_accounting_answers_when_the_controller_has_forgotten_the_job(
     assert after[submitted["again"].id].restarts == 1
     assert after[submitted["cancelled"].id].reason == "by scancel"
     assert (after[submitted["again"].id].gpu_seconds or 0) > 0
+    # Slurm's accounting has nothing of jobs that never started.
+    never_started(counting, submitted)
+    late = counting.submit("late", "3", after=(submitted["again"].id,), resources={"workers": 1})
+    assert counting.wait(late, *OVER).phase is Phase.DONE

@@ -66,6 +66,14 @@ def submit(
             help="Environment variable that the job needs; its value is written nowhere.",
         ),
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="JOB",
+            help="Job of the same target that must be done before this one starts; may be repeated.",
+        ),
+    ] = None,
     code_limit_mib: Annotated[
         int, typer.Option("--code-limit", metavar="MIB", min=1, help="Most MiB of code.")
     ] = 64,
@@ -82,6 +90,7 @@ def submit(
     from stoker.app.submission import JobRequest, prepare_job
     from stoker.jobs.job import Resources
     from stoker.jobs.overview import EXPERIMENT
+    from stoker.jobs.submission import require_predecessors
     from stoker.jobs.submission import submit as submit_job
     from stoker.jobs.targets import find_target, read_targets
 
@@ -93,12 +102,14 @@ def submit(
             workers=workers, gpus=gpus, time_limit_s=seconds_of(time_limit) if time_limit else None
         ),
         secrets=secrets or (),
+        after=after or (),
         limit_bytes=code_limit_mib << 20,
     )
     loaded, job, archive = prepare_job(request)
     targets = read_targets(loaded.targets, file=loaded.folder / EXPERIMENT)
     target = find_target(on, targets)
     target.open().validate(job)
+    require_predecessors(job, on, targets)
     if dry_run:
         _show_dry_run(job, archive, on, as_json=as_json)
         return

@@ -26,6 +26,7 @@ from stoker.core.errors import UserError
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.record import LocalRecord, is_stopped, write_record
+from stoker.jobs.providers.local.waiting import wait_for_predecessors
 from stoker.jobs.providers.local.workers import next_incarnation, worker_commands
 
 LOG = "supervisor.log"
@@ -48,8 +49,9 @@ class Supervisor:
         self._place, self._job = place, read_job(place)
         self._left, self._grace_s = max_restarts, grace_s
         self._timed_out = False
+        phase = Phase.WAITING if self._job.after else Phase.RUNNING
         self._record = LocalRecord(
-            supervisor=identity_of(os.getpid()), phase=Phase.RUNNING, submitted_s=time.time()
+            supervisor=identity_of(os.getpid()), phase=phase, submitted_s=time.time()
         )
 
     def run(self) -> None:
@@ -57,7 +59,7 @@ class Supervisor:
         with stop_requests() as stop:
             write_record(self._place, self._record)
             try:
-                phase, reason = self._run(stop)
+                phase, reason = self._wait(stop) or self._run(stop)
             except UserError as error:
                 phase, reason = Phase.FAILED, error.line()
             except Exception:  # noqa: BLE001 - a detached process has no caller to raise it to
@@ -65,6 +67,21 @@ class Supervisor:
                 phase, reason = Phase.FAILED, f"a bug in Stoker: see logs/{LOG}, and report it"
             self._log(f"the job is {phase}{': ' if reason else ''}{reason}")
             self._write(phase=phase, reason=reason, ended_s=time.time())
+
+    def _wait(self, stop: StopRequest) -> tuple[Phase, str] | None:
+        """Wait for the jobs before this one; return how it has ended if it does not start."""
+        why = wait_for_predecessors(self._job, stop, lambda reason: self._write(reason=reason))
+        if why is not None:
+            return Phase.FAILED, why
+        if stop.times:
+            return self._end_by_request()
+        self._write(phase=Phase.RUNNING, reason="")
+        return None
+
+    def _end_by_request(self) -> tuple[Phase, str]:
+        if is_stopped(self._place):
+            return Phase.STOPPED, ""
+        return Phase.FAILED, "a signal ended its supervisor; submit it again to go on"
 
     def _run(self, stop: StopRequest) -> tuple[Phase, str]:
         while True:
@@ -102,7 +119,7 @@ class Supervisor:
             if self._timed_out:
                 self._log("the time limit of one start: all workers have saved and start again")
                 return None
-            return Phase.FAILED, "a signal ended its supervisor; submit it again to go on"
+            return self._end_by_request()
         failure = outcome.failure
         if failure is None:
             return Phase.DONE, ""

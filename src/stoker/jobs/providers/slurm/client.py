@@ -83,11 +83,14 @@ class Slurm:
         """
         self._answer_s = answer_s
 
-    def submit(self, script: Path, *, secrets: Sequence[str] = ()) -> str:
+    def submit(
+        self, script: Path, *, secrets: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> str:
         """Submit a script, and return the job's ID in Slurm.
 
         Args:
             script: Its path.
+            options: Of sbatch, besides those in the script.
             secrets: Names of variables that the job gets from the environment of this process. It gets
                 no others but those of a login: what is set here by chance would change the job.
 
@@ -96,7 +99,7 @@ class Slurm:
             UserError: it refused.
         """
         environ = {name: os.environ[name] for name in (*_LOGIN, *secrets) if name in os.environ}
-        answer = self._run("sbatch", "--parsable", str(script), environ=environ)
+        answer = self._run("sbatch", "--parsable", *options, str(script), environ=environ)
         found = answer.strip().splitlines()[-1:] or [""]
         job_id = found[0].partition(";")[0]
         if not job_id.isdecimal():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from stoker.jobs.places import Submitted, find_place, places, read_submitted, wr
 from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
+from stoker.jobs.providers.slurm.dependencies import dependency_options, with_predecessors
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
 from stoker.jobs.providers.slurm.settings import SlurmTarget
@@ -82,13 +84,14 @@ class SlurmProvider:
             return known_state(job_id, place, None, queued=None, starts=[])
         ids = [submitted.scheduler_id]
         queued = {each.id: each for each in self._slurm.queue(ids=ids)}
-        return known_state(
+        known = known_state(
             job_id,
             place,
             submitted,
             queued=queued.get(submitted.scheduler_id),
             starts=self._slurm.accounting(ids),
         )
+        return with_predecessors(known, place, self.state)
 
     def jobs(self) -> Sequence[JobState]:
         """Return the jobs that were submitted to this target, the newest first."""
@@ -102,8 +105,8 @@ class SlurmProvider:
         queued = {each.id: each for each in self._slurm.queue()}
         gone = [each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued]
         starts = self._slurm.accounting(gone) if gone else []
-        states = [
-            known_state(
+        states = {
+            job_id: known_state(
                 job_id,
                 place,
                 submitted,
@@ -111,8 +114,15 @@ class SlurmProvider:
                 starts=[each for each in starts if each.id == submitted.scheduler_id],
             )
             for job_id, (place, submitted) in found.items()
-        ]
-        return sorted(states, key=lambda each: each.submitted_s or 0.0, reverse=True)
+        }
+
+        @functools.cache
+        def state(job_id: str) -> JobState:
+            if job_id not in states:
+                return self.state(job_id)
+            return with_predecessors(states[job_id], found[job_id][0], state)
+
+        return sorted(map(state, states), key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
         """Let the workers save, and wait for the end; a job that waits leaves the queue."""
@@ -162,8 +172,9 @@ class SlurmProvider:
         (job.place / LOGS).mkdir(parents=True, exist_ok=True)
         script = job.place / SCRIPT
         write_atomic(script, render(job, self.settings))
+        options = dependency_options(job, self.state)
         try:
-            return self._slurm.submit(script, secrets=job.secrets)
+            return self._slurm.submit(script, secrets=job.secrets, options=options)
         except AnswerLost:
             found = self._submitted(job)
             if found is None:
