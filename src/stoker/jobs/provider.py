@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from stoker.jobs.job import Job
 
@@ -86,6 +87,34 @@ class Provider(Protocol):
 
     def stop(self, job_id: str) -> None:
         """End it, after its tasks have saved; of a job that is over, do nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Array:
+    """Jobs that are submitted together and differ in their settings only."""
+
+    id: str
+    """ID of the sweep."""
+
+    place: Path
+    """Folder of the sweep, with a link to each job's folder by its number."""
+
+    jobs: Mapping[int, Job]
+    """The jobs to submit, by their number in the sweep; their folders are written."""
+
+    at_once: int | None
+    """Most that run at a time; None: as many as the target allows."""
+
+
+@runtime_checkable
+class ArrayProvider(Provider, Protocol):
+    """A target that takes many jobs at once."""
+
+    def submit_array(self, array: Array) -> Mapping[int, str]:
+        """Submit jobs, and return the scheduler's ID of each by its number in the sweep.
+
+        An answer that is lost is not an error of the second call.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,9 @@ from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stoker.jobs.overview import Here, KnownJob
+    from stoker.jobs.overview import Here, KnownJob, Listed
+    from stoker.jobs.sweep import Sweep
+    from stoker.jobs.sweep_overview import SweepState
 
 RunsFolders = Annotated[
     list[Path] | None,
@@ -29,7 +31,12 @@ RunsFolders = Annotated[
     ),
 ]
 
-JobName = Annotated[str, typer.Argument(help="Job's ID, or the beginning of it.", metavar="JOB")]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        help="Job's ID, or the beginning of it; or a sweep's, SWEEP/3 for its job 3.", metavar="JOB"
+    ),
+]
 
 app = typer.Typer(
     help="List jobs, the newest first; `show` one.",
@@ -44,34 +51,32 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
     if context.invoked_subcommand is not None:
         return
     from stoker.jobs.overview import list_jobs
+    from stoker.jobs.sweep_overview import list_with_sweeps
 
-    listed, problems = list_jobs(_here(runs))
-    for problem in problems:
-        typer.echo(f"stoker: {problem}", err=True)
+    here = _here(runs)
     if as_json:
+        listed, problems = list_jobs(here)
         rows = [asdict(each.state) | {"target": each.target} for each in listed]
         print_result(json.dumps(rows, indent=1))
-        return
-    if not listed:
-        print_result("no jobs; submit one: stoker submit EXPERIMENT --on local")
-        return
-    width = max(len(each.state.id) for each in listed)
-    where = max(len(each.target) for each in listed)
-    for each in listed:
-        state = each.state
-        reason = f"  {state.reason}" if state.reason else ""
-        at = _time(state.submitted_s)
-        print_result(
-            f"{state.id:<{width}}  {each.target:<{where}}  {state.phase:<10}  {at:<20}{reason}".rstrip()
-        )
+    else:
+        found, problems = list_with_sweeps(here)
+        _print_table([_row(each) for each in found])
+    for problem in problems:
+        typer.echo(f"stoker: {problem}", err=True)
 
 
 @app.command()
 def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """Show a job: its state, why it waits or failed, its starts, where its files are."""
+    """Show a job: its state, why it waits or failed, its starts, where its files are; of a sweep all its jobs."""
     from stoker.jobs.overview import find_job
+    from stoker.jobs.sweep_overview import find_element
 
-    known = find_job(job, _here(runs))
+    here = _here(runs)
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        _show_sweep(sweep, here, as_json=as_json)
+        return
+    known = find_job(named, here)
     if as_json:
         facts = {"state": asdict(known.state), "folder": str(known.place)}
         target = known.target.name if known.target else None
@@ -98,9 +103,13 @@ def logs(
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
     from stoker.jobs.logs import job_lines
     from stoker.jobs.overview import find_job, state_of
+    from stoker.jobs.sweep_overview import find_element
 
     here = _here(runs)
-    named, slash, worker = job.partition("/")
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        raise ConfigError("a sweep has no logs of its own", got=job, fix=f"E.g. {sweep.id}/0.")
+    named, slash, worker = named.partition("/")
     rank = _rank(worker) if slash else None
     if not follow:
         from stoker.jobs.places import find_place
@@ -121,10 +130,16 @@ def logs(
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """End a job after its workers have saved; of a job that is over, say so."""
+    """End a job, or all jobs of a sweep, after its workers have saved; of a job that is over, say so."""
     from stoker.jobs.overview import find_job, stop_job
+    from stoker.jobs.sweep_overview import find_element
 
-    known = find_job(job, _here(runs))
+    here = _here(runs)
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        _stop_sweep(sweep, here, as_json=as_json)
+        return
+    known = find_job(named, here)
     state = stop_job(known)
     if as_json:
         print_result(json.dumps(asdict(state)))
@@ -132,6 +147,60 @@ def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
         print_result(f"job {state.id} is over: {state.phase}")
     else:
         print_result(f"job {state.id} is {state.phase}; what its workers saved stays")
+
+
+def _row(each: Listed | SweepState) -> tuple[str, str, str, str, str]:
+    """Return ID, target, phase, time and reason of a job; of a sweep the counts of its jobs instead of the reason."""
+    from stoker.jobs.overview import Listed
+
+    if isinstance(each, Listed):
+        state = each.state
+        return state.id, each.target, state.phase, _time(state.submitted_s), state.reason
+    return each.sweep.id, each.target, "sweep", _time(each.submitted_s), each.counts()
+
+
+def _print_table(rows: list[tuple[str, str, str, str, str]]) -> None:
+    if not rows:
+        print_result("no jobs; submit one: stoker submit EXPERIMENT --on local")
+        return
+    width, where = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, target, phase, at, reason in rows:
+        print_result(
+            f"{name:<{width}}  {target:<{where}}  {phase:<10}  {at:<20}  {reason}".rstrip()
+        )
+
+
+def _show_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
+    from stoker.jobs.sweep_overview import state_of_sweep
+
+    found, problems = state_of_sweep(sweep, here)
+    for problem in problems:
+        typer.echo(f"stoker: {problem}", err=True)
+    if as_json:
+        rows = [
+            asdict(element) | {"state": asdict(known.state) if known else None}
+            for element, known in found.jobs
+        ]
+        facts = {"sweep": sweep.id, "folder": str(sweep.place), "target": found.target}
+        print_result(json.dumps(facts | {"elements": rows}, indent=1))
+        return
+    print_result(f"sweep {sweep.id} on {found.target}: {found.counts()}")
+    settings = max(len(" ".join(element.settings)) for element, _ in found.jobs)
+    for number, (element, known) in enumerate(found.jobs):
+        phase, reason = (known.state.phase, known.state.reason) if known else ("unknown", "")
+        values = " ".join(element.settings)
+        line = f"{number:>4}  {element.job}  {values:<{settings}}  {phase:<10}  {reason}"
+        print_result(line.rstrip())
+
+
+def _stop_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
+    from stoker.jobs.sweep_overview import state_of_sweep, stop_sweep
+
+    states = stop_sweep(sweep, here)
+    if as_json:
+        print_result(json.dumps([asdict(state) for state in states]))
+        return
+    print_result(f"sweep {sweep.id}: {state_of_sweep(sweep, here)[0].counts()}")
 
 
 def _here(runs: list[Path] | None) -> Here:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.commands.submit_sweep import SweepOrder, submit_sweep
 from stoker.cli.options import AsJson, ExperimentFolder, Overrides
 from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
@@ -74,6 +75,20 @@ def submit(
             help="Job of the same target that must be done before this one starts; may be repeated.",
         ),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=VALUE,VALUE",
+            help="One job for each of these values, and for each combination if repeated.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--at-once", min=1, help="Most jobs of a sweep that run at a time (local: 1)."
+        ),
+    ] = None,
     code_limit_mib: Annotated[
         int, typer.Option("--code-limit", metavar="MIB", min=1, help="Most MiB of code.")
     ] = 64,
@@ -105,6 +120,10 @@ def submit(
         after=after or (),
         limit_bytes=code_limit_mib << 20,
     )
+    if sweep or at_once:
+        order = SweepOrder(on=on, sweeps=sweep or (), at_once=at_once, dry_run=dry_run)
+        submit_sweep(request, order, as_json=as_json)
+        return
     loaded, job, archive = prepare_job(request)
     targets = read_targets(loaded.targets, file=loaded.folder / EXPERIMENT)
     target = find_target(on, targets)

@@ -1,4 +1,4 @@
-"""`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S`: runs a job on this machine.
+"""`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S [SLOTS COUNT]`: runs a job on this machine.
 
 It is the leader of its own session, so it survives the terminal. Each start of the job takes the next incarnation and
 starts all workers; after a failure all start again from the last checkpoint.
@@ -6,6 +6,7 @@ starts all workers; after a failure all start again from the last checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -26,7 +27,7 @@ from stoker.core.errors import UserError
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.record import LocalRecord, is_stopped, write_record
-from stoker.jobs.providers.local.waiting import wait_for_predecessors
+from stoker.jobs.providers.local.waiting import Slots, wait_for_predecessors
 from stoker.jobs.providers.local.workers import next_incarnation, worker_commands
 
 LOG = "supervisor.log"
@@ -38,18 +39,21 @@ MIN_START_S = 1.0
 class Supervisor:
     """Starts of one job, one after the other."""
 
-    def __init__(self, place: Path, *, max_restarts: int, grace_s: float) -> None:
+    def __init__(
+        self, place: Path, *, max_restarts: int, grace_s: float, slots: Slots | None = None
+    ) -> None:
         """Start nothing yet.
 
         Args:
             place: The job's folder.
             max_restarts: How often all workers start again after a failure.
             grace_s: Longest time that they may take to save and end.
+            slots: What jobs of one sweep share; None: it starts alone.
         """
         self._place, self._job = place, read_job(place)
         self._left, self._grace_s = max_restarts, grace_s
-        self._timed_out = False
-        phase = Phase.WAITING if self._job.after else Phase.RUNNING
+        self._timed_out, self._slots = False, slots
+        phase = Phase.WAITING if self._job.after or slots else Phase.RUNNING
         self._record = LocalRecord(
             supervisor=identity_of(os.getpid()), phase=phase, submitted_s=time.time()
         )
@@ -59,7 +63,8 @@ class Supervisor:
         with stop_requests() as stop:
             write_record(self._place, self._record)
             try:
-                phase, reason = self._wait(stop) or self._run(stop)
+                with contextlib.ExitStack() as held:
+                    phase, reason = self._wait(stop, held) or self._run(stop)
             except UserError as error:
                 phase, reason = Phase.FAILED, error.line()
             except Exception:  # noqa: BLE001 - a detached process has no caller to raise it to
@@ -68,11 +73,14 @@ class Supervisor:
             self._log(f"the job is {phase}{': ' if reason else ''}{reason}")
             self._write(phase=phase, reason=reason, ended_s=time.time())
 
-    def _wait(self, stop: StopRequest) -> tuple[Phase, str] | None:
+    def _wait(self, stop: StopRequest, held: contextlib.ExitStack) -> tuple[Phase, str] | None:
         """Wait for the jobs before this one; return how it has ended if it does not start."""
         why = wait_for_predecessors(self._job, stop, lambda reason: self._write(reason=reason))
         if why is not None:
             return Phase.FAILED, why
+        if self._slots is not None:
+            self._write(reason="waits until other jobs of its sweep are over")
+            self._slots.take(stop, held)
         if stop.times:
             return self._end_by_request()
         self._write(phase=Phase.RUNNING, reason="")
@@ -174,10 +182,15 @@ def main(arguments: list[str]) -> None:
     """Run the job.
 
     Args:
-        arguments: The job's folder, how often all workers may start again, their grace in seconds.
+        arguments: The job's folder, how often all workers may start again, their grace in seconds; for a job of a
+            sweep, folder and number of its slots.
     """
-    place, max_restarts, grace_s = arguments
-    Supervisor(Path(place), max_restarts=int(max_restarts), grace_s=float(grace_s)).run()
+    place, max_restarts, grace_s, *slots = arguments
+    shared = Slots(Path(slots[0]), int(slots[1])) if slots else None
+    supervisor = Supervisor(
+        Path(place), max_restarts=int(max_restarts), grace_s=float(grace_s), slots=shared
+    )
+    supervisor.run()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Before its first start a job on this machine waits for the jobs that must be done before it."""
+"""Before its first start a job on this machine waits: for jobs before it, and for others of its sweep."""
 
 from __future__ import annotations
 
+import fcntl
 import select
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 from stoker.cluster.launch.group import StopRequest
 from stoker.jobs.job import Job
@@ -14,6 +17,39 @@ from stoker.jobs.providers.local.record import read_record
 
 POLL_S = 0.5
 """Between two looks at the records of other jobs, seconds."""
+
+
+class Slots:
+    """How many jobs of a sweep run at a time: each holds the lock of one file, which ends with its process."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """Take none yet.
+
+        Args:
+            folder: Of the files.
+            count: How many there are.
+        """
+        self._folder, self._count = folder, count
+
+    def take(self, stop: StopRequest, held: ExitStack) -> None:
+        """Wait for a free one, or until this process is asked to end.
+
+        Args:
+            stop: How often this process has been asked to end.
+            held: Frees it.
+        """
+        self._folder.mkdir(exist_ok=True)
+        while not stop.times:
+            for number in range(self._count):
+                stream = (self._folder / str(number)).open("a")
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    stream.close()
+                    continue
+                held.enter_context(stream)
+                return
+            select.select([stop.wake], [], [], POLL_S)
 
 
 def wait_for_predecessors(job: Job, stop: StopRequest, tell: Callable[[str], None]) -> str | None:

@@ -5,6 +5,10 @@
 #   outcome       exit code and reason, once the job is over
 #   stop          there once `stoker stop` was called
 
+# What Slurm calls this job. The plain number of an array's last task is that of the whole array.
+number=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+number=${number:-$SLURM_JOB_ID}
+
 say() { echo "stoker: $(date -u +%FT%TZ) $*"; }
 
 # end CODE REASON: the job is over.
@@ -18,7 +22,7 @@ end() {
 # What Slurm says of this job, "" if it has forgotten it; waits until the controller answers.
 fact() {
 	local answer
-	until answer=$(scontrol show job --oneliner "$SLURM_JOB_ID" 2>&1); do
+	until answer=$(scontrol show job --oneliner "$number" 2>&1); do
 		if [[ $answer == *'Invalid job id'* ]]; then return; fi # it ended long ago
 		sleep 5
 	done
@@ -49,14 +53,14 @@ stay() {
 start_again() {
 	is_current || leave
 	say "$1: starts again"
-	scontrol requeue "$SLURM_JOB_ID" || end 1 "$1, and Slurm refused to start it again"
+	scontrol requeue "$number" || end 1 "$1, and Slurm refused to start it again"
 	exit 0
 }
 
 # After the workers have saved because of a signal: who sent it?
 saved() {
 	if [ -e stop ]; then
-		scancel "$SLURM_JOB_ID"
+		scancel "$number"
 		leave
 	elif [ "$told" != USR1 ] || [[ $(fact PreemptTime) == 2* ]]; then
 		stay "$preempted_s" # and if nobody was preempted, the job goes on
@@ -69,7 +73,7 @@ note_run() {
 	local run
 	if [ -s run ]; then
 		run=$(< run)
-		scontrol update "JobId=$SLURM_JOB_ID" "Comment=${comment%\}}, \"run\": \"${run##*/}\"}"
+		scontrol update "JobId=$number" "Comment=${comment%\}}, \"run\": \"${run##*/}\"}"
 	fi
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.core.errors import UserError
@@ -12,14 +13,15 @@ from stoker.core.files import write_atomic
 from stoker.jobs.job import Job
 from stoker.jobs.logs import LOGS
 from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
-from stoker.jobs.provider import JobState
+from stoker.jobs.provider import Array, JobState
+from stoker.jobs.providers.slurm.array import cancel_waiting_task, live_tasks
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
 from stoker.jobs.providers.slurm.dependencies import dependency_options, with_predecessors
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
 from stoker.jobs.providers.slurm.settings import SlurmTarget
-from stoker.jobs.providers.slurm.state import is_live, is_over, known_state
+from stoker.jobs.providers.slurm.state import is_live, is_of_array, is_over, known_state
 
 STOP = "stop"
 """File in the job's folder: a person wants its end."""
@@ -67,6 +69,16 @@ class SlurmProvider:
         submitted = Submitted(target=self.name, scheduler_id=found, submitted_s=time.time())
         write_submitted(job.place, submitted)
         _recent.pop(job.id, None)
+        return found
+
+    def submit_array(self, array: Array) -> Mapping[int, str]:
+        """Submit them as one job array, or find those of an earlier submission in Slurm's queue."""
+        found = self._live_tasks(array)
+        missing = {number: job for number, job in array.jobs.items() if number not in found}
+        if missing:
+            found |= self._submit_array(replace(array, jobs=missing))
+        for job in array.jobs.values():
+            _recent.pop(job.id, None)
         return found
 
     def state(self, job_id: str) -> JobState:
@@ -142,8 +154,11 @@ class SlurmProvider:
             _recent.pop(job_id, None)
 
     def _end(self, number: str) -> None:
-        # Slurm itself looks whether it waits: it may start between a look of ours and the call.
-        self._slurm.cancel(number, only_waiting=True)
+        if is_of_array(number):
+            cancel_waiting_task(self._slurm, number)
+        else:
+            # Slurm itself looks whether it waits: it may start between a look of ours and the call.
+            self._slurm.cancel(number, only_waiting=True)
         end_s = time.monotonic() + self.settings.grace_s + STOP_MARGIN_S
         is_asked = False
         while time.monotonic() < end_s:
@@ -166,10 +181,29 @@ class SlurmProvider:
                 return each.id
         return None
 
+    def _live_tasks(self, array: Array) -> dict[int, str]:
+        queued = self._slurm.queue(name=slurm_name(array.id))
+        mine = [each for each in queued if job_id_of(each.comment) == array.id]
+        return {number: task for number, task in live_tasks(mine).items() if number in array.jobs}
+
+    def _submit_array(self, array: Array) -> dict[int, str]:
+        for job in array.jobs.values():
+            _make_ready(job)
+        first = next(iter(array.jobs.values()))
+        script = array.place / SCRIPT
+        write_atomic(script, render(first, self.settings, array))
+        options = dependency_options(first, self.state)
+        try:
+            number = self._slurm.submit(script, secrets=first.secrets, options=options)
+        except AnswerLost:
+            found = self._live_tasks(array)
+            if found.keys() < array.jobs.keys():
+                raise
+            return found
+        return {each: f"{number}_{each}" for each in array.jobs}
+
     def _submit(self, job: Job) -> str:
-        for name in LEFT_BY_LAST:
-            (job.place / name).unlink(missing_ok=True)
-        (job.place / LOGS).mkdir(parents=True, exist_ok=True)
+        _make_ready(job)
         script = job.place / SCRIPT
         write_atomic(script, render(job, self.settings))
         options = dependency_options(job, self.state)
@@ -180,6 +214,12 @@ class SlurmProvider:
             if found is None:
                 raise
             return found
+
+
+def _make_ready(job: Job) -> None:
+    for name in LEFT_BY_LAST:
+        (job.place / name).unlink(missing_ok=True)
+    (job.place / LOGS).mkdir(parents=True, exist_ok=True)
 
 
 def _is_of(queued: QueuedJob, job: Job) -> bool:

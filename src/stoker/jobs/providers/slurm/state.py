@@ -40,6 +40,11 @@ def is_live(state: str) -> bool:
     return state in _WAITING or state in _RUNNING
 
 
+def is_of_array(number: str) -> bool:
+    """Whether a number of Slurm is that of a task of an array."""
+    return "_" in number
+
+
 def is_over(state: str) -> bool:
     """Whether a job in this state will not change again."""
     return not is_live(state)
@@ -75,7 +80,8 @@ def known_state(
         reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
         return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason=reason)
     count = starts_of(place)
-    starts = [each for each in starts if each.name == slurm_name(job_id)]
+    if not is_of_array(submitted.scheduler_id):  # a task has the name of its sweep
+        starts = [each for each in starts if each.name == slurm_name(job_id)]
     last = starts[-1] if starts else None
     phase, reason = _phase(place, queued.state if queued else last.state if last else None, count)
     if queued is not None and queued.reason == NEVER and phase is Phase.STOPPED and not count:
