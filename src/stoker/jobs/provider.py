@@ -110,6 +110,13 @@ class Array:
 class ArrayProvider(Provider, Protocol):
     """A target that takes many jobs at once."""
 
+    def validate_array(self, array: Array) -> None:
+        """Refuse what the target cannot run, before anything is written or submitted.
+
+        Raises:
+            ConfigError: as `validate`, or there are more jobs than the target takes at once.
+        """
+
     def submit_array(self, array: Array) -> Mapping[int, str]:
         """Submit jobs, and return the scheduler's ID of each by its number in the sweep.
 

@@ -174,4 +174,4 @@ def _values(text: str) -> list[str]:
 
 
 def _wrong(rule: str, text: str) -> ConfigError:
-    return ConfigError(rule, got=text, fix="E.g. --sweep train.learning_rate=0.1,0.01.")
+    return ConfigError(rule, got=text, fix="E.g. --sweep train.epochs=3,5.")

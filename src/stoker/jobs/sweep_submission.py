@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
@@ -36,11 +36,20 @@ class SweepReceipt:
     """IDs of those that are done."""
 
 
-def array_provider(target: Target) -> ArrayProvider:
-    """Return the provider of a target that can take many jobs at once.
+def array_of(sweep: Sweep, jobs: Sequence[Job], *, at_once: int | None) -> Array:
+    """Return all jobs of a sweep as what a target takes."""
+    numbered = dict(enumerate(jobs))
+    return Array(id=sweep.id, place=sweep.place, jobs=numbered, at_once=at_once)
+
+
+def require_submittable(
+    array: Array, *, target: Target, targets: Mapping[str, Target]
+) -> ArrayProvider:
+    """Return the provider of a target that can run these jobs, before anything is written.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot, or takes one job at a time only, or a job before them will not be done.
+        UserError: the target does not answer.
     """
     provider = target.open()
     if not isinstance(provider, ArrayProvider):
@@ -49,6 +58,8 @@ def array_provider(target: Target) -> ArrayProvider:
             got=Plain(f"{target.name}, whose provider is {target.provider}"),
             fix="Submit each combination alone, with --set.",
         )
+    provider.validate_array(array)
+    require_predecessors(array.jobs[0], target.name, targets)
     return provider
 
 
@@ -75,9 +86,8 @@ def submit_sweep(
         UserError: the target refuses the jobs (then nothing is written) or does not answer, or the folder of runs
             cannot be written.
     """
-    provider = array_provider(target)
-    provider.validate(jobs[0])
-    require_predecessors(jobs[0], target.name, targets)
+    whole = array_of(sweep, jobs, at_once=at_once)
+    provider = require_submittable(whole, target=target, targets=targets)
     with writable(sweep.runs, what="the folder of runs", fix="Name another one: --set runs=DIR."):
         sweep.place.mkdir(parents=True, exist_ok=True)
         with alone(sweep.place / "submit.lock"):
@@ -91,8 +101,7 @@ def submit_sweep(
                     _write(job, sweep.place / CODE)
                 write_sweep(sweep)
                 add_to_index(sweep.place)
-                array = Array(id=sweep.id, place=sweep.place, jobs=wanted, at_once=at_once)
-                numbers = provider.submit_array(array)
+                numbers = provider.submit_array(replace(whole, jobs=wanted))
                 for number, scheduler_id in numbers.items():
                     _note(wanted[number], target.name, scheduler_id)
     return SweepReceipt(

@@ -169,6 +169,31 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
     assert str(job) in stoker("jobs")
 
 
+def test_the_jobs_of_a_sweep_run_one_after_another(experiment: Path, stoker: Run) -> None:
+    sweep = ("--on", "quick", "--sweep", "data.seed=1,2", "--sweep", "data.max_bad_rows=0")
+    with code_is_held(experiment, digest_of(stoker)):
+        receipt = submit(*sweep)
+        name, jobs = str(receipt["sweep"]), list(map(str, receipt["submitted"]))  # type: ignore[call-overload]
+        assert len(set(jobs)) == 2
+        wait_for(lambda: "1 running, 1 waiting" in stoker("jobs"))
+        assert (
+            json.loads(stoker("submit", ".", "--verb", "ingest", *sweep, "--json"))["live"] == jobs
+        )
+        shown = stoker("jobs", "show", name[:-2])
+        assert "data.seed=2 data.max_bad_rows=0" in shown
+        assert "waits until other jobs of its sweep are over" in shown
+        assert state(stoker, f"{name}/0")["id"] == jobs[0]
+    for job in jobs:
+        stoker("logs", "-f", job)
+    assert "2 done" in stoker("jobs")
+    first, second = (state(stoker, job) for job in jobs)
+    assert float(str(second["started_s"])) >= float(str(first["ended_s"]))
+    assert "start 1: the command ended with exit code 0" in stoker("logs", f"{name}/1/0")
+    assert len(list((experiment / "runs" / "small").glob("*/data/manifest.json"))) == 2
+    again = json.loads(stoker("submit", ".", "--verb", "ingest", *sweep, "--json"))
+    assert (again["submitted"], again["done"]) == ([], jobs)
+
+
 def test_a_stopped_or_abandoned_job_starts_again_where_it_was_submitted_again(
     experiment: Path, stoker: Run
 ) -> None:

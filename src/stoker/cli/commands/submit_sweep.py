@@ -41,21 +41,20 @@ def submit_sweep(request: JobRequest, order: SweepOrder, *, as_json: bool) -> No
     from stoker.app.experiment import prepare_source
     from stoker.app.submission import prepare_sweep
     from stoker.jobs.overview import EXPERIMENT
-    from stoker.jobs.submission import require_predecessors
-    from stoker.jobs.sweep_submission import array_provider, submit_sweep
+    from stoker.jobs.sweep_submission import array_of, require_submittable, submit_sweep
     from stoker.jobs.targets import find_target, read_targets
 
     if not order.sweeps:
         raise ConfigError(
             "--at-once belongs to a sweep",
             got=order.at_once,
-            fix="E.g. --sweep train.learning_rate=0.1,0.01 --at-once 2.",
+            fix="E.g. --sweep train.epochs=3,5 --at-once 2.",
         )
     loaded, sweep, jobs, archive = prepare_sweep(request, order.sweeps)
     targets = read_targets(loaded.targets, file=loaded.folder / EXPERIMENT)
     target = find_target(order.on, targets)
-    array_provider(target).validate(jobs[0])
-    require_predecessors(jobs[0], order.on, targets)
+    array = array_of(sweep, jobs, at_once=order.at_once)
+    require_submittable(array, target=target, targets=targets)
     facts = {"sweep": sweep.id, "target": order.on, "elements": list(map(asdict, sweep.elements))}
     if order.dry_run:
         if as_json:

@@ -80,14 +80,18 @@ class LocalProvider:
         """Start the supervisor, unless it runs; return its process number."""
         return self._start(job)
 
-    def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Start a supervisor for each job; at most `at_once` of them (by default 1) start their workers."""
+    def validate_array(self, array: Array) -> None:
+        """Refuse what `validate` refuses, and more jobs than supervisors are started for."""
+        self.validate(array.jobs[0])
         if len(array.jobs) > MOST_AT_ONCE:
             raise ConfigError(
                 f"a sweep on this machine must have at most {MOST_AT_ONCE} combinations",
                 got=len(array.jobs),
                 fix="Leave out some values, or submit it in parts.",
             )
+
+    def submit_array(self, array: Array) -> Mapping[int, str]:
+        """Start a supervisor for each job; at most `at_once` of them (by default 1) start their workers."""
         slots = (str(array.place / SLOTS), str(array.at_once or 1))
         return {number: self._start(job, *slots) for number, job in array.jobs.items()}
 

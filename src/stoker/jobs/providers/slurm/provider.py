@@ -71,6 +71,11 @@ class SlurmProvider:
         _recent.pop(job.id, None)
         return found
 
+    def validate_array(self, array: Array) -> None:
+        """Refuse what `validate` refuses, and what sbatch would not take as an array."""
+        self.validate(array.jobs[0])
+        self._slurm.check(render(array.jobs[0], self.settings, array))
+
     def submit_array(self, array: Array) -> Mapping[int, str]:
         """Submit them as one job array, or find those of an earlier submission in Slurm's queue."""
         found = self._live_tasks(array)
