@@ -7,20 +7,20 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.commands.jobs_shown import print_jobs, show_job, show_sweep
+from stoker.cli.commands.monitor_tensorboard import Port, open_tensorboard
 from stoker.cli.options import AsJson
 from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stoker.jobs.overview import Here, KnownJob, Listed
+    from stoker.jobs.overview import Here
     from stoker.jobs.sweep import Sweep
-    from stoker.jobs.sweep_overview import SweepState
 
 RunsFolders = Annotated[
     list[Path] | None,
@@ -60,7 +60,7 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
         print_result(json.dumps(rows, indent=1))
     else:
         found, problems = list_with_sweeps(here)
-        _print_table([_row(each) for each in found])
+        print_jobs(found)
     for problem in problems:
         typer.echo(f"stoker: {problem}", err=True)
 
@@ -74,17 +74,24 @@ def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
     here = _here(runs)
     sweep, named = find_element(job, here)
     if sweep is not None:
-        _show_sweep(sweep, here, as_json=as_json)
+        show_sweep(sweep, here, as_json=as_json)
         return
     known = find_job(named, here)
-    if as_json:
-        facts = {"state": asdict(known.state), "folder": str(known.place)}
-        target = known.target.name if known.target else None
-        print_result(json.dumps(facts | {"target": target, "job": known.job.to_json()}, indent=1))
-        return
-    for name, value in _facts(known):
-        if value:
-            print_result(f"{name + ':':<14}{value}")
+    show_job(known, as_json=as_json)
+
+
+@app.command()
+def tensorboard(job: JobName, port: Port = 6006, runs: RunsFolders = None) -> None:
+    """Open the run of a job in TensorBoard, on 127.0.0.1, until Ctrl-C; of a sweep all runs of the experiment."""
+    from stoker.app.job_run import tensorboard_folder
+    from stoker.jobs.places import find_place
+    from stoker.jobs.sweep_overview import find_element
+
+    here = _here(runs)
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        open_tensorboard(sweep.runs / sweep.name, port)
+    open_tensorboard(tensorboard_folder(find_place(named, here.runs)), port)
 
 
 def logs(
@@ -149,50 +156,6 @@ def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
         print_result(f"job {state.id} is {state.phase}; what its workers saved stays")
 
 
-def _row(each: Listed | SweepState) -> tuple[str, str, str, str, str]:
-    """Return ID, target, phase, time and reason of a job; of a sweep the counts of its jobs instead of the reason."""
-    from stoker.jobs.overview import Listed
-
-    if isinstance(each, Listed):
-        state = each.state
-        return state.id, each.target, state.phase, _time(state.submitted_s), state.reason
-    return each.sweep.id, each.target, "sweep", _time(each.submitted_s), each.counts()
-
-
-def _print_table(rows: list[tuple[str, str, str, str, str]]) -> None:
-    if not rows:
-        print_result("no jobs; submit one: stoker submit EXPERIMENT --on local")
-        return
-    width, where = (max(len(row[column]) for row in rows) for column in (0, 1))
-    for name, target, phase, at, reason in rows:
-        print_result(
-            f"{name:<{width}}  {target:<{where}}  {phase:<10}  {at:<20}  {reason}".rstrip()
-        )
-
-
-def _show_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
-    from stoker.jobs.sweep_overview import state_of_sweep
-
-    found, problems = state_of_sweep(sweep, here)
-    for problem in problems:
-        typer.echo(f"stoker: {problem}", err=True)
-    if as_json:
-        rows = [
-            asdict(element) | {"state": asdict(known.state) if known else None}
-            for element, known in found.jobs
-        ]
-        facts = {"sweep": sweep.id, "folder": str(sweep.place), "target": found.target}
-        print_result(json.dumps(facts | {"elements": rows}, indent=1))
-        return
-    print_result(f"sweep {sweep.id} on {found.target}: {found.counts()}")
-    settings = max(len(" ".join(element.settings)) for element, _ in found.jobs)
-    for number, (element, known) in enumerate(found.jobs):
-        phase, reason = (known.state.phase, known.state.reason) if known else ("unknown", "")
-        values = " ".join(element.settings)
-        line = f"{number:>4}  {element.job}  {values:<{settings}}  {phase:<10}  {reason}"
-        print_result(line.rstrip())
-
-
 def _stop_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
     from stoker.jobs.sweep_overview import state_of_sweep, stop_sweep
 
@@ -213,32 +176,6 @@ def _rank(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
         raise ConfigError("JOB/WORKER takes the number of a worker", got=text, fix="E.g. JOB/0.")
     return int(text)
-
-
-def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
-    state, job = known.state, known.job
-    yield "job", job.id
-    yield "state", f"{state.phase}{': ' if state.reason else ''}{state.reason}"
-    yield "target", known.target.name if known.target else ""
-    yield "scheduler", state.scheduler_id
-    yield "submitted", _time(state.submitted_s)
-    yield "expected", _time(state.expected_start_s)
-    yield "started", _time(state.started_s)
-    yield "ended", _time(state.ended_s)
-    yield "restarts", str(state.restarts)
-    yield "nodes", ", ".join(state.nodes)
-    yield "GPU seconds", "" if state.gpu_seconds is None else f"{state.gpu_seconds:,.0f}"
-    needs = job.resources
-    yield "workers", f"{needs.workers}, {needs.gpus} GPU(s) each"
-    yield "command", f"stoker {' '.join(job.command)} {job.folder}"
-    yield "code", job.code
-    yield "folder", str(known.place)
-    yield "logs", f"stoker logs {job.id}"
-    yield "TensorBoard", f"stoker monitor tensorboard {job.folder}"
-
-
-def _time(at_s: float | None) -> str:
-    return "" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _print_lines(lines: Iterator[str]) -> None:
