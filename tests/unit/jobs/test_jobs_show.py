@@ -35,7 +35,9 @@ def trained(job: Job) -> Path:
         "processes": 2,
         "repeated_steps": 0,
         "restarts": {"killed": 1},
-        **{"step": 30, "alive": None, "end": "done"},
+        "step": 30,
+        "alive": None,
+        "end": "done",
     }
     (train / "wall_time.json").write_text(json.dumps(account))
     (place / "run").write_text(str(train.parent))
