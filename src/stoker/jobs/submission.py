@@ -21,6 +21,7 @@ from stoker.jobs.places import (
 )
 from stoker.jobs.predecessors import require_may_be_done
 from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.sweep import element_of, find_sweep
 from stoker.jobs.targets import Target
 
 
@@ -43,13 +44,23 @@ def find_predecessors(named: Iterable[str], runs: Path) -> tuple[str, ...]:
     """Return the IDs of jobs, in a fixed order.
 
     Args:
-        named: Their IDs, or beginnings of IDs that fit one job.
+        named: Their IDs, or beginnings of IDs that fit one job; of a sweep all jobs; `SWEEP/3`.
         runs: Folder of runs; the index counts, too.
 
     Raises:
         ConfigError: there is no such job.
     """
-    return tuple(sorted({find_place(each, [runs]).name for each in named}))
+    return tuple(sorted({job for each in named for job in _jobs_of(each, runs)}))
+
+
+def _jobs_of(named: str, runs: Path) -> list[str]:
+    first, slash, number = named.partition("/")
+    sweep = find_sweep(first, [runs])
+    if sweep is None:
+        return [find_place(named, [runs]).name]
+    if slash:
+        return [element_of(sweep, number).job]
+    return [each.job for each in sweep.elements]
 
 
 def require_predecessors(job: Job, target: str, targets: Mapping[str, Target]) -> None:

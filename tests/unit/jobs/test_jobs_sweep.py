@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.cli.main import invoke
 from stoker.core.errors import ConfigError
+from stoker.jobs.job import Job, write_job
 from stoker.jobs.providers.slurm.script import tasks
-from stoker.jobs.sweep import combinations
+from stoker.jobs.submission import find_predecessors
+from stoker.jobs.sweep import Element, Sweep, combinations, find_sweep, sweeps, write_sweep
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -83,6 +86,29 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(
     assert facts["sweep"] in again, "how many run at once changes no sweep"
     assert sorted(experiment.rglob("*")) == before
     assert not home.exists()
+
+
+def test_a_sweep_is_named_by_the_beginning_of_its_id_and_stands_for_all_of_its_jobs(
+    job: Job,
+) -> None:
+    jobs = [replace(job, command=("ingest", f"--set=data.seed={seed}")) for seed in (1, 2)]
+    for each in jobs:
+        write_job(each)
+    elements = [Element(job=each.id, settings=each.command[1:]) for each in jobs]
+    sweep = Sweep(name=job.name, runs=job.runs, elements=tuple(elements))
+    sweep.place.mkdir()
+    write_sweep(sweep)
+    write_sweep(sweep)
+
+    assert (sweep.place / "1").resolve() == jobs[1].place
+    assert sweeps([job.runs]) == {sweep.id: sweep}
+    assert find_sweep(sweep.id[:-2], [job.runs]) == sweep
+    assert find_sweep("small", [job.runs]) is None, "it fits jobs, too"
+    assert find_predecessors([sweep.id], job.runs) == tuple(sorted(each.id for each in jobs))
+    assert find_predecessors([f"{sweep.id}/1"], job.runs) == (jobs[1].id,)
+    for wrong in ("2", "-1", "x", ""):
+        with pytest.raises(ConfigError, match=f"the elements of sweep {sweep.id} are 0 to 1"):
+            find_predecessors([f"{sweep.id}/{wrong}"], job.runs)
 
 
 @pytest.mark.parametrize(
