@@ -55,7 +55,8 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "stoker.yaml").write_text(
         "name: small\ndata: {source: rows.csv, prepare: rows:write}\n"
         "model: model:build\nlabel: y\n"
-        "targets: {quick: {provider: local, max_restarts: 1, grace_s: 5}}\n"
+        "targets:\n  quick: {provider: local, max_restarts: 1, grace_s: 5}\n"
+        "  watchful: {provider: local, max_restarts: 1, grace_s: 1, hang_s: 2}\n"
     )
     (folder / "model.py").write_text(MODEL_PY)
     (folder / "rows.py").write_text(ROWS_PY)
@@ -167,6 +168,15 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
     assert {each.name for each in (folder / "incarnations").iterdir()} >= {"1", "2"}
     assert list((experiment / "runs" / "small").glob("*/data/manifest.json"))
     assert str(job) in stoker("jobs")
+
+
+def test_a_job_that_hangs_starts_again_and_then_fails(experiment: Path, stoker: Run) -> None:
+    with code_is_held(experiment, digest_of(stoker)):
+        job = submit("--on", "watchful")["job"]
+        wait_for(lambda: state(stoker, job)["phase"] == "failed")
+
+    found = state(stoker, job)
+    assert (found["reason"], found["restarts"]) == ("no progress for 2 s (after 1 restarts)", 1)
 
 
 def test_the_jobs_of_a_sweep_run_one_after_another(experiment: Path, stoker: Run) -> None:

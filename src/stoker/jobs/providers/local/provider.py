@@ -103,7 +103,8 @@ class LocalProvider:
         (place / "logs").mkdir(exist_ok=True)
         (place / STOP).unlink(missing_ok=True)
         output = place / "logs" / "supervisor.out"
-        limits = (str(self.settings.max_restarts), str(self.settings.grace_s))
+        settings = self.settings
+        limits = map(str, (settings.max_restarts, settings.grace_s, settings.hang_s or 0))
         child = Child(
             "the supervisor",
             # -P: modules in the current folder are not Stoker's.
