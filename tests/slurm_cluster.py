@@ -1,4 +1,7 @@
-"""A real Slurm of Debian on this machine: munged, slurmctld and four slurmd, as processes of the test."""
+"""A real Slurm of Debian on this machine: munged, slurmctld and four slurmd, as processes of the test.
+
+With accounting (slurmdbd on MariaDB) where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.slurm_accounting import (
+    database_command,
+    make_database,
+    missing,
+    require_accounting,
+    write_accounting,
+)
 
 from stoker.cluster.processes import Child, ProcessOptions
 
@@ -23,7 +33,7 @@ NODES = ("n1", "n2", "n3", "n4")
 GPUS_OF_A_NODE = 2
 
 UP_S = 60.0
-"""Longest wait for the cluster, seconds; it takes 1 to 6."""
+"""Longest wait for a daemon, seconds; the cluster takes 1 to 6, and its accounting 4 more."""
 
 DAEMONS = "/usr/sbin:/sbin"
 
@@ -100,6 +110,9 @@ class Cluster:
 
     daemons: dict[str, Child] = field(default_factory=dict)
 
+    accounting_ports: tuple[int, int] | None = None
+    """Of slurmdbd and its database; None: without accounting."""
+
     def run(self, *command: str) -> str:
         """Run a program of Slurm, and return what it prints."""
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
@@ -122,15 +135,49 @@ class Cluster:
             *(f"--key-file={key}", *own),
         )
         wait_until(socket_path.exists, "munged")
+        if self.accounting_ports is not None:
+            self._start_accounting(*self.accounting_ports)
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
         for name in NODES:
             self.start_node(name)
         wait_until(self._is_up, "idle nodes")
 
+    def require_accounting(self) -> None:
+        """Skip the test, or fail, where this cluster has no accounting."""
+        require_accounting(self.environ["PATH"], TOOLS / "slurm.txt")
+
+    def forget_jobs(self) -> None:
+        """Let the controller forget all jobs, as it does MinJobAge after their ends; the accounting keeps them."""
+        self.daemons["slurmctld"].send(signal.SIGTERM)
+        self.daemons["slurmctld"].end(10.0)
+        conf = str(self.folder / "slurm.conf")
+        self._start("slurmctld", "slurmctld", "-D", "-c", "-f", conf)
+        wait_until(self._is_up, "idle nodes")
+
+    def _start_accounting(self, port: int, database: int) -> None:
+        make_database(self.folder, self.environ)
+        program, *arguments = database_command(self.folder, database)
+        self._start("database", program, *arguments)
+        wait_until(lambda: self._answers("database", database), "database")
+        self._start("slurmdbd", "slurmdbd", "-D")
+        wait_until(lambda: self._answers("slurmdbd", port), "slurmdbd")
+        self.run("sacctmgr", "--immediate", "add", "cluster", "stoker")
+
+    def _answers(self, name: str, port: int) -> bool:
+        self._require_alive(name)
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=5.0):
+                return True
+        except OSError:
+            return False
+
+    def _require_alive(self, name: str) -> None:
+        output = self.folder / f"{name}.out"
+        assert not self.daemons[name].has_ended(), f"{name} has ended: {output.read_text()}"
+
     def _is_up(self) -> bool:
-        for name, daemon in self.daemons.items():
-            log = self.folder / f"{name}.out"
-            assert not daemon.has_ended(), f"{name} has ended: {log.read_text()}"
+        for name in self.daemons:
+            self._require_alive(name)
         return self.idle() == set(NODES)
 
     def idle(self) -> set[str]:
@@ -192,6 +239,12 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     environ |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
     _write_files(folder)
     cluster = Cluster(folder, environ)
+    if not missing(path):
+        with ExitStack() as stack:
+            cluster.accounting_ports = _free_port(stack), _free_port(stack)
+        write_accounting(
+            folder, port=cluster.accounting_ports[0], database=cluster.accounting_ports[1]
+        )
     try:
         cluster.start()
         yield cluster

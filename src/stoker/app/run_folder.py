@@ -35,10 +35,16 @@ from stoker.core.files import (
     sha256_file,
     sweep,
     writable,
+    write_atomic,
     write_json,
 )
 from stoker.core.fingerprint import fingerprint
-from stoker.core.incarnation import own_incarnation, parse_incarnation, require_newest
+from stoker.core.incarnation import (
+    RUN_OF_JOB,
+    own_incarnation,
+    parse_incarnation,
+    require_newest,
+)
 from stoker.core.observed_reads import Reads, Snapshot, snapshot
 from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
 from stoker.train.checkpoints.store import places, read_manifest
@@ -376,6 +382,8 @@ def _locked(run: Run) -> Iterator[None]:
         stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
         stream.write("".join(own.to_environment().values()) if own else "")
         stream.flush()
+        if own is not None:
+            write_atomic(own.job / RUN_OF_JOB, str(run.root.resolve()))
         yield
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
 from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
 from stoker.jobs.job import Job, Resources
+from stoker.jobs.submission import find_predecessors
+from stoker.jobs.sweep import Element, Sweep, combinations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,9 @@ class JobRequest:
     resources: Resources = field(default_factory=Resources)
     secrets: Sequence[str] = ()
     """Names of environment variables."""
+
+    after: Sequence[str] = ()
+    """Jobs that must be done before, by ID or the beginning of it."""
 
     limit_bytes: int = LIMIT_BYTES
     """Most bytes of the code."""
@@ -50,8 +55,34 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
         code=archive.digest,
         resources=request.resources,
         secrets=tuple(sorted(set(request.secrets))),
+        after=find_predecessors(request.after, runs.resolve()),
     )
     return experiment, job, archive
+
+
+def prepare_sweep(
+    request: JobRequest, sweeps: Sequence[str]
+) -> tuple[Experiment, Sweep, list[Job], Archive]:
+    """Return the experiment, a sweep over it, the job of each combination, and their code; nothing is written.
+
+    Args:
+        request: What all combinations have in common.
+        sweeps: Each `dotted.key=value,value`.
+
+    Raises:
+        ConfigError: the experiment is wrong with the values of a combination, or its code is too large.
+    """
+    found = combinations(sweeps)
+    for each in found:
+        load_experiment(request.folder, overrides=[*request.overrides, *each])
+    experiment, job, archive = prepare_job(request)
+    jobs = [
+        replace(job, command=(*job.command, *(f"--set={s}" for s in with_absolute_paths(each))))
+        for each in found
+    ]
+    elements = [Element(job=job.id, settings=each) for job, each in zip(jobs, found, strict=True)]
+    sweep = Sweep(name=job.name, runs=job.runs, elements=tuple(elements))
+    return experiment, sweep, jobs, archive
 
 
 def _outside(experiment: Experiment) -> list[Path]:

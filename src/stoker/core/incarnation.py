@@ -21,6 +21,9 @@ VARIABLE = "STOKER_INCARNATION"
 INCARNATIONS = "incarnations"
 """Folder of the numbers, in the job's folder."""
 
+RUN_OF_JOB = "run"
+"""File in the job's folder: the path of the run that its newest start works on."""
+
 FIRST = 1
 """Number of a job's first start."""
 

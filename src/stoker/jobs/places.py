@@ -60,6 +60,15 @@ def places(runs: Iterable[Path] = ()) -> dict[str, Path]:
     return dict(_found)
 
 
+def folders_with(file: str, runs: Iterable[Path] = ()) -> list[Path]:
+    """Return the folders of the index, and of jobs in folders of runs, that hold a file of this name."""
+    found = set()
+    for folder in (index_folder(), *(each / JOBS for each in runs)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found |= {each.resolve() for each in _entries(folder) if (each / file).is_file()}
+    return sorted(found)
+
+
 def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
     """Return the folder of the job with an ID, or whose ID alone begins with a text.
 

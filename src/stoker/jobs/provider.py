@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from stoker.jobs.job import Job
@@ -94,6 +95,41 @@ class HasRemoteLogs(Protocol):
 
     def fetch(self, job_id: str) -> None:
         """Bring the logs of a job into its folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Array:
+    """Jobs that are submitted together and differ in their settings only."""
+
+    id: str
+    """ID of the sweep."""
+
+    place: Path
+    """Folder of the sweep, with a link to each job's folder by its number."""
+
+    jobs: Mapping[int, Job]
+    """The jobs to submit, by their number in the sweep; their folders are written."""
+
+    at_once: int | None
+    """Most that run at a time; None: as many as the target allows."""
+
+
+@runtime_checkable
+class ArrayProvider(Provider, Protocol):
+    """A target that takes many jobs at once."""
+
+    def validate_array(self, array: Array) -> None:
+        """Refuse what the target cannot run, before anything is written or submitted.
+
+        Raises:
+            ConfigError: as `validate`, or there are more jobs than the target takes at once.
+        """
+
+    def submit_array(self, array: Array) -> Mapping[int, str]:
+        """Submit jobs, and return the scheduler's ID of each by its number in the sweep.
+
+        An answer that is lost is not an error of the second call.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from stoker.core.errors import Plain, UserError
+from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.files import alone, writable, write_atomic
 from stoker.jobs.archive import CODE, Archive
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.overview import state_of
-from stoker.jobs.places import Submitted, add_to_index, read_submitted, write_submitted
+from stoker.jobs.places import (
+    Submitted,
+    add_to_index,
+    find_place,
+    read_submitted,
+    write_submitted,
+)
+from stoker.jobs.predecessors import require_may_be_done
 from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.sweep import element_of, find_sweep
 from stoker.jobs.targets import Target
 
 
@@ -31,6 +40,53 @@ class Receipt:
     """Whether an earlier submission is over, and this is its next start."""
 
 
+def find_predecessors(named: Iterable[str], runs: Path) -> tuple[str, ...]:
+    """Return the IDs of jobs, in a fixed order.
+
+    Args:
+        named: Their IDs, or beginnings of IDs that fit one job; of a sweep all jobs; `SWEEP/3`.
+        runs: Folder of runs; the index counts, too.
+
+    Raises:
+        ConfigError: there is no such job.
+    """
+    return tuple(sorted({job for each in named for job in _jobs_of(each, runs)}))
+
+
+def _jobs_of(named: str, runs: Path) -> list[str]:
+    first, slash, number = named.partition("/")
+    sweep = find_sweep(first, [runs])
+    if sweep is None:
+        return [find_place(named, [runs]).name]
+    if slash:
+        return [element_of(sweep, number).job]
+    return [each.job for each in sweep.elements]
+
+
+def require_predecessors(job: Job, target: str, targets: Mapping[str, Target]) -> None:
+    """Refuse a job that would wait forever, or for jobs of which its target knows nothing.
+
+    Args:
+        job: What is to be submitted.
+        target: Name of its target.
+        targets: All targets.
+
+    Raises:
+        ConfigError: a predecessor is at another target, or has failed, or was stopped, or its state is not known.
+        UserError: the target does not answer.
+    """
+    for each in job.after:
+        place = find_place(each, [job.runs])
+        submitted = read_submitted(place)
+        if submitted is not None and submitted.target != target:
+            raise ConfigError(
+                f"--after must name jobs of target {target!r}",
+                got=Plain(f"{each}, which is at {submitted.target!r}"),
+                fix=f"Submit both to one target: --on {submitted.target}.",
+            )
+        require_may_be_done(each, state_of(place, targets))
+
+
 def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, Target]) -> Receipt:
     """Submit a job, or find its earlier submission.
 
@@ -46,6 +102,7 @@ def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, 
     """
     provider = target.open()
     provider.validate(job)
+    require_predecessors(job, target.name, targets)
     with writable(job.runs, what="the folder of runs", fix="Name another one: --set runs=DIR."):
         job.place.mkdir(parents=True, exist_ok=True)
         with alone(job.place / "submit.lock"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.small_disk import mounted
 
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.data.ingest import IngestConfig, ingest, source_files, source_fingerprint
@@ -362,21 +364,36 @@ def test_small_objects_are_fetched_side_by_side(
     assert all(in_time)
 
 
+@pytest.mark.parametrize("variable", [None, "SLURM_TMPDIR", "TMPDIR"])
 def test_a_full_disk_is_named_with_need_and_free_space(
-    s3: StoreServer, tmp_path: Path, bucket: str
+    s3: StoreServer,
+    tmp_path: Path,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
 ) -> None:
+    """That of `data.cache_dir`, or the local disk of a job's machine."""
     remote = s3.put_folder(csv_folder(tmp_path / "local", files=1, rows=20_000), bucket)
-    disk = tmp_path / "cache"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        with pytest.raises(UserError, match=r"part-0\.csv.*bytes needed, .* bytes free.*cache_dir"):
-            source_fingerprint(config(remote, tmp_path))
-        assert not [p for p in disk.glob("*/**/*") if p.suffix != ".lock" and p.is_file()]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    disk, options = tmp_path / "cache", {}
+    if variable is not None:
+        options = {"cache_dir": None}
+        (tmp_path / "job" / "incarnations").mkdir(parents=True)
+        (tmp_path / "job" / "incarnations" / "1").touch()
+        monkeypatch.setenv("STOKER_INCARNATION", f"{tmp_path}/job:1")
+        monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "not-there"))
+        monkeypatch.setenv(variable, str(disk))
+    with mounted(disk, size="64k") as why_not:
+        if why_not:
+            pytest.skip(why_not)
+        with pytest.raises(UserError) as caught:
+            source_fingerprint(config(remote, tmp_path, **options))
+        assert not [p for p in disk.glob("**/objects/**/*") if p.is_file()]
+        assert not list(disk.glob("**/*.part"))
+    line = caught.value.line()
+    assert re.search(r"part-0\.csv.*bytes needed, .* bytes free.*cache_dir", line)
+    assert str(disk) in line
+    assert "\n" not in line
 
 
 def command(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.slurm_cluster import Cluster, slurm_cluster, wait_until
 
+from stoker.jobs import places
 from stoker.jobs.job import Job, Resources, write_job
 from stoker.jobs.places import add_to_index
 from stoker.jobs.provider import JobState, Phase
@@ -105,26 +106,35 @@ class Counting:
             assert self.numbers(job, rank) == list(range(end)), self.log(job)
 
 
-@pytest.fixture(scope="module")
-def counting() -> Iterator[Counting]:
-    """A cluster on this machine; the environment of this process names it."""
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster on this machine, for all modules that one process tests."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     try:
-        with slurm_cluster(folder) as cluster, pytest.MonkeyPatch.context() as patch:
-            for name in ("SLURM_CONF", "PATH"):
-                patch.setenv(name, cluster.environ[name])
-            patch.setenv("XDG_STATE_HOME", str(folder / "home"))
-            runs = folder / 'runs of O\'Neil & "co" $x'
-            runs.mkdir()
-            python = folder / "python"
-            python.write_text(
-                f'#!/bin/sh\n[ "$2" = stoker ] || exec {sys.executable} "$@"\nshift 2\n'
-                f'exec {sys.executable} -S -E {STAND_IN} "$@"\n'
-            )
-            python.chmod(0o755)
-            yield Counting(cluster, runs, python)
+        with slurm_cluster(folder) as running:
+            yield running
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def counting(cluster: Cluster) -> Iterator[Counting]:
+    """The environment of this process names the cluster; jobs of other modules are not known."""
+    folder = Path(tempfile.mkdtemp(prefix="module-", dir=cluster.folder))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SLURM_CONF", "PATH"):
+            patch.setenv(name, cluster.environ[name])
+        patch.setenv("XDG_STATE_HOME", str(folder / "home"))
+        patch.setattr(places, "_found", {})
+        runs = folder / 'runs of O\'Neil & "co" $x'
+        runs.mkdir()
+        python = folder / "python"
+        python.write_text(
+            f'#!/bin/sh\n[ "$2" = stoker ] || exec {sys.executable} "$@"\nshift 2\n'
+            f'exec {sys.executable} -S -E {STAND_IN} "$@"\n'
+        )
+        python.chmod(0o755)
+        yield Counting(cluster, runs, python)
 
 
 def comments(cluster: Cluster) -> list[str]:

@@ -57,6 +57,7 @@ def count(place: Path, incarnation: int) -> int:
     _, end, *how = json.loads((place / "job.json").read_text())["command"]
     numbers = place / f"numbers-{rank}"
     log = place / "logs" / f"task-{rank}.log"
+    (place / "run").write_text(f"{place.parent.parent}/count/20261128T0102Z-{incarnation:04x}")
     say(log, f"start {incarnation} goes on from {position(numbers)}")
     for name in filter(None, (how[1] if how[:1] == ["needs"] else "").split(",")):
         say(log, f"{name} has {len(os.environ[name])} characters")

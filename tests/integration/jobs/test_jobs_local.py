@@ -55,7 +55,8 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "stoker.yaml").write_text(
         "name: small\ndata: {source: rows.csv, prepare: rows:write}\n"
         "model: model:build\nlabel: y\n"
-        "targets: {quick: {provider: local, max_restarts: 1, grace_s: 5}}\n"
+        "targets:\n  quick: {provider: local, max_restarts: 1, grace_s: 5}\n"
+        "  watchful: {provider: local, max_restarts: 1, grace_s: 1, hang_s: 2}\n"
     )
     (folder / "model.py").write_text(MODEL_PY)
     (folder / "rows.py").write_text(ROWS_PY)
@@ -147,10 +148,18 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
         again = json.loads(stoker("submit", ".", "--verb", "ingest", "--on", "local", "--json"))
         assert (again["job"], again["already"], again["target"]) == (job, True, "quick"), again
 
+        second = submit("--on", "quick", "--time-limit", "1h", "--after", str(job)[:-2])["job"]
         os.kill(workers_of(supervisor)[0], signal.SIGKILL)
         wait_for(lambda: "start 2" in log.read_text())
         assert state(stoker, job)["restarts"] == 1
+        waits = state(stoker, second)
+        assert (waits["phase"], waits["reason"]) == ("waiting", f"waits until {job} is done")
     followed = stoker("logs", "-f", str(job))
+    stoker("logs", "-f", str(second))
+    begin = float(str(state(stoker, second)["started_s"]))
+    assert begin >= float(str(state(stoker, job)["ended_s"]))
+    assert state(stoker, second)["phase"] == "done"
+    assert Path((folder / "run").read_text()).parent == experiment / "runs" / "small"
 
     assert state(stoker, job)["phase"] == "done"
     assert "was killed by SIGKILL" in followed
@@ -159,6 +168,40 @@ def test_a_killed_worker_starts_again_and_the_job_is_submitted_once(
     assert {each.name for each in (folder / "incarnations").iterdir()} >= {"1", "2"}
     assert list((experiment / "runs" / "small").glob("*/data/manifest.json"))
     assert str(job) in stoker("jobs")
+
+
+def test_a_job_that_hangs_starts_again_and_then_fails(experiment: Path, stoker: Run) -> None:
+    with code_is_held(experiment, digest_of(stoker)):
+        job = submit("--on", "watchful")["job"]
+        wait_for(lambda: state(stoker, job)["phase"] == "failed")
+
+    found = state(stoker, job)
+    assert (found["reason"], found["restarts"]) == ("no progress for 2 s (after 1 restarts)", 1)
+
+
+def test_the_jobs_of_a_sweep_run_one_after_another(experiment: Path, stoker: Run) -> None:
+    sweep = ("--on", "quick", "--sweep", "data.seed=1,2", "--sweep", "data.max_bad_rows=0")
+    with code_is_held(experiment, digest_of(stoker)):
+        receipt = submit(*sweep)
+        name, jobs = str(receipt["sweep"]), list(map(str, receipt["submitted"]))  # type: ignore[call-overload]
+        assert len(set(jobs)) == 2
+        wait_for(lambda: "1 running, 1 waiting" in stoker("jobs"))
+        assert (
+            json.loads(stoker("submit", ".", "--verb", "ingest", *sweep, "--json"))["live"] == jobs
+        )
+        shown = stoker("jobs", "show", name[:-2])
+        assert "data.seed=2 data.max_bad_rows=0" in shown
+        assert "waits until other jobs of its sweep are over" in shown
+        assert state(stoker, f"{name}/0")["id"] == jobs[0]
+    for job in jobs:
+        stoker("logs", "-f", job)
+    assert "2 done" in stoker("jobs")
+    first, second = (state(stoker, job) for job in jobs)
+    assert float(str(second["started_s"])) >= float(str(first["ended_s"]))
+    assert "start 1: the command ended with exit code 0" in stoker("logs", f"{name}/1/0")
+    assert len(list((experiment / "runs" / "small").glob("*/data/manifest.json"))) == 2
+    again = json.loads(stoker("submit", ".", "--verb", "ingest", *sweep, "--json"))
+    assert (again["submitted"], again["done"]) == ([], jobs)
 
 
 def test_a_stopped_or_abandoned_job_starts_again_where_it_was_submitted_again(
@@ -171,7 +214,16 @@ def test_a_stopped_or_abandoned_job_starts_again_where_it_was_submitted_again(
         wait_for(
             lambda: int(str(state(stoker, job)["restarts"])) > 1
         )  # not limited by max_restarts
+        waiting = [
+            submit("--on", "quick", "--time-limit", hours, "--after", str(job))["job"]
+            for hours in ("1h", "2h")
+        ]
+        stoker("stop", str(waiting[0]))
+        assert state(stoker, waiting[0])["phase"] == "stopped"
         stoker("stop", str(job))
+        wait_for(lambda: state(stoker, waiting[1])["phase"] == "failed")
+        why = f"job {job}, which must be done before it, is stopped"
+        assert str(state(stoker, waiting[1])["reason"]).startswith(why)
         assert state(stoker, job)["phase"] == "stopped"
         assert "is over: stopped" in stoker("stop", str(job))
         starts = {each.name for each in (folder / "incarnations").iterdir() if each.name.isdigit()}

@@ -62,7 +62,10 @@ def disturbed(counting: Counting) -> Disturbed:
         "requeue": ((), {}),
         "term": ((), {}),
         "limit": ((), {"settings": {"grace_s": 58}, "resources": {"time_limit_s": 60}}),
-        "preempted": ((), {"settings": {"partition": "spot", "nodes": 1}}),
+        "preempted": (
+            (),
+            {"settings": {"partition": "spot", "nodes": 1}, "resources": {"gpus": 1}},
+        ),
         "lost": ((), {"settings": {"partition": "frail"}, "resources": {"workers": 1}}),
         "fails": (("fail", "30", "1", "2"), {}),
         "hopeless": (("fail", "3", "1", "9"), {"settings": {"max_restarts": 1}}),
@@ -277,6 +280,26 @@ def test_only_a_preempted_start_waits_for_its_end(disturbed: Disturbed) -> None:
         job, _ = disturbed.over(name)
         log = disturbed.counting.log(job)
         assert ("waits for its end by Slurm" in log) is expected, (name, log)
+
+
+def test_gpu_seconds_of_a_preempted_job_are_those_of_both_starts(disturbed: Disturbed) -> None:
+    cluster = disturbed.counting.cluster
+    cluster.require_accounting()
+    _, state = disturbed.over("preempted")
+    fields = ("--noheader", "--parsable2", "--format=State,ElapsedRaw,AllocTRES")
+    chosen = ("--duplicates", "--allocations", f"--jobs={state.scheduler_id}")
+
+    def starts() -> list[list[str]]:
+        return [line.split("|") for line in cluster.run("sacct", *chosen, *fields).splitlines()]
+
+    wait_until(lambda: starts()[-1][0] == "COMPLETED", "the end in the accounting")
+
+    seconds = [int(elapsed) for _, elapsed, _ in starts()]
+    assert [name for name, *_ in starts()] == ["PREEMPTED", "COMPLETED"]
+    assert all("gres/gpu=2" in tres.split(",") for *_, tres in starts())
+    assert min(seconds) > 0
+    known = disturbed.counting.provider().state(disturbed.jobs["preempted"].id)
+    assert known.gpu_seconds == 2 * sum(seconds)
 
 
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:

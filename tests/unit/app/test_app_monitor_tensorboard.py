@@ -11,6 +11,9 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import pytest
+
+from stoker.jobs.job import Job, write_job
 from stoker.telemetry.writers.tensorboard import TensorBoard
 
 COMMAND = [sys.executable, "-m", "stoker", "monitor", "tensorboard"]
@@ -34,16 +37,25 @@ def test_an_experiment_without_runs_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.endswith("Run `stoker train` first.\n")
 
 
-def test_tensorboard_answers_with_the_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of", ["experiment", "job"])
+def test_tensorboard_answers_with_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """A job's: only the run of its newest start."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "stoker.yaml").write_text(STOKER_YAML)
+    runs = tmp_path / "runs"
+    command = [*COMMAND, str(tmp_path)]
+    if of == "job":
+        job = Job(name="small", command=("train",), folder=tmp_path, runs=runs, code="0" * 64)
+        (write_job(job) / "run").write_text(str(runs / "small" / "r1"))
+        command = [*COMMAND[:3], "jobs", "tensorboard", job.id, "--runs", str(runs)]
     for run in ("r1", "r2"):
         board = TensorBoard(tmp_path / "runs" / "small" / run / "train" / "tensorboard")
         board.write(1, {"loss": 0.5})
         board.close()
 
-    with subprocess.Popen(
-        [*COMMAND, str(tmp_path), "--port", "0"], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
         hangs = threading.Timer(120, process.kill)
         hangs.start()
         try:
@@ -59,4 +71,7 @@ def test_tensorboard_answers_with_the_runs(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             hangs.cancel()
 
-    assert {"r1/train/tensorboard/train", "r2/train/tensorboard/train"} <= set(found)
+    name = "train/tensorboard/train"
+    wanted = {name} if of == "job" else {f"r1/{name}", f"r2/{name}"}
+    assert wanted <= set(found)
+    assert of == "experiment" or not any("r2" in each for each in found)

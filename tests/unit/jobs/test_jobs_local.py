@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job, Resources, write_job
 from stoker.jobs.places import Submitted, add_to_index, write_submitted
 from stoker.jobs.provider import Phase
+from stoker.jobs.providers.local.hang import hang_is_noticed, newest_progress_s
 from stoker.jobs.providers.local.provider import LocalProvider
 from stoker.jobs.providers.local.record import STOP, LocalRecord, read_record, write_record
 from stoker.jobs.providers.local.settings import LocalSettings
@@ -152,7 +154,7 @@ def asked(*, preempted: bool) -> Outcome:
 @pytest.fixture
 def supervisor(job: Job) -> Supervisor:
     (write_job(job) / "logs").mkdir()
-    return Supervisor(job.place, max_restarts=2, grace_s=1.0)
+    return Supervisor(job.place, LocalSettings(max_restarts=2, grace_s=1.0))
 
 
 def test_failures_start_all_again_up_to_the_limit(job: Job, supervisor: Supervisor) -> None:
@@ -182,8 +184,40 @@ def test_who_asked_decides_whether_a_job_was_stopped_starts_again_or_failed(
     assert by_machine is not None
     assert by_machine[0] is Phase.FAILED
 
+    supervisor._hang_s, supervisor._hung = 60.0, True
+    hangs = [supervisor._end_of(asked(preempted=True)) for _ in range(3)]
+    assert hangs[:2] == [None, None]
+    assert hangs[2] == (Phase.FAILED, "no progress for 60 s (after 0 restarts)")
+    supervisor._hung = False
+
     supervisor._timed_out = True
     assert supervisor._end_of(asked(preempted=True)) is None
 
     (job.place / STOP).touch()
     assert supervisor._end_of(asked(preempted=True)) == (Phase.STOPPED, "")
+
+
+@pytest.mark.parametrize("name", ["logs/task-1.log", "run of it/train/metrics.jsonl", "run of it"])
+def test_a_job_hangs_if_neither_a_log_nor_the_run_gets_anything(
+    job: Job, name: str, tmp_path: Path
+) -> None:
+    place = write_job(job)
+    (place / "run").write_text(str(place / "run of it"))
+    (place / "run of it" / "train").mkdir(parents=True)
+    (place / "run of it" / "train" / "metrics.jsonl").touch()
+    (place / "logs").mkdir()
+    (place / "logs" / "task-1.log").touch()
+    for path in place.rglob("*"):
+        os.utime(path, (1.0, 1.0))
+    assert newest_progress_s(place) == 1.0
+    hangs = threading.Event()
+    with hang_is_noticed(place, 0.2, hangs.set):
+        assert hangs.wait(60)
+
+    hangs.clear()
+    later_s = time.time() + 1000
+    path = place / name / "new" if name == "run of it" else place / name
+    path.touch()
+    os.utime(path, (later_s, later_s))
+    with hang_is_noticed(place, 0.2, hangs.set), hang_is_noticed(place, 0, hangs.set):
+        assert not hangs.wait(0.5)

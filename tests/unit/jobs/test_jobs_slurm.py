@@ -232,9 +232,19 @@ def test_the_state_of_a_job_is_that_of_slurm_and_of_its_folder(
 def test_gpu_seconds_are_those_of_all_starts(tmp_path: Path) -> None:
     """A preempted start counts too: 18 s and 3 s of 4 GPUs."""
     first = AccountedStart(
-        id="7", state="PREEMPTED", elapsed_s=18.0, gpus=4, started_s=1.0, ended_s=19.0
+        id="7",
+        name="trip-1",
+        state="PREEMPTED",
+        elapsed_s=18.0,
+        gpus=4,
+        started_s=1.0,
+        ended_s=19.0,
     )
     second = replace(first, state="COMPLETED", elapsed_s=3.0)
+    other = replace(first, name="other-1")
+    without = replace(first, gpus=0)
 
     assert state_of(tmp_path, "COMPLETED", first, second).gpu_seconds == 84.0
+    assert state_of(tmp_path, "COMPLETED", other, second).gpu_seconds == 12.0, "a number is reused"
     assert state_of(tmp_path, "COMPLETED").gpu_seconds is None
+    assert state_of(tmp_path, "COMPLETED", without).gpu_seconds is None, "the cluster may not count"

@@ -145,6 +145,7 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
         (["--on", "local", "--time-limit", "soon"], "--time-limit must be a duration"),
         (["--on", "local", "--set", "train.epoch=3"], "train.epoch is not a setting"),
         (["--on", "local", "--set", "name=a b"], "the name of a job must be"),
+        (["--on", "local", "--after", "tiny-1"], "no job has this ID"),
     ],
 )
 def test_a_wrong_submission_is_one_line_and_leaves_nothing(
@@ -156,6 +157,30 @@ def test_a_wrong_submission_is_one_line_and_leaves_nothing(
     assert said in err
     assert not (experiment / "runs").exists()
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "phase", "said"),
+    [
+        ("gone", Phase.RUNNING, "of target 'local'. Received: ID, which is at 'gone'"),
+        ("local", Phase.FAILED, "done, run or wait. Received: ID is failed."),
+        ("local", Phase.STOPPED, "done, run or wait. Received: ID is stopped."),
+        ("local", Phase.UNKNOWN, "done, run or wait. Received: ID is unknown."),
+    ],
+)
+def test_a_job_that_would_wait_forever_is_one_line_and_leaves_nothing(
+    stoker: Run, experiment: Path, target: str, phase: Phase, said: str
+) -> None:
+    _, first, _ = prepare_job(JobRequest(folder=experiment))
+    running(first, target=target, phase=phase)
+    before = sorted(experiment.rglob("*"))
+
+    code, out, err = stoker("submit", ".", "--on", "local", "--verb", "run", "--after", first.id)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"--after must name jobs {'that are ' * ('done' in said)}" in err
+    assert said.replace("ID", first.id) in err
+    assert sorted(experiment.rglob("*")) == before
 
 
 @pytest.mark.parametrize("verb", [["logs"], ["stop"], ["jobs", "show"]])

@@ -135,8 +135,10 @@ def test_a_package_is_installed_where_it_may_be_and_its_absence_has_a_reason(
 ) -> None:
     if script == "install_slurm":
         programs = {name.replace("chromium", "slurmctld"): body for name, body in programs.items()}
-        programs |= {"munged": ""} if "slurmctld" in programs else {}
-        outcome = outcome.replace("install chromium", "install slurm-wlm munge")
+        others = ("munged", "slurmdbd", "mariadbd")
+        programs |= dict.fromkeys(others, "") if "slurmctld" in programs else {}
+        packages = "slurm-wlm munge slurmdbd mariadb-server"
+        outcome = outcome.replace("install chromium", f"install {packages}")
         outcome = outcome.replace("chromium", "slurm-wlm")
     binaries = tmp_path / "bin"
     binaries.mkdir()

@@ -7,19 +7,20 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.commands.jobs_shown import print_jobs, show_job, show_sweep
+from stoker.cli.commands.monitor_tensorboard import Port, open_tensorboard
 from stoker.cli.options import AsJson
 from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stoker.jobs.job import Resources
-    from stoker.jobs.overview import Here, KnownJob
+    from stoker.jobs.overview import Here
+    from stoker.jobs.sweep import Sweep
 
 RunsFolders = Annotated[
     list[Path] | None,
@@ -30,7 +31,12 @@ RunsFolders = Annotated[
     ),
 ]
 
-JobName = Annotated[str, typer.Argument(help="Job's ID, or the beginning of it.", metavar="JOB")]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        help="Job's ID, or the beginning of it; or a sweep's, SWEEP/3 for its job 3.", metavar="JOB"
+    ),
+]
 
 app = typer.Typer(
     help="List jobs, the newest first; `show` one.",
@@ -45,42 +51,47 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
     if context.invoked_subcommand is not None:
         return
     from stoker.jobs.overview import list_jobs
+    from stoker.jobs.sweep_overview import list_with_sweeps
 
-    listed, problems = list_jobs(_here(runs))
-    for problem in problems:
-        typer.echo(f"stoker: {problem}", err=True)
+    here = _here(runs)
     if as_json:
+        listed, problems = list_jobs(here)
         rows = [asdict(each.state) | {"target": each.target} for each in listed]
         print_result(json.dumps(rows, indent=1))
-        return
-    if not listed:
-        print_result("no jobs; submit one: stoker submit EXPERIMENT --on local")
-        return
-    width = max(len(each.state.id) for each in listed)
-    where = max(len(each.target) for each in listed)
-    for each in listed:
-        state = each.state
-        reason = f"  {state.reason}" if state.reason else ""
-        at = _time(state.submitted_s)
-        print_result(
-            f"{state.id:<{width}}  {each.target:<{where}}  {state.phase:<10}  {at:<20}{reason}".rstrip()
-        )
+    else:
+        found, problems = list_with_sweeps(here)
+        print_jobs(found)
+    for problem in problems:
+        typer.echo(f"stoker: {problem}", err=True)
 
 
 @app.command()
 def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """Show a job: its state, why it waits or failed, its starts, where its files are."""
+    """Show a job: its state, why it waits or failed, its starts, where its files are; of a sweep all its jobs."""
     from stoker.jobs.overview import find_job
+    from stoker.jobs.sweep_overview import find_element
 
-    known = find_job(job, _here(runs))
-    if as_json:
-        facts = {"state": asdict(known.state), "folder": str(known.place)}
-        target = known.target.name if known.target else None
-        print_result(json.dumps(facts | {"target": target, "job": known.job.to_json()}, indent=1))
+    here = _here(runs)
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        show_sweep(sweep, here, as_json=as_json)
         return
-    for name, value in _facts(known):
-        if value:
-            print_result(f"{name + ':':<14}{value}")
+    known = find_job(named, here)
+    show_job(known, as_json=as_json)
+
+
+@app.command()
+def tensorboard(job: JobName, port: Port = 6006, runs: RunsFolders = None) -> None:
+    """Open the run of a job in TensorBoard, on 127.0.0.1, until Ctrl-C; of a sweep all runs of the experiment."""
+    from stoker.app.job_run import tensorboard_folder
+    from stoker.jobs.places import find_place
+    from stoker.jobs.sweep_overview import find_element
+
+    here = _here(runs)
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        open_tensorboard(sweep.runs / sweep.name, port)
+    open_tensorboard(tensorboard_folder(find_place(named, here.runs)), port)
 
 
 def logs(
@@ -99,9 +110,13 @@ def logs(
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
     from stoker.jobs.logs import job_lines
     from stoker.jobs.overview import fetch_logs, find_job, state_of
+    from stoker.jobs.sweep_overview import find_element
 
     here = _here(runs)
-    named, slash, worker = job.partition("/")
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        raise ConfigError("a sweep has no logs of its own", got=job, fix=f"E.g. {sweep.id}/0.")
+    named, slash, worker = named.partition("/")
     rank = _rank(worker) if slash else None
     if not follow:
         from stoker.jobs.places import find_place
@@ -125,10 +140,16 @@ def logs(
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """End a job after its workers have saved; of a job that is over, say so."""
+    """End a job, or all jobs of a sweep, after its workers have saved; of a job that is over, say so."""
     from stoker.jobs.overview import find_job, stop_job
+    from stoker.jobs.sweep_overview import find_element
 
-    known = find_job(job, _here(runs))
+    here = _here(runs)
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        _stop_sweep(sweep, here, as_json=as_json)
+        return
+    known = find_job(named, here)
     state = stop_job(known)
     if as_json:
         print_result(json.dumps(asdict(state)))
@@ -136,6 +157,16 @@ def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
         print_result(f"job {state.id} is over: {state.phase}")
     else:
         print_result(f"job {state.id} is {state.phase}; what its workers saved stays")
+
+
+def _stop_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
+    from stoker.jobs.sweep_overview import state_of_sweep, stop_sweep
+
+    states = stop_sweep(sweep, here)
+    if as_json:
+        print_result(json.dumps([asdict(state) for state in states]))
+        return
+    print_result(f"sweep {sweep.id}: {state_of_sweep(sweep, here)[0].counts()}")
 
 
 def _here(runs: list[Path] | None) -> Here:
@@ -148,39 +179,6 @@ def _rank(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
         raise ConfigError("JOB/WORKER takes the number of a worker", got=text, fix="E.g. JOB/0.")
     return int(text)
-
-
-def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
-    state, job = known.state, known.job
-    yield "job", job.id
-    yield "state", f"{state.phase}{': ' if state.reason else ''}{state.reason}"
-    yield "target", known.target.name if known.target else ""
-    yield "scheduler", state.scheduler_id
-    yield "submitted", _time(state.submitted_s)
-    yield "expected", _time(state.expected_start_s)
-    yield "started", _time(state.started_s)
-    yield "ended", _time(state.ended_s)
-    yield "restarts", str(state.restarts)
-    yield "nodes", ", ".join(state.nodes)
-    yield "GPU seconds", "" if state.gpu_seconds is None else f"{state.gpu_seconds:,.0f}"
-    needs = job.resources
-    yield "workers", f"{needs.workers}, each with {_each(needs)}"
-    yield "command", f"stoker {' '.join(job.command)} {job.folder}"
-    yield "code", job.code
-    yield "folder", str(known.place)
-    yield "logs", f"stoker logs {job.id}"
-    yield "TensorBoard", f"stoker monitor tensorboard {job.folder}"
-
-
-def _each(needs: Resources) -> str:
-    """What one worker has; the target chooses what is not named."""
-    cores = f", {needs.cpus} core(s)" if needs.cpus else ""
-    memory = f", {needs.memory_gib:g} GiB of memory" if needs.memory_gib else ""
-    return f"{needs.gpus} GPU(s){cores}{memory}"
-
-
-def _time(at_s: float | None) -> str:
-    return "" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _print_lines(lines: Iterator[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.commands.submit_sweep import SweepOrder, submit_sweep
 from stoker.cli.options import AsJson, ExperimentFolder, Overrides
 from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError
@@ -79,6 +80,28 @@ def submit(
             help="Environment variable that the job needs; its value is written nowhere.",
         ),
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="JOB",
+            help="Job of the same target that must be done before this one starts; may be repeated.",
+        ),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=VALUE,VALUE",
+            help="One job for each of these values, and for each combination if repeated.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--at-once", min=1, help="Most jobs of a sweep that run at a time (local: 1)."
+        ),
+    ] = None,
     code_limit_mib: Annotated[
         int, typer.Option("--code-limit", metavar="MIB", min=1, help="Most MiB of code.")
     ] = 64,
@@ -95,6 +118,7 @@ def submit(
     from stoker.app.submission import JobRequest, prepare_job
     from stoker.jobs.job import Resources
     from stoker.jobs.overview import EXPERIMENT
+    from stoker.jobs.submission import require_predecessors
     from stoker.jobs.submission import submit as submit_job
     from stoker.jobs.targets import find_target, read_targets
 
@@ -110,12 +134,18 @@ def submit(
             time_limit_s=seconds_of(time_limit) if time_limit else None,
         ),
         secrets=secrets or (),
+        after=after or (),
         limit_bytes=code_limit_mib << 20,
     )
+    if sweep or at_once:
+        order = SweepOrder(on=on, sweeps=sweep or (), at_once=at_once, dry_run=dry_run)
+        submit_sweep(request, order, as_json=as_json)
+        return
     loaded, job, archive = prepare_job(request)
     targets = read_targets(loaded.targets, file=loaded.folder / EXPERIMENT)
     target = find_target(on, targets)
     target.open().validate(job)
+    require_predecessors(job, on, targets)
     if dry_run:
         _show_dry_run(job, archive, on, as_json=as_json)
         return

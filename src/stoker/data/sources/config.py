@@ -232,7 +232,8 @@ class IngestConfig:
     longest ago go first. A single file must fit."""
 
     cache_dir: Path | None = None
-    """Where they are kept; none: `$XDG_CACHE_HOME/stoker`, or `~/.cache/stoker`."""
+    """Where they are kept; none: in a job the machine's own disk, `$SLURM_TMPDIR` or `$TMPDIR`; else
+    `$XDG_CACHE_HOME/stoker`, or `~/.cache/stoker`."""
 
     store_attempts: int = 5
     """How often a request to `s3://` or `gs://` is made before the store is said to fail."""

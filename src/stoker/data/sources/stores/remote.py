@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import glob
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,8 @@ from stoker.data.sources.files.listing import (
     no_match,
     not_plain,
 )
-from stoker.data.sources.stores.cache import Cache, Wanted, sha256_in, shared_cache
+from stoker.data.sources.stores.cache import Wanted, sha256_in, shared_cache
+from stoker.data.sources.stores.cache_folder import cache_folder
 from stoker.data.sources.stores.store import ChangedMeanwhile, Store, is_ending
 from stoker.data.sources.uri import StoreUri, parse_uri
 
@@ -61,7 +61,7 @@ class Bucket:
         self.uri = parse_uri(config.source)
         attempts, backoff_s = config.store_attempts, config.store_backoff_s
         self._store = Store(self.uri, attempts=attempts, backoff_s=backoff_s)
-        self._cache = _cache(config)
+        self._cache = shared_cache(cache_folder(config), limit_bytes=config.cache_bytes)
         self._ahead_bytes = min(AHEAD_BYTES, round(config.cache_bytes * AHEAD_SHARE))
         self._list_again: Callable[[], list[fs.FileInfo]] = list
         self._files: tuple[SourceFile, ...] = ()
@@ -235,9 +235,3 @@ def _listed_folder(config: IngestConfig, uri: StoreUri, files: list[SourceFile])
     if folders:
         raise not_plain(f"{root.rstrip('/')}/{folders[0]}", "a folder")
     return listed(config, [file for file in files if not is_mark(file.name)])
-
-
-def _cache(config: IngestConfig) -> Cache:
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = config.cache_dir or home / "stoker"
-    return shared_cache(folder.expanduser().absolute(), limit_bytes=config.cache_bytes)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stoker.cluster.doctor.gpus import read_gpus
@@ -19,7 +19,7 @@ from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.places import find_place, places, read_submitted
-from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.provider import Array, JobState, Phase
 from stoker.jobs.providers.local.record import FILE, STOP, LocalRecord, read_record, write_record
 from stoker.jobs.providers.local.settings import LocalSettings
 
@@ -30,6 +30,12 @@ READY_S = 60.0
 
 END_S = 15.0
 """How much longer than the workers' grace the supervisor may take to end, seconds."""
+
+MOST_AT_ONCE = 100
+"""Jobs of a sweep: each has a supervisor from the start, a Python process."""
+
+SLOTS = "slots"
+"""Folder in that of a sweep: one locked file for each job whose workers run."""
 
 POLL_S = 0.05
 """Between two looks at a supervisor that is not this process's child."""
@@ -74,6 +80,24 @@ class LocalProvider:
 
     def submit(self, job: Job) -> str:
         """Start the supervisor, unless it runs; return its process number."""
+        return self._start(job)
+
+    def validate_array(self, array: Array) -> None:
+        """Refuse what `validate` refuses, and more jobs than supervisors are started for."""
+        self.validate(array.jobs[0])
+        if len(array.jobs) > MOST_AT_ONCE:
+            raise ConfigError(
+                f"a sweep on this machine must have at most {MOST_AT_ONCE} combinations",
+                got=len(array.jobs),
+                fix="Leave out some values, or submit it in parts.",
+            )
+
+    def submit_array(self, array: Array) -> Mapping[int, str]:
+        """Start a supervisor for each job; at most `at_once` of them (by default 1) start their workers."""
+        slots = (str(array.place / SLOTS), str(array.at_once or 1))
+        return {number: self._start(job, *slots) for number, job in array.jobs.items()}
+
+    def _start(self, job: Job, *slots: str) -> str:
         place = job.place
         record = read_record(place)
         if record is not None and record.supervisor.lives:
@@ -81,11 +105,12 @@ class LocalProvider:
         (place / "logs").mkdir(exist_ok=True)
         (place / STOP).unlink(missing_ok=True)
         output = place / "logs" / "supervisor.out"
-        limits = (str(self.settings.max_restarts), str(self.settings.grace_s))
+        settings = self.settings
+        limits = map(str, (settings.max_restarts, settings.grace_s, settings.hang_s or 0))
         child = Child(
             "the supervisor",
             # -P: modules in the current folder are not Stoker's.
-            [sys.executable, "-P", "-m", SUPERVISOR, str(place), *limits],
+            [sys.executable, "-P", "-m", SUPERVISOR, str(place), *limits, *slots],
             ProcessOptions(
                 stdin=subprocess.DEVNULL, output=output, parent_death=None, ready_file=place / FILE
             ),

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from stoker.core.errors import ConfigError
 
+LONGEST_HANG_S = 7 * 86400
+"""A longer `hang_s` is a typing error."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSettings:
@@ -17,8 +20,14 @@ class LocalSettings:
     grace_s: float = 30.0
     """Longest time that workers may take to save and end, seconds; then they are killed."""
 
+    hang_s: float | None = None
+    """Longest time in which neither a worker's log nor the run gets anything new, seconds; then all workers are ended
+    and start again, as after a failure. None: a job that hangs is not noticed."""
+
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError("max_restarts must be at least 0", got=self.max_restarts)
+        if self.hang_s is not None and not 1 <= self.hang_s <= LONGEST_HANG_S:
+            raise ConfigError(f"hang_s must be from 1 to {LONGEST_HANG_S} seconds", got=self.hang_s)
         if not 1 <= self.grace_s <= 3600:
             raise ConfigError("grace_s must be from 1 to 3600 seconds", got=self.grace_s)

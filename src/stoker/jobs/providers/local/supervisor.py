@@ -1,4 +1,4 @@
-"""`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S`: runs a job on this machine.
+"""`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S HANG_S [SLOTS COUNT]`: runs a job on this machine.
 
 It is the leader of its own session, so it survives the terminal. Each start of the job takes the next incarnation and
 starts all workers; after a failure all start again from the last checkpoint.
@@ -6,6 +6,7 @@ starts all workers; after a failure all start again from the last checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -25,7 +26,10 @@ from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import UserError
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.provider import Phase
+from stoker.jobs.providers.local.hang import hang_is_noticed
 from stoker.jobs.providers.local.record import LocalRecord, is_stopped, write_record
+from stoker.jobs.providers.local.settings import LocalSettings
+from stoker.jobs.providers.local.waiting import Slots, wait_for_predecessors
 from stoker.jobs.providers.local.workers import next_incarnation, worker_commands
 
 LOG = "supervisor.log"
@@ -37,19 +41,21 @@ MIN_START_S = 1.0
 class Supervisor:
     """Starts of one job, one after the other."""
 
-    def __init__(self, place: Path, *, max_restarts: int, grace_s: float) -> None:
+    def __init__(self, place: Path, limits: LocalSettings, slots: Slots | None = None) -> None:
         """Start nothing yet.
 
         Args:
             place: The job's folder.
-            max_restarts: How often all workers start again after a failure.
-            grace_s: Longest time that they may take to save and end.
+            limits: How often and when all workers start again.
+            slots: What jobs of one sweep share; None: it starts alone.
         """
         self._place, self._job = place, read_job(place)
-        self._left, self._grace_s = max_restarts, grace_s
-        self._timed_out = False
+        self._left, self._grace_s = limits.max_restarts, limits.grace_s
+        self._hang_s, self._hung = limits.hang_s or 0.0, False
+        self._timed_out, self._slots = False, slots
+        phase = Phase.WAITING if self._job.after or slots else Phase.RUNNING
         self._record = LocalRecord(
-            supervisor=identity_of(os.getpid()), phase=Phase.RUNNING, submitted_s=time.time()
+            supervisor=identity_of(os.getpid()), phase=phase, submitted_s=time.time()
         )
 
     def run(self) -> None:
@@ -57,7 +63,8 @@ class Supervisor:
         with stop_requests() as stop:
             write_record(self._place, self._record)
             try:
-                phase, reason = self._run(stop)
+                with contextlib.ExitStack() as held:
+                    phase, reason = self._wait(stop, held) or self._run(stop)
             except UserError as error:
                 phase, reason = Phase.FAILED, error.line()
             except Exception:  # noqa: BLE001 - a detached process has no caller to raise it to
@@ -65,6 +72,24 @@ class Supervisor:
                 phase, reason = Phase.FAILED, f"a bug in Stoker: see logs/{LOG}, and report it"
             self._log(f"the job is {phase}{': ' if reason else ''}{reason}")
             self._write(phase=phase, reason=reason, ended_s=time.time())
+
+    def _wait(self, stop: StopRequest, held: contextlib.ExitStack) -> tuple[Phase, str] | None:
+        """Wait for the jobs before this one; return how it has ended if it does not start."""
+        why = wait_for_predecessors(self._job, stop, lambda reason: self._write(reason=reason))
+        if why is not None:
+            return Phase.FAILED, why
+        if self._slots is not None:
+            self._write(reason="waits until other jobs of its sweep are over")
+            self._slots.take(stop, held)
+        if stop.times:
+            return self._end_by_request()
+        self._write(phase=Phase.RUNNING, reason="")
+        return None
+
+    def _end_by_request(self) -> tuple[Phase, str]:
+        if is_stopped(self._place):
+            return Phase.STOPPED, ""
+        return Phase.FAILED, "a signal ended its supervisor; submit it again to go on"
 
     def _run(self, stop: StopRequest) -> tuple[Phase, str]:
         while True:
@@ -88,7 +113,11 @@ class Supervisor:
             alone_restarts=0,
         )
         commands = worker_commands(self._job, self._place, incarnation=number)
-        with self._time_limit(self._job):
+        self._hung = False
+        with (
+            self._time_limit(self._job),
+            hang_is_noticed(self._place, self._hang_s, self._end_because_of_hang),
+        ):
             group = Group(commands, limits, stop=stop, log=self._log_event, on_beat=lambda _: None)
             return group.run()
 
@@ -99,18 +128,30 @@ class Supervisor:
                 return Phase.STOPPED, ""
             if not outcome.preempted:
                 return Phase.DONE, ""
+            if self._hung:
+                return self._end_of_failure(f"no progress for {self._hang_s:g} s")
             if self._timed_out:
                 self._log("the time limit of one start: all workers have saved and start again")
                 return None
-            return Phase.FAILED, "a signal ended its supervisor; submit it again to go on"
+            return self._end_by_request()
         failure = outcome.failure
         if failure is None:
             return Phase.DONE, ""
         last = next((line for line in reversed(failure.tail) if line.strip()), "it printed nothing")
         reason = f"{failure.name} {failure.reason}: {last.strip()}"
-        self._log(reason)
         if failure.is_final:
+            self._log(reason)
             return Phase.FAILED, reason
+        return self._end_of_failure(reason)
+
+    def _end_because_of_hang(self) -> None:
+        self._hung = True
+        self._log(f"no progress for {self._hang_s:g} s: the workers are ended")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _end_of_failure(self, reason: str) -> tuple[Phase, str] | None:
+        """Return how the job has ended after a failure; None if it starts again."""
+        self._log(reason)
         if self._left <= 0:
             return Phase.FAILED, f"{reason} (after {self._record.restarts} restarts)"
         self._left -= 1
@@ -157,10 +198,15 @@ def main(arguments: list[str]) -> None:
     """Run the job.
 
     Args:
-        arguments: The job's folder, how often all workers may start again, their grace in seconds.
+        arguments: The job's folder, how often all workers may start again, their grace and the longest time without
+            progress in seconds (0: any); for a job of a sweep, folder and number of its slots.
     """
-    place, max_restarts, grace_s = arguments
-    Supervisor(Path(place), max_restarts=int(max_restarts), grace_s=float(grace_s)).run()
+    place, max_restarts, grace_s, hang_s, *slots = arguments
+    shared = Slots(Path(slots[0]), int(slots[1])) if slots else None
+    limits = LocalSettings(
+        max_restarts=int(max_restarts), grace_s=float(grace_s), hang_s=float(hang_s) or None
+    )
+    Supervisor(Path(place), limits, shared).run()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ class AccountedStart:
     """One start of a job, as the accounting keeps it."""
 
     id: str
+    name: str
+    """Of the job: a number of Slurm may be that of another job, much earlier."""
+
     state: str
     elapsed_s: float
     gpus: int
@@ -75,11 +78,14 @@ class Slurm:
         self._machine = machine
         self._answer_s = answer_s
 
-    def submit(self, script: Path, *, secrets: Sequence[str] = ()) -> str:
+    def submit(
+        self, script: Path, *, secrets: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> str:
         """Submit a script, and return the job's ID in Slurm.
 
         Args:
             script: Its path.
+            options: Of sbatch, besides those in the script.
             secrets: Names of variables that the job gets from the environment of this process. It gets
                 no others but those of a login: what is set here by chance would change the job.
 
@@ -87,7 +93,7 @@ class Slurm:
             AnswerLost: Slurm may have the job, or not.
             UserError: it refused.
         """
-        answer = self._run("sbatch", "--parsable", str(script), secrets=secrets)
+        answer = self._run("sbatch", "--parsable", *options, str(script), secrets=secrets)
         found = answer.strip().splitlines()[-1:] or [""]
         job_id = found[0].partition(";")[0]
         if not job_id.isdecimal():
@@ -115,7 +121,7 @@ class Slurm:
         fields = ("%i", "%T", "%r", "%j", "%u", "%V", "%S", "%e", "%N", "%k")
         form = f"--format={SEPARATOR.join(fields)}"
         try:
-            answer = self._run("squeue", "--noheader", "--states=all", form, *chosen)
+            answer = self._run("squeue", "--noheader", "--array", "--states=all", form, *chosen)
         except UserError as error:
             if "Invalid job id" in str(error.got):
                 return []
@@ -128,7 +134,7 @@ class Slurm:
         Args:
             ids: Jobs by their number in Slurm.
         """
-        fields = "JobIDRaw,State,ElapsedRaw,AllocTRES,Start,End"
+        fields = "JobID,JobName,State,ElapsedRaw,AllocTRES,Start,End"
         arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2"]
         chosen = [f"--jobs={','.join(ids)}", f"--delimiter={SEPARATOR}", f"--format={fields}"]
         try:
@@ -147,9 +153,22 @@ class Slurm:
         """End a job now, or take it out of the queue."""
         self._run("scancel", *(["--state=PENDING"] if only_waiting else []), job_id)
 
+    def hold(self, job_id: str) -> None:
+        """Keep a job that waits from starting."""
+        self._run("scontrol", "hold", job_id)
+
+    def release(self, job_id: str) -> None:
+        """Undo `hold`."""
+        self._run("scontrol", "release", job_id)
+
     def signal_script(self, job_id: str) -> None:
         """Send USR1 to the script of a running job, which lets the workers save."""
-        self._run("scancel", "--batch", "--signal=USR1", job_id)
+        try:
+            self._run("scancel", "--batch", "--signal=USR1", job_id)
+        except UserError as error:
+            # Of a task of an array scancel 22.05 sends it, prints nothing, and ends with 1.
+            if "_" not in job_id or str(error.got) != "exit code 1":
+                raise
 
     def _run(
         self,
@@ -194,9 +213,10 @@ def _queued(fields: list[str]) -> QueuedJob:
 
 
 def _accounted(fields: list[str]) -> AccountedStart:
-    number, state, elapsed, tres, started, ended = fields
+    number, name, state, elapsed, tres, started, ended = fields
     return AccountedStart(
         id=number,
+        name=name,
         state=state,
         elapsed_s=float(elapsed or 0),
         gpus=_gpus_of_tres(tres),

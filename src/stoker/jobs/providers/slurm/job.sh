@@ -1,8 +1,13 @@
 # Of all starts, here in the job's folder:
 #   exits/N/RANK  exit code of each worker of start N; exits/N/srun: of srun
+#   run           path of the run that the workers make
 #   failures      a line for each start that failed, at most max_restarts of them are followed by another start
 #   outcome       exit code and reason, once the job is over
 #   stop          there once `stoker stop` was called
+
+# What Slurm calls this job. The plain number of an array's last task is that of the whole array.
+number=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+number=${number:-$SLURM_JOB_ID}
 
 say() { echo "stoker: $(date -u +%FT%TZ) $*"; }
 
@@ -17,7 +22,7 @@ end() {
 # What Slurm says of this job, "" if it has forgotten it; waits until the controller answers.
 fact() {
 	local answer
-	until answer=$(scontrol show job --oneliner "$SLURM_JOB_ID" 2>&1); do
+	until answer=$(scontrol show job --oneliner "$number" 2>&1); do
 		if [[ $answer == *'Invalid job id'* ]]; then return; fi # it ended long ago
 		sleep 5
 	done
@@ -52,7 +57,7 @@ stay() {
 start_again() {
 	is_current || leave
 	say "$1: starts again"
-	scontrol requeue "$SLURM_JOB_ID" || end 1 "$1, and Slurm refused to start it again"
+	scontrol requeue "$number" || end 1 "$1, and Slurm refused to start it again"
 	exit 0
 }
 
@@ -60,7 +65,7 @@ start_again() {
 # change the job's state before Slurm sends its first signal, and a preemption sets PreemptTime.
 saved() {
 	if [ -e stop ]; then
-		scancel "$SLURM_JOB_ID"
+		scancel "$number"
 		leave
 	fi
 	is_current || leave
@@ -68,6 +73,15 @@ saved() {
 		stay "$preempted_s" # and if it is not ended, it goes on
 	fi
 	start_again 'saved'
+}
+
+# The comment of the job, which the accounting keeps, also gets the ID of the run.
+note_run() {
+	local run
+	if [ -s run ]; then
+		run=$(< run)
+		scontrol update "JobId=$number" "Comment=${comment%\}}, \"run\": \"${run##*/}\"}"
+	fi
 }
 
 failed() {
@@ -133,6 +147,7 @@ if [ -n "$told" ]; then saved; fi # nobody has to save yet
 ) &
 supervised=$!
 while kill -0 "$supervised" 2> /dev/null && [ -z "$late" ]; do wait "$supervised"; done
+note_run
 if [ -n "$late" ]; then say "the workers have not saved within $save_s s"; saved; fi
 
 saved=0 reason=

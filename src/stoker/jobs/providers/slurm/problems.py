@@ -108,6 +108,7 @@ WAITS = {
     "Priority": "waits for jobs of higher priority",
     "Dependency": "waits for another job that it depends on",
     "DependencyNeverSatisfied": "waits forever: a job that it depends on has failed; stop it",
+    "JobArrayTaskLimit": "waits until other jobs of its sweep are over",
     "BeginTime": "waits a moment: Slurm delays a job that starts again (AuthInfo cred_expire, 2 minutes by default)",
     "Cleaning": "waits until its last start is cleaned up",
     "JobHeldUser": "is held by its user: scontrol release JOB",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
@@ -18,9 +20,11 @@ from stoker.jobs.places import (
     read_submitted,
     write_submitted,
 )
-from stoker.jobs.provider import JobState
+from stoker.jobs.provider import Array, JobState
+from stoker.jobs.providers.slurm.array import cancel_waiting_task, live_tasks
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
+from stoker.jobs.providers.slurm.dependencies import dependency_options, with_predecessors
 from stoker.jobs.providers.slurm.environment.maker import (
     environment_files,
     interpreter,
@@ -32,7 +36,13 @@ from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.remote.ssh import Ssh
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
 from stoker.jobs.providers.slurm.settings import VIA_SSH, SlurmTarget
-from stoker.jobs.providers.slurm.state import is_live, is_over, known_state, outcome
+from stoker.jobs.providers.slurm.state import (
+    is_live,
+    is_of_array,
+    is_over,
+    known_state,
+    outcome,
+)
 
 STOP = "stop"
 """File in the job's folder: a person wants its end."""
@@ -92,6 +102,27 @@ class SlurmProvider:
         _recent.pop(job.id, None)
         return found
 
+    def validate_array(self, array: Array) -> None:
+        """Refuse what `validate` refuses, and what sbatch would not take as an array."""
+        if self.settings.via is not None:
+            raise ConfigError(
+                "a sweep must be submitted on the cluster where the target has `via`",
+                got=Plain(self.settings.via),
+                fix="Run the command there, or submit its combinations one by one with --set.",
+            )
+        self.validate(array.jobs[0])
+        self._slurm.check(render(array.jobs[0], self.settings, array=array))
+
+    def submit_array(self, array: Array) -> Mapping[int, str]:
+        """Submit them as one job array, or find those of an earlier submission in Slurm's queue."""
+        found = self._live_tasks(array)
+        missing = {number: job for number, job in array.jobs.items() if number not in found}
+        if missing:
+            found |= self._submit_array(replace(array, jobs=missing))
+        for job in array.jobs.values():
+            _recent.pop(job.id, None)
+        return found
+
     def state(self, job_id: str) -> JobState:
         """Return what Slurm knows, and what the job's folder keeps after Slurm has forgotten it."""
         asked_s, state = _recent.get(job_id, (-FRESH_S, None))
@@ -109,13 +140,14 @@ class SlurmProvider:
         name = self._id_there(job_id, place)
         queued = [each for each in self._slurm.queue(ids=ids) if _is_of(each, name)]
         self._machine.fetch(open_job(place), place)
-        return known_state(
+        known = known_state(
             job_id,
             place,
             submitted,
             queued=next(iter(queued), None),
             starts=self._slurm.accounting(ids),
         )
+        return with_predecessors(known, place, self.state)
 
     def fetch(self, job_id: str) -> None:
         """Bring the logs of a job into its folder here, if the cluster does not share it."""
@@ -144,8 +176,8 @@ class SlurmProvider:
             job = queued.get(submitted.scheduler_id)
             if (job is None or is_over(job.state)) and outcome(place) is None:
                 self._machine.fetch(open_job(place), place)
-        states = [
-            known_state(
+        states = {
+            job_id: known_state(
                 job_id,
                 place,
                 submitted,
@@ -153,8 +185,15 @@ class SlurmProvider:
                 starts=[each for each in starts if each.id == submitted.scheduler_id],
             )
             for job_id, (place, submitted) in found.items()
-        ]
-        return sorted(states, key=lambda each: each.submitted_s or 0.0, reverse=True)
+        }
+
+        @functools.cache
+        def state(job_id: str) -> JobState:
+            if job_id not in states:
+                return self.state(job_id)
+            return with_predecessors(states[job_id], found[job_id][0], state)
+
+        return sorted(map(state, states), key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
         """Let the workers save, and wait for the end; a job that waits leaves the queue."""
@@ -171,8 +210,11 @@ class SlurmProvider:
     def _end(self, job_id: str, number: str) -> None:
         if not any(_is_of(each, job_id) for each in self._slurm.queue(ids=[number])):
             return  # Slurm has forgotten it, and its number may be another job's
-        # Slurm itself looks whether it waits: it may start between a look of ours and the call.
-        self._slurm.cancel(number, only_waiting=True)
+        if is_of_array(number):
+            cancel_waiting_task(self._slurm, number)
+        else:
+            # Slurm itself looks whether it waits: it may start between a look of ours and the call.
+            self._slurm.cancel(number, only_waiting=True)
         end_s = time.monotonic() + self.settings.grace_s + STOP_MARGIN_S
         is_asked = False
         while time.monotonic() < end_s:
@@ -203,11 +245,36 @@ class SlurmProvider:
                 return each.id
         return None
 
+    def _live_tasks(self, array: Array) -> dict[int, str]:
+        queued = self._slurm.queue(name=slurm_name(array.id))
+        mine = [each for each in queued if job_id_of(each.comment) == array.id]
+        return {number: task for number, task in live_tasks(mine).items() if number in array.jobs}
+
+    def _submit_array(self, array: Array) -> dict[int, str]:
+        first = next(iter(array.jobs.values()))
+        files = environment_files(first.folder, self.settings)
+        for job in array.jobs.values():
+            _make_ready(job)
+            for name, content in files.items():
+                write_atomic(job.place / name, content)
+        script = array.place / SCRIPT
+        write_atomic(script, render(first, self.settings, array=array))
+        make_environment(
+            first.place, interpreter(first, self.settings), self.settings, self._machine
+        )
+        options = dependency_options(first, self.state)
+        try:
+            number = self._slurm.submit(script, secrets=first.secrets, options=options)
+        except AnswerLost:
+            found = self._live_tasks(array)
+            if found.keys() < array.jobs.keys():
+                raise
+            return found
+        return {each: f"{number}_{each}" for each in array.jobs}
+
     def _submit(self, job: Job) -> str:
-        for name in LEFT_BY_LAST:
-            (job.place / name).unlink(missing_ok=True)
-        (job.place / LOGS).mkdir(parents=True, exist_ok=True)
         there = self._machine.on_cluster(job)
+        _make_ready(job)
         script = render(there, self.settings, job.folder).encode()
         files = {SCRIPT: script} | environment_files(job.folder, self.settings)
         for name, content in files.items():
@@ -215,8 +282,10 @@ class SlurmProvider:
         self._machine.send(job, files, without=LEFT_BY_LAST)
         python = interpreter(there, self.settings, job.folder)
         make_environment(there.place, python, self.settings, self._machine)
+        options = dependency_options(job, self.state)
         try:
-            return self._slurm.submit(there.place / SCRIPT, secrets=job.secrets)
+            script_there = there.place / SCRIPT
+            return self._slurm.submit(script_there, secrets=job.secrets, options=options)
         except AnswerLost:
             found = self._submitted(job)
             if found is None:
@@ -231,6 +300,13 @@ def machine_of(settings: SlurmTarget) -> Machine:
     return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))
 
 
+def _make_ready(job: Job) -> None:
+    for name in LEFT_BY_LAST:
+        (job.place / name).unlink(missing_ok=True)
+    (job.place / LOGS).mkdir(parents=True, exist_ok=True)
+
+
 def _is_of(queued: QueuedJob, job_id: str) -> bool:
     """Whether a job of Slurm is this one: numbers begin again at 1 where a controller has lost its state."""
-    return job_id_of(queued.comment) == job_id
+    named = job_id_of(queued.comment)
+    return named == job_id or (named is not None and is_of_array(queued.id))  # that has its sweep's

@@ -6,10 +6,12 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job
+from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.environment.launch import launch_lines, require_lines
 from stoker.jobs.providers.slurm.environment.maker import interpreter
 from stoker.jobs.providers.slurm.settings import SlurmTarget, require_printable, require_variable
@@ -42,9 +44,14 @@ def slurm_name(job_id: str) -> str:
     return readable.lstrip("-") + job_id[-_ID_CHARS:]
 
 
-def comment(job: Job) -> str:
-    """Return the comment of the job in Slurm, JSON of one line in ASCII."""
-    return json.dumps({MARK: job.id, **({"labels": job.labels} if job.labels else {})})
+def comment(job: Job, name: str) -> str:
+    """Return the comment of a job or array in Slurm, JSON of one line in ASCII.
+
+    Args:
+        job: The job, or any of the array's.
+        name: ID of the job or sweep.
+    """
+    return json.dumps({MARK: name, **({"labels": job.labels} if job.labels else {})})
 
 
 def job_id_of(text: str) -> str | None:
@@ -57,26 +64,34 @@ def job_id_of(text: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def render(job: Job, target: SlurmTarget, source: Path | None = None) -> str:
+def render(
+    job: Job, target: SlurmTarget, source: Path | None = None, array: Array | None = None
+) -> str:
     """Return the whole script; values of secrets are not in it.
 
     Args:
-        job: The job as it is on the cluster.
-        target: Where.
+        job: The job as it is on the cluster, or any of an array's.
+        target: Where it runs.
         source: The experiment's folder on this machine; None: that of the job.
+        array: What is submitted together; None: one job.
 
     Raises:
         ConfigError: a name or path cannot stand in a script; workers that cannot be spread evenly.
     """
     require_printable(str(job.place), "the folder of runs and the experiment's name")
-    options = [*_options(job, target), *target.sbatch]
+    options = [*_options(job, target, array), *target.sbatch]
     python = interpreter(job, target, source)
+    place = f"place={shlex.quote(str(job.place))}"
+    if array is not None:
+        place = 'cd "$SLURM_ARRAY_TASK_ID" || exit 1; place=$(pwd -P)'
+    name = job.id if array is None else array.id
     lines = [
         "#!/bin/bash -l",
         *(f"#SBATCH {option}" for option in options),
         "",
-        f"# Job {printable(job.id)}, written by `stoker submit`.",
-        f"place={shlex.quote(str(job.place))}",
+        f"# Job {printable(name)}, written by `stoker submit`.",
+        place,
+        f"comment={shlex.quote(comment(job, name))}",
         f"python={shlex.quote(python)}",
         f"workers={job.resources.workers}",
         f"max_restarts={target.max_restarts}",
@@ -95,12 +110,16 @@ def printable(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
-def _options(job: Job, target: SlurmTarget) -> list[str]:
+def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
     needs = job.resources
+    name, place, output = job.id, job.place, "logs/slurm.log"
+    if array is not None:
+        name, place, output = array.id, array.place, f"%a/{output}"
     per_node = workers_per_node(job, target)
     pairs: list[tuple[str, object]] = [
-        ("job-name", slurm_name(job.id)),
-        ("comment", comment(job)),
+        ("job-name", slurm_name(name)),
+        ("comment", comment(job, name)),
+        ("array", array and tasks(sorted(array.jobs), array.at_once)),
         ("partition", target.partition),
         ("account", target.account),
         ("qos", target.qos),
@@ -111,14 +130,31 @@ def _options(job: Job, target: SlurmTarget) -> list[str]:
         ("mem", needs.memory_gib and f"{math.ceil(needs.memory_gib * per_node * 1024)}M"),
         ("time", needs.time_limit_s and _duration(needs.time_limit_s)),
         ("signal", f"B:USR1@{target.grace_s}"),
-        ("chdir", str(job.place)),
-        ("output", "logs/slurm.log"),
+        ("chdir", str(place)),
+        ("output", output),
         ("open-mode", "append"),
     ]
     if needs.gpus:
         pairs.append(_gpus(needs.gpus, per_node, target))
     values = [f"--{name}={quoted(str(value))}" for name, value in pairs if value is not None]
     return [*values, "--requeue", "--export=ALL"]
+
+
+def tasks(numbers: Sequence[int], at_once: int | None) -> str:
+    """Return the value of `--array`, e.g. `0-2,5%2`.
+
+    Args:
+        numbers: Of the tasks, ascending.
+        at_once: Most that run at a time.
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{text}%{at_once}" if at_once else text
 
 
 def workers_per_node(job: Job, target: SlurmTarget) -> int:

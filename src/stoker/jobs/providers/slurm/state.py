@@ -9,9 +9,19 @@ from stoker.jobs.places import Submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.client import AccountedStart, QueuedJob
 from stoker.jobs.providers.slurm.problems import why_it_waits
+from stoker.jobs.providers.slurm.script import slurm_name
 
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
+
+BY_SCANCEL = "by scancel"
+"""Reason of a job that was cancelled without `stoker stop`."""
+
+BEFORE_FAILED = "a job that must be done before it has failed or was stopped"
+"""Reason of a job that Slurm has cancelled for that, where nothing more is known."""
+
+NEVER = "DependencyNeverSatisfied"
+"""Reason of Slurm for a job that it cancels because a job before it has failed."""
 
 _ENDS = {
     "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
@@ -28,6 +38,11 @@ _ENDS = {
 def is_live(state: str) -> bool:
     """Whether a job in this state waits or runs."""
     return state in _WAITING or state in _RUNNING
+
+
+def is_of_array(number: str) -> bool:
+    """Whether a number of Slurm is that of a task of an array."""
+    return "_" in number
 
 
 def is_over(state: str) -> bool:
@@ -64,12 +79,17 @@ def known_state(
     if submitted is None:
         reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
         return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason=reason)
-    count = _incarnations(place)
+    count = starts_of(place)
+    if not is_of_array(submitted.scheduler_id):  # a task has the name of its sweep
+        starts = [each for each in starts if each.name == slurm_name(job_id)]
     last = starts[-1] if starts else None
     phase, reason = _phase(place, queued.state if queued else last.state if last else None, count)
+    if queued is not None and queued.reason == NEVER and phase is Phase.STOPPED and not count:
+        phase, reason = Phase.FAILED, BEFORE_FAILED
     if queued is not None and phase in (Phase.WAITING, Phase.RESTARTING):
         reason = why_it_waits(queued.reason, queued.id)
     waits = phase in (Phase.WAITING, Phase.RESTARTING)
+    never = phase.is_over and not count  # Slurm gives the time of the end for both
     source = queued or last
     return JobState(
         id=job_id,
@@ -78,12 +98,19 @@ def known_state(
         reason=reason,
         expected_start_s=queued.started_s if queued and waits else None,
         submitted_s=submitted.submitted_s,
-        started_s=source.started_s if source and not waits else None,
+        started_s=source.started_s if source and not waits and not never else None,
         ended_s=source.ended_s if source and phase.is_over else None,
         restarts=max(0, count - 1),
         nodes=(queued.nodes,) if queued and queued.nodes and not waits else (),
-        gpu_seconds=sum(each.elapsed_s * each.gpus for each in starts) if starts else None,
+        gpu_seconds=_gpu_seconds(starts),
     )
+
+
+def _gpu_seconds(starts: Sequence[AccountedStart]) -> float | None:
+    """Sum of all starts; None if none has a GPU, which a cluster that does not count GPUs says of all jobs."""
+    if not any(each.gpus for each in starts):
+        return None
+    return sum(each.elapsed_s * each.gpus for each in starts)
 
 
 def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
@@ -96,7 +123,7 @@ def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
     if (state is None or state.startswith("CANCELLED")) and (place / "stop").exists():
         return Phase.STOPPED, "by stoker stop"
     if state is not None and state.startswith("CANCELLED"):
-        return Phase.STOPPED, "by scancel"
+        return Phase.STOPPED, BY_SCANCEL
     if found is not None:
         code, reason = found
         return (Phase.DONE, "") if code == 0 else (Phase.FAILED, reason)
@@ -110,8 +137,8 @@ def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
     return Phase.FAILED, _ENDS.get(state, f"Slurm calls it {state}; see logs/slurm.log")
 
 
-def _incarnations(place: Path) -> int:
-    """Number of starts so far."""
+def starts_of(place: Path) -> int:
+    """Return the number of starts so far."""
     try:
         return sum(1 for each in (place / "incarnations").iterdir() if each.name.isdecimal())
     except FileNotFoundError:

@@ -1,0 +1,53 @@
+"""Jobs that must be done before another one starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.jobs.provider import JobState, Phase
+
+REMEDY = "Submit that job again, then this one"
+
+
+def require_may_be_done(job_id: str, state: JobState) -> None:
+    """Refuse a predecessor that will not be done.
+
+    Raises:
+        ConfigError: it has failed, or was stopped, or its state is not known.
+    """
+    if state.phase is Phase.UNKNOWN or (state.phase.is_over and state.phase is not Phase.DONE):
+        raise ConfigError(
+            "--after must name jobs that are done, run or wait",
+            got=Plain(f"{job_id} is {_phase(state)}"),
+            fix="Submit that job again first.",
+        )
+
+
+def why_never(after: Sequence[str], state: Callable[[str], JobState]) -> str | None:
+    """Return why a job can never start; None while its predecessors are done, run, wait, or are not known.
+
+    Args:
+        after: IDs of its predecessors.
+        state: Returns the state of a job.
+    """
+    for each in after:
+        found = state(each)
+        if found.phase in (Phase.FAILED, Phase.STOPPED):
+            what = f"job {each}, which must be done before it, is {_phase(found)}"
+            return what if what.endswith(REMEDY) else f"{what}. {REMEDY}"
+    return None
+
+
+def waits_for(after: Sequence[str], state: Callable[[str], JobState]) -> list[str]:
+    """Return the IDs of the predecessors that are not done.
+
+    Args:
+        after: IDs of predecessors.
+        state: Returns the state of a job.
+    """
+    return [each for each in after if state(each).phase is not Phase.DONE]
+
+
+def _phase(state: JobState) -> str:
+    return f"{state.phase}{': ' if state.reason else ''}{state.reason}"

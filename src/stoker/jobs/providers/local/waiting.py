@@ -1,0 +1,87 @@
+"""Before its first start a job on this machine waits: for jobs before it, and for others of its sweep."""
+
+from __future__ import annotations
+
+import fcntl
+import select
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from stoker.cluster.launch.group import StopRequest
+from stoker.jobs.job import Job
+from stoker.jobs.places import find_place
+from stoker.jobs.predecessors import waits_for, why_never
+from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.providers.local.record import read_record
+
+POLL_S = 0.5
+"""Between two looks at the records of other jobs, seconds."""
+
+
+class Slots:
+    """How many jobs of a sweep run at a time: each holds the lock of one file, which ends with its process."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """Take none yet.
+
+        Args:
+            folder: Of the files.
+            count: How many there are.
+        """
+        self._folder, self._count = folder, count
+
+    def take(self, stop: StopRequest, held: ExitStack) -> None:
+        """Wait for a free one, or until this process is asked to end.
+
+        Args:
+            stop: How often this process has been asked to end.
+            held: Frees it.
+        """
+        self._folder.mkdir(exist_ok=True)
+        while not stop.times:
+            for number in range(self._count):
+                stream = (self._folder / str(number)).open("a")
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    stream.close()
+                    continue
+                held.enter_context(stream)
+                return
+            select.select([stop.wake], [], [], POLL_S)
+
+
+def wait_for_predecessors(job: Job, stop: StopRequest, tell: Callable[[str], None]) -> str | None:
+    """Wait until all predecessors of a job are done, or this process is asked to end.
+
+    Args:
+        job: The job.
+        stop: How often this process has been asked to end.
+        tell: Gets why it waits, whenever that changes.
+
+    Returns:
+        Why the job can never start; None otherwise.
+
+    Raises:
+        UserError: the folder of a predecessor is gone.
+    """
+
+    def state(job_id: str) -> JobState:
+        record = read_record(find_place(job_id, [job.runs]))
+        if record is None:
+            return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN)
+        return record.state(job_id)
+
+    told: list[str] = []
+    while not stop.times:
+        if (why := why_never(job.after, state)) is not None:
+            return why
+        names = waits_for(job.after, state)
+        if not names:
+            return None
+        if names != told:
+            told = names
+            tell(f"waits until {', '.join(names)} is done")
+        select.select([stop.wake], [], [], POLL_S)
+    return None

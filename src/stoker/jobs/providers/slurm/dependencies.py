@@ -1,0 +1,67 @@
+"""Jobs that wait for other jobs: options for sbatch, and what became of the waiting.
+
+Slurm takes a number that it has forgotten for a job that is done, so only jobs that are not over are named to it. It
+keeps nothing of a job that it cancels because of its dependency, neither in the queue after MinJobAge nor in the
+accounting: then the states of the predecessors say why it did not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.core.errors import UserError
+from stoker.jobs.job import Job
+from stoker.jobs.places import open_job
+from stoker.jobs.predecessors import require_may_be_done, waits_for, why_never
+from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.providers.slurm.state import BEFORE_FAILED, BY_SCANCEL, starts_of
+
+WAITS = "(Dependency)"
+"""End of the reason of a job that waits for another one."""
+
+
+def dependency_options(job: Job, state: Callable[[str], JobState]) -> list[str]:
+    """Return options of sbatch with which a job waits for those before it that are not done.
+
+    Args:
+        job: What is submitted.
+        state: Returns the state of a job.
+
+    Raises:
+        ConfigError: one of them will not be done.
+    """
+    numbers = []
+    for each in job.after:
+        found = state(each)
+        require_may_be_done(each, found)
+        if found.phase is not Phase.DONE:
+            numbers.append(found.scheduler_id)
+    if not numbers:
+        return []
+    return [f"--dependency=afterok:{':'.join(numbers)}", "--kill-on-invalid-dep=yes"]
+
+
+def with_predecessors(known: JobState, place: Path, state: Callable[[str], JobState]) -> JobState:
+    """Return the state of a job, with the predecessor that it waits for, or because of which it never started.
+
+    Args:
+        known: What Slurm and the job's folder say.
+        place: The job's folder.
+        state: Returns the state of a job.
+    """
+    waits = known.phase is Phase.WAITING and known.reason.endswith(WAITS)
+    is_lost = known.phase is Phase.UNKNOWN or known.reason in (BY_SCANCEL, BEFORE_FAILED)
+    if not waits and not (is_lost and not starts_of(place)):
+        return known
+    try:
+        after = open_job(place).after
+    except UserError:
+        return known
+    why = why_never(after, state)
+    if why is not None:
+        return replace(known, phase=Phase.FAILED, reason=why) if is_lost else known
+    if waits and (names := waits_for(after, state)):
+        return replace(known, reason=f"waits until {', '.join(names)} is done {WAITS}")
+    return known

@@ -1,0 +1,136 @@
+"""Submits the jobs of a sweep that are not there already, all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import alone, writable, write_atomic
+from stoker.jobs.archive import CODE, Archive
+from stoker.jobs.job import Job, write_job
+from stoker.jobs.overview import state_of
+from stoker.jobs.places import Submitted, add_to_index, read_submitted, write_submitted
+from stoker.jobs.provider import Array, ArrayProvider, Phase
+from stoker.jobs.submission import require_predecessors
+from stoker.jobs.sweep import Sweep, write_sweep
+from stoker.jobs.targets import Target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepReceipt:
+    """What the submission of a sweep has come to."""
+
+    submitted: tuple[str, ...]
+    """IDs of the jobs that this call has submitted."""
+
+    live: tuple[str, ...]
+    """IDs of those that waited or ran already, perhaps at another target."""
+
+    done: tuple[str, ...]
+    """IDs of those that are done."""
+
+
+def array_of(sweep: Sweep, jobs: Sequence[Job], *, at_once: int | None) -> Array:
+    """Return all jobs of a sweep as what a target takes."""
+    numbered = dict(enumerate(jobs))
+    return Array(id=sweep.id, place=sweep.place, jobs=numbered, at_once=at_once)
+
+
+def require_submittable(
+    array: Array, *, target: Target, targets: Mapping[str, Target]
+) -> ArrayProvider:
+    """Return the provider of a target that can run these jobs, before anything is written.
+
+    Raises:
+        ConfigError: it cannot, or takes one job at a time only, or a job before them will not be done.
+        UserError: the target does not answer.
+    """
+    provider = target.open()
+    if not isinstance(provider, ArrayProvider):
+        raise ConfigError(
+            "--sweep needs a target that takes many jobs at once",
+            got=Plain(f"{target.name}, whose provider is {target.provider}"),
+            fix="Submit each combination alone, with --set.",
+        )
+    provider.validate_array(array)
+    require_predecessors(array.jobs[0], target.name, targets)
+    return provider
+
+
+def submit_sweep(
+    sweep: Sweep,
+    jobs: Sequence[Job],
+    archive: Archive,
+    *,
+    at_once: int | None,
+    target: Target,
+    targets: Mapping[str, Target],
+) -> SweepReceipt:
+    """Submit the jobs of a sweep that are neither there nor done.
+
+    Args:
+        sweep: What belongs together.
+        jobs: Its jobs, in the order of the sweep's elements.
+        archive: Their code.
+        at_once: Most that run at a time; None: the target's own limit.
+        target: Where.
+        targets: All targets: a job may be at another one already.
+
+    Raises:
+        UserError: the target refuses the jobs (then nothing is written) or does not answer, or the folder of runs
+            cannot be written.
+    """
+    whole = array_of(sweep, jobs, at_once=at_once)
+    provider = require_submittable(whole, target=target, targets=targets)
+    with writable(sweep.runs, what="the folder of runs", fix="Name another one: --set runs=DIR."):
+        sweep.place.mkdir(parents=True, exist_ok=True)
+        with alone(sweep.place / "submit.lock"):
+            phases = [_phase(job, targets) for job in jobs]
+            live = {n for n, phase in enumerate(phases) if phase and not phase.is_over}
+            done = {n for n, phase in enumerate(phases) if phase is Phase.DONE}
+            wanted = {n: job for n, job in enumerate(jobs) if n not in live | done}
+            if wanted:
+                write_atomic(sweep.place / CODE, archive.content)
+                for job in wanted.values():
+                    _write(job, sweep.place / CODE)
+                write_sweep(sweep)
+                add_to_index(sweep.place)
+                numbers = provider.submit_array(replace(whole, jobs=wanted))
+                for number, scheduler_id in numbers.items():
+                    _note(wanted[number], target.name, scheduler_id)
+    return SweepReceipt(
+        submitted=tuple(job.id for job in wanted.values()),
+        live=tuple(jobs[n].id for n in sorted(live)),
+        done=tuple(jobs[n].id for n in sorted(done)),
+    )
+
+
+def _phase(job: Job, targets: Mapping[str, Target]) -> Phase | None:
+    """Return the phase of an earlier submission; None if there is none, or nothing is known of it."""
+    if read_submitted(job.place) is None:
+        return None
+    phase = state_of(job.place, targets).phase
+    return None if phase is Phase.UNKNOWN else phase
+
+
+def _write(job: Job, code: Path) -> None:
+    write_job(job)
+    link = job.place / CODE
+    link.unlink(missing_ok=True)
+    try:
+        os.link(code, link)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(code, link)
+    with contextlib.suppress(OSError):
+        add_to_index(job.place)
+
+
+def _note(job: Job, target: str, scheduler_id: str) -> None:
+    submitted = Submitted(target=target, scheduler_id=scheduler_id, submitted_s=time.time())
+    write_submitted(job.place, submitted)
