@@ -102,7 +102,7 @@ def _write_log(path: Path, before: Path | None, added: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if before is None:
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # another part had this name: whoever reads it keeps it
+            path.unlink()  # another part had this name: a reader keeps it
     elif before != path:
         os.replace(before, path)
     if added or before is None:
