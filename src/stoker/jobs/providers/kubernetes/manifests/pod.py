@@ -84,6 +84,7 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
     facts = Facts(
         place=str(job.place),
         kind=kind,
+        python=target.python,
         workers=tuple(cluster_workers(job, kind)),
         grace_s=target.grace_s,
         start_s=target.start_s,

@@ -27,6 +27,9 @@ class Facts:
     kind: str
     """`job`, `jobset` or `tfjob`: who starts a pod again, and after which exit codes."""
 
+    python: str
+    """Python that has Stoker."""
+
     workers: tuple[str, ...]
     """`host:port` of each worker, by rank."""
 

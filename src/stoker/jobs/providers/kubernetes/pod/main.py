@@ -117,7 +117,7 @@ class _Task:
         return known
 
     def _run(self, start: Incarnation) -> int:
-        argv = [sys.executable, "-P", "-m", "stoker", "job-task", str(start.job)]
+        argv = [self._facts.python, "-P", "-m", "stoker", "job-task", str(start.job)]
         argv += ["--incarnation", str(start.number)]
         running: list[subprocess.Popen[bytes]] = []
         asked: list[object] = []
