@@ -167,7 +167,9 @@ def test_the_name_of_the_objects_is_a_dns_label_with_the_whole_hash() -> None:
         wanted = job(name=f"x{name}"[:100] if name[0] in "-._" else name)
         made = object_name(wanted.id)
         assert made.endswith(wanted.id[-9:])
-        assert made.replace("-", "").isalnum() and made == made.lower() and made[0].isalpha()
+        assert made.replace("-", "").isalnum()
+        assert made == made.lower()
+        assert made[0].isalpha()
         assert len(made) <= 39
 
 
@@ -227,7 +229,8 @@ def test_the_job_owns_its_other_objects() -> None:
     for each in made.dependents:
         own = owned(each, owner)
         kubernetes_validate.validate(own, VERSIONS[-1], strict=True)
-        assert is_owned(own, owner) and not is_owned(own, again)
+        assert is_owned(own, owner)
+        assert not is_owned(own, again)
 
 
 def test_manifests_are_created_suspended_and_printed_as_they_will_run() -> None:

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from stoker.core.errors import ConfigError, DataError
 from stoker.core.incarnation import INCARNATIONS
-from stoker.jobs.archive import CODE, Archive, pack
+from stoker.jobs.archive import CODE, Archive, pack, read_hashes
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.providers.kubernetes.pod.facts import FACTS, Facts
+from stoker.jobs.providers.kubernetes.pod.git import code_of_commit
 
 WAIT_S = 60.0
 """Longest wait, seconds: a busy machine."""
@@ -82,7 +84,7 @@ class Pods:
     def started(self, number: int, rank: int) -> Path:
         """Wait until the task of a rank runs in a start; its file with TF_CONFIG."""
         path = self.place / f"task-{number}-{rank}"
-        wait(lambda: path.exists(), f"start {number} of worker {rank}")
+        wait(path.exists, f"start {number} of worker {rank}")
         return path
 
     def end(self, number: int, rank: int, code: int) -> None:
@@ -228,3 +230,38 @@ def test_a_pod_without_a_job_says_what_is_missing(make: Make) -> None:
     pod = pods.start(0, "a")
     assert code_of(pod) == 2
     assert "neither the volume of the runs nor a ConfigMap has it" in pods.printed("a")
+
+
+def test_code_comes_from_a_commit_only_if_it_is_what_was_submitted(
+    experiment: Path, tmp_path: Path
+) -> None:
+    archive = pack(experiment, outside=[experiment / "data"])
+    (experiment / "other.py").write_text("")
+    commit = _committed(experiment)
+    source = f"git+file://{experiment.parent}@{commit}#subdirectory={experiment.name}"
+
+    assert code_of_commit(source, read_hashes(archive.content)) == archive.content
+    (experiment / "model.py").write_text("import layers  # changed\n")
+    changed = read_hashes(pack(experiment, outside=[experiment / "data"]).content)
+    with pytest.raises(DataError, match=r"what was submitted: model\.py\. Received: it is another"):
+        code_of_commit(source, changed)
+    with pytest.raises(ConfigError, match="git fetch must succeed in the pod"):
+        code_of_commit(source.replace(commit, "0" * 40), changed)
+
+
+def _committed(experiment: Path) -> str:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", *who, *arguments],
+            cwd=experiment.parent,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=a")
+    return git("rev-parse", "HEAD")

@@ -91,6 +91,7 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
         max_restarts=target.max_restarts,
         time_limit_s=job.resources.time_limit_s,
         versions=versions(),
+        git=target.code if target.code.startswith("git+") else "",
     )
     return {
         "name": CONTAINER,

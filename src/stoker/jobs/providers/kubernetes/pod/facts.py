@@ -42,6 +42,9 @@ class Facts:
     max_restarts: int
     """How many starts may fail, where the cluster itself does not count them."""
 
+    git: str = ""
+    """Where the code comes from, if neither from the volume nor from a ConfigMap."""
+
     time_limit_s: float | None = None
     """Longest run of one start, seconds."""
 
