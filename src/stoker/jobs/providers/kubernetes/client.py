@@ -71,6 +71,11 @@ class Cluster:
         self._api, found = open_client(kubeconfig, context)
         self.namespace = namespace or found or "default"
 
+    @property
+    def server(self) -> str:
+        """Address of the API."""
+        return str(self._api.configuration.host)
+
     def path(self, version: str, plural: str, name: str = "") -> str:
         """Return the path of objects in the namespace, or of one of them."""
         root = "/api" if version == "v1" else "/apis"

@@ -124,9 +124,10 @@ class KubernetesProvider:
         return state
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the user's jobs in the namespace, the newest first."""
-        kinds = {self._kind_of(place) for place in places().values()} | {self._kind}
-        chosen = f"{MANAGED}={MANAGER},{USER}={user_label()}"
+        """Return the user's jobs in the namespace, and those whose folders are known here, the newest first."""
+        known = places()
+        kinds = {self._kind_of(place) for place in known.values()} | {self._kind}
+        chosen, user = f"{MANAGED}={MANAGER}", user_label()
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for pod in self._cluster.all(self._cluster.path("v1", "pods"), labelSelector=chosen):
             pods[pod["metadata"]["labels"].get(NAME, "")].append(pod)
@@ -141,7 +142,8 @@ class KubernetesProvider:
                 workload = {"apiVersion": VERSIONS[kind], "kind": KINDS[kind]} | each
                 mine = pods[each["metadata"]["name"]]
                 state = known_state(Seen(kind=kind, workload=workload, pods=mine), None)
-                found.append(state)
+                if each["metadata"]["labels"].get(USER) == user or state.id in known:
+                    found.append(state)
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
