@@ -22,6 +22,7 @@ from stoker.jobs.archive import CODE, Archive, pack, read_hashes
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.providers.kubernetes.pod.facts import FACTS, Facts
 from stoker.jobs.providers.kubernetes.pod.git import code_of_commit
+from stoker.jobs.providers.kubernetes.pod.start import Member, another_counts, write_exit
 
 WAIT_S = 60.0
 """Longest wait, seconds: a busy machine."""
@@ -169,6 +170,39 @@ def test_a_replaced_pod_begins_the_next_start_and_the_others_follow(make: Make) 
     for rank in (0, 1):
         pods.end(2, rank, 0)
     assert pods.starts() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "known"),
+    [("jobset", 75, 75), ("jobset", 1, 1), ("jobset", 3, 2), ("job", 1, 75)],
+)
+def test_a_pod_saves_when_another_one_has_ended_and_does_not_hide_why(
+    make: Make, kind: str, code: int, known: int
+) -> None:
+    pods = make(kind=kind)
+    two = [pods.start(rank, f"a-{rank}") for rank in (0, 1)]
+    for rank in (0, 1):
+        pods.started(1, rank)
+    pods.end(1, 0, code)
+    assert code_of(two[1]) == known
+    assert code_of(two[0]) == {3: 2}.get(code, code)
+
+
+def test_of_pods_that_fail_together_one_counts(tmp_path: Path) -> None:
+    (tmp_path / INCARNATIONS).mkdir()
+    (tmp_path / INCARNATIONS / "1").touch()
+    two = [Member(place=tmp_path, rank=rank, pod=f"p-{rank}", pods=2, log=print) for rank in (0, 1)]
+    for member in two:
+        write_exit(member, 1, 1)
+    assert [another_counts(member, 1, longest_s=0) for member in two] == [False, True]
+
+    for number, codes in ((2, (1, 75)), (3, (1,)), (4, (1, 1))):
+        (tmp_path / INCARNATIONS / str(number)).touch()
+        for rank, code in enumerate(codes):
+            write_exit(two[rank], number, code)
+    assert not another_counts(two[0], 2, longest_s=0), "the other saved because of this one"
+    assert another_counts(two[0], 3, longest_s=0), "the other was killed: it noted no end"
+    assert not another_counts(two[0], 4, longest_s=0)
 
 
 def test_a_pod_that_must_end_lets_its_task_save(make: Make) -> None:

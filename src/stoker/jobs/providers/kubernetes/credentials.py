@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stoker.core.errors import ConfigError, Plain
 
 
@@ -41,7 +43,7 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
                 raise
             kube.load_incluster_config(settings)
             namespace = _own_namespace()
-    except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
         raise ConfigError(
             "the credentials of the cluster must be in a kubeconfig",
             got=Plain(str(error).strip() or type(error).__name__),

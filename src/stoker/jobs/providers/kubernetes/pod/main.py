@@ -16,11 +16,13 @@ TFJob's operator starts pods again after codes from 128 on only, so there 138 st
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -44,7 +46,8 @@ from stoker.jobs.providers.kubernetes.pod.folder import prepare_folder
 from stoker.jobs.providers.kubernetes.pod.start import (
     Member,
     all_done,
-    another_failed,
+    another_counts,
+    exits,
     join_start,
     write_exit,
 )
@@ -59,7 +62,10 @@ END_S = 60.0
 """How long a pod whose work is done waits for the others, seconds."""
 
 PEER_S = 30.0
-"""How long a pod that failed looks for another that failed first, seconds: a replacement comes after 10 s or more."""
+"""How long a pod that failed looks for another that explains it, seconds: a replacement comes after 10 s or more."""
+
+WATCH_S = 1.0
+"""How often a pod looks whether another one has ended, seconds."""
 
 MIN_START_S = 1.0
 """Shortest start under a time limit, seconds."""
@@ -111,8 +117,9 @@ class _Task:
     def run(self, start: Incarnation) -> int:
         """Run the task, and return the exit code for the cluster."""
         code = self._run(start)
+        before = self._ended_early(start.number)
         write_exit(self._member, start.number, code)
-        known = self._known(code, start.number)
+        known = self._known(code, start.number, before)
         if self._facts.kind == "tfjob":
             return self._of_tfjob(known, start.number)
         return known
@@ -135,10 +142,32 @@ class _Task:
             running.append(process)
             if asked:
                 process.send_signal(signal.SIGUSR1)
-            code = process.wait()
+            code = self._wait(process, start.number, ask)
         if asked and code == -signal.SIGUSR1:  # it could not listen yet: nothing is lost
             return EXIT_PREEMPTED
         return code
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], number: int, ask: Callable[[object], None]
+    ) -> int:
+        """Wait for the end of the task; when another pod of the start has failed or saved, ask for it."""
+        until_s = math.inf
+        while True:
+            try:
+                return process.wait(timeout=WATCH_S)
+            except subprocess.TimeoutExpired:
+                if until_s is math.inf and self._ended_early(number):
+                    self._log("another worker has ended: this one saves, too")
+                    ask("another worker has ended")
+                    until_s = time.monotonic() + self._facts.grace_s
+                if time.monotonic() > until_s:
+                    process.kill()
+
+    def _ended_early(self, number: int) -> set[int]:
+        """Return the exit codes of other pods of the start, but for those that are done."""
+        codes = exits(self._member, number)
+        codes.pop(self._member.rank, None)
+        return set(codes.values()) - {EXIT_DONE}
 
     @contextmanager
     def _time_limit(self, ask: Callable[[], None]) -> Iterator[None]:
@@ -165,8 +194,14 @@ class _Task:
         task = {"type": "worker", "index": rank}
         return own | {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
 
-    def _known(self, code: int, number: int) -> int:
-        """Return the exit code as the rules of the manifests know it."""
+    def _known(self, code: int, number: int, before: set[int]) -> int:
+        """Return the exit code as the rules of the manifests know it.
+
+        Args:
+            code: Of the task.
+            number: Of the start.
+            before: Exit codes of other pods that had ended before this one, but for those that are done.
+        """
         if code == EXIT_DONE:
             if all_done(self._member, number, longest_s=END_S):
                 return EXIT_DONE
@@ -175,14 +210,21 @@ class _Task:
         if code in (EXIT_USER, EXIT_CHECK):
             return EXIT_USER
         if code in (EXIT_PREEMPTED, EXIT_SUPERSEDED):
-            return EXIT_PREEMPTED
+            return self._of_saved(number)
         if self._facts.kind == "job" and self._member.pods > 1:
-            return self._of_indexed_job(number)
+            return self._of_indexed_job(number, before)
         return EXIT_BUG
 
-    def _of_indexed_job(self, number: int) -> int:
+    def _of_saved(self, number: int) -> int:
+        """A JobSet takes the first pod that it sees: one that has saved must not hide one that failed."""
+        others = self._ended_early(number) - {EXIT_PREEMPTED, EXIT_SUPERSEDED}
+        if self._facts.kind != "jobset" or not others:
+            return EXIT_PREEMPTED
+        return EXIT_USER if others & {EXIT_USER, EXIT_CHECK} else EXIT_BUG
+
+    def _of_indexed_job(self, number: int, before: set[int]) -> int:
         """Of several pods that fail together, one counts."""
-        if another_failed(self._member, number, longest_s=PEER_S):
+        if EXIT_PREEMPTED in before or another_counts(self._member, number, longest_s=PEER_S):
             self._log("another worker ended first: starts again with it")
             return EXIT_PREEMPTED
         return EXIT_BUG

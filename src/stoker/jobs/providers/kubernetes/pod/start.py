@@ -131,16 +131,23 @@ def all_done(member: Member, number: int, *, longest_s: float) -> bool:
     return False
 
 
-def another_failed(member: Member, number: int, *, longest_s: float) -> bool:
-    """Wait for a sign that another pod of the start ended first, which explains a failure of this one.
+def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
+    """Wait for a sign that the failure of this pod is explained, or counted, by another pod of its start.
 
-    Its exit code, or that of a pod that was killed: its replacement, which begins the next start.
+    That is one that was killed (it has noted no end, and its replacement begins the next start), or, of several that
+    failed, the one with the lowest rank: pods that fail together count once, and never not at all.
+    One that has saved is no sign: it may have done so because of this failure.
     """
     until_s = time.monotonic() + longest_s
     while True:
         others = exits(member, number)
         others.pop(member.rank, None)
-        if member.newest() > number or any(code != EXIT_DONE for code in others.values()):
+        failed = [rank for rank, code in others.items() if code not in (EXIT_DONE, EXIT_PREEMPTED)]
+        if min(failed, default=member.rank) < member.rank:
+            return True
+        if len(others) == member.pods - 1:
+            return False
+        if member.newest() > number:
             return True
         if time.monotonic() >= until_s:
             return False
