@@ -187,17 +187,33 @@ def lines_of(
         targets: By name.
         worker: Rank of one task; None: all.
     """
-    target = known.target
-    provider = target.open() if target is not None else None
-
-    def is_over() -> bool:
-        return target is None or state_of(known.place, targets).phase.is_over
-
+    provider = known.target.open() if known.target is not None else None
     if isinstance(provider, Remote) and not _has_logs_soon(known, targets):
         yield from provider.log_lines(known.job.id, worker=worker, follow=True)
         return
+    silent_s: float | None = None
+
+    def is_over() -> bool:
+        nonlocal silent_s
+        if provider is None:
+            return True
+        try:
+            phase = state_of(known.place, targets).phase
+        except UserError:
+            # The logs do not come from the cluster, whose server may restart.
+            now_s = time.monotonic()
+            silent_s = silent_s if silent_s is not None else now_s
+            if not isinstance(provider, Remote) or now_s - silent_s > SILENT_S:
+                raise
+            return False
+        silent_s = None
+        return phase.is_over
+
     yield from job_lines(known.place, worker=worker, until=is_over)
 
+
+SILENT_S = 600.0
+"""How long the server of a cluster may be silent before following ends with its error, seconds."""
 
 SHARED_S = 20.0
 """How long tasks run at most before this machine sees their logs on a shared file system, seconds: a start of Python,
