@@ -112,7 +112,7 @@ RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
                     )
                 ]
             },
-            "all nodes that fit have a taint; add it to `tolerations` of the target",
+            "nodes that fit have a taint; add it to `tolerations` of the target",
         ),
         (
             {
@@ -126,6 +126,20 @@ RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
                 ]
             },
             "no node has the labels of node_selector; correct it",
+        ),
+        (
+            {
+                "conditions": [
+                    condition(
+                        "PodScheduled",
+                        "False",
+                        "Unschedulable",
+                        "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, "
+                        "1 node(s) had untolerated taint {spot: }.",
+                    )
+                ]
+            },
+            "get nodes --show-labels; or nodes that fit have a taint; add it to `tolerations`",
         ),
         (
             {

@@ -71,11 +71,6 @@ class Cluster:
         self._api, found = open_client(kubeconfig, context)
         self.namespace = namespace or found or "default"
 
-    @property
-    def server(self) -> str:
-        """Address of the API."""
-        return str(self._api.configuration.host)
-
     def path(self, version: str, plural: str, name: str = "") -> str:
         """Return the path of objects in the namespace, or of one of them."""
         root = "/api" if version == "v1" else "/apis"
@@ -143,7 +138,7 @@ class Cluster:
         return self._json("PATCH", path, body=change, content=MERGE)
 
     def delete(self, path: str, *, uid: str | None = None) -> None:
-        """Delete an object after all that it owns, which takes time; one that is gone is no error.
+        """Delete an object after all that it owns, which takes time; one that is gone is ignored.
 
         Args:
             path: Of the object.

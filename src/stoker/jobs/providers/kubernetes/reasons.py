@@ -43,10 +43,10 @@ _UNSCHEDULABLE = (
     ),
     (
         "untolerated taint",
-        "all nodes that fit have a taint; add it to `tolerations` of the target",
+        "nodes that fit have a taint; add it to `tolerations` of the target",
     ),
 )
-"""Part of the scheduler's message -> what it means; the first counts."""
+"""Part of the scheduler's message -> what it means."""
 
 _DISRUPTED = {
     "PreemptionByScheduler": "was preempted by a pod of higher priority; it goes on when a node is free",
@@ -167,10 +167,9 @@ def _scheduler_waits(pod: Object) -> str:
     message = str(condition.get("message", ""))
     if condition.get("reason") == "SchedulingGated":
         return "waits for its queue"
-    for part, words in _UNSCHEDULABLE:
-        if part in message:
-            return f"{words.format(resource=_resource(message))} ({_short(message)})"
-    return f"no node fits ({_short(message)})"
+    # Nodes may be unfit for different reasons: each is one that the user may do something about.
+    found = [words for part, words in _UNSCHEDULABLE if part in message] or ["no node fits"]
+    return f"{'; or '.join(found).format(resource=_resource(message))} ({_short(message)})"
 
 
 def _failure(pod: Object) -> tuple[int, str] | None:

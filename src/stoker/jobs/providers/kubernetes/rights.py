@@ -19,9 +19,6 @@ _INSTALL = {
     "tfjob": "Install Kubeflow's training operator (version 1), or remove `kind` from the target.",
 }
 
-_allowed: set[tuple[str, str, str]] = set()
-"""Server, namespace and right of what this process has found to be allowed: a submission validates twice."""
-
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -102,10 +99,7 @@ def require_rights(cluster: Cluster, rights: list[Right]) -> None:
     Raises:
         ConfigError: names each that is missing.
     """
-    where = (cluster.server, cluster.namespace)
-    asked = [right for right in rights if (*where, str(right)) not in _allowed]
-    missing = [str(right) for right in asked if not _is_allowed(cluster, right)]
-    _allowed.update((*where, str(right)) for right in asked if str(right) not in missing)
+    missing = [str(right) for right in rights if not _is_allowed(cluster, right)]
     if missing:
         raise ConfigError(
             f"you must have these rights in namespace {cluster.namespace}: {', '.join(missing)}",

@@ -29,7 +29,7 @@ POLL_S = 0.3
 
 FIRST_S, STEP_S, MOST_STEPS = 1.0, 0.5, 18
 """How long a pod waits before it begins a start, seconds: rank 0 not at all, the others the longer the higher their
-rank, so that one of them does it for all. Two starts would be no error, only a number more."""
+rank, so that one of them does it for all. Two starts would only cost a number more."""
 
 LOG_EVERY_S = 60.0
 """Interval at which a waiting pod logs that it waits, seconds."""
@@ -136,7 +136,7 @@ def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
 
     That is one that was killed (it has noted no end, and its replacement begins the next start), or, of several that
     failed, the one with the lowest rank: pods that fail together count once, and never not at all.
-    One that has saved is no sign: it may have done so because of this failure.
+    One that has saved does not count: it may have done so because of this failure.
     """
     until_s = time.monotonic() + longest_s
     while True:
