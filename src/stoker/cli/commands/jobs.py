@@ -108,8 +108,8 @@ def logs(
     runs: RunsFolders = None,
 ) -> None:
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
-    from stoker.jobs.logs import job_lines
-    from stoker.jobs.overview import fetch_logs, find_job, state_of
+    from stoker.jobs.overview import fetch_logs, find_job, lines_of, lines_of_place
+    from stoker.jobs.places import find_place
     from stoker.jobs.sweep_overview import find_element
 
     here = _here(runs)
@@ -119,12 +119,10 @@ def logs(
     named, slash, worker = named.partition("/")
     rank = _rank(worker) if slash else None
     if not follow:
-        from stoker.jobs.places import find_place
-
         place = find_place(named, here.runs)
         if problem := fetch_logs(place, here.targets):
             typer.echo(f"stoker: {problem}", err=True)
-        _print_lines(job_lines(place, worker=rank))
+        _print_lines(lines_of_place(place, here.targets, worker=rank))
         return
     known = find_job(named, here)
     if rank is not None and rank >= known.job.resources.workers:
@@ -132,11 +130,7 @@ def logs(
             f"the workers of job {known.job.id} are 0 to {known.job.resources.workers - 1}",
             got=rank,
         )
-
-    def is_over() -> bool:
-        return known.target is None or state_of(known.place, here.targets).phase.is_over
-
-    _print_lines(job_lines(known.place, worker=rank, until=is_over))
+    _print_lines(lines_of(known, here.targets, worker=rank))
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,18 +28,24 @@ def print_jobs(found: Sequence[Listed | SweepState]) -> None:
 def show_job(known: KnownJob, *, as_json: bool) -> None:
     """Print what is known of a job and of its run."""
     from stoker.app.job_run import run_of_job
+    from stoker.jobs.overview import events_of
 
     run = run_of_job(known.place)
     if as_json:
         facts = {"state": asdict(known.state), "folder": str(known.place)}
         target = known.target.name if known.target else None
         shown = None if run is None else asdict(run) | {"folder": str(run.folder)}
-        more = {"target": target, "job": known.job.to_json(), "run": shown}
+        more: dict[str, Any] = {"target": target, "job": known.job.to_json(), "run": shown}
+        more["events"] = [asdict(event) for event in events_of(known)]
         print_result(json.dumps(facts | more, indent=1))
         return
     for name, value in (*_facts(known), *_run_facts(known, run)):
         if value:
             print_result(f"{name + ':':<14}{value}")
+    for event in events_of(known):
+        times = f" ({event.times} times)" if event.times > 1 else ""
+        at = _time(event.at_s)
+        print_result(f"{at}  {event.about}  {event.reason}: {event.message}{times}")
 
 
 def _row(each: Listed | SweepState) -> tuple[str, str, str, str, str]:

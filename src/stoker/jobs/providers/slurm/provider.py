@@ -94,6 +94,10 @@ class SlurmProvider:
         python = interpreter(there, self.settings, job.folder)
         require_maker(python, self.settings, self._machine)
 
+    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it lies in the job's folder
+        """Return the script that sbatch would take."""
+        return render(self._machine.on_cluster(job), self.settings, job.folder)
+
     def submit(self, job: Job) -> str:
         """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
         found = self._submitted(job) or self._submit(job)
