@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import yaml
-
 from tests.kubernetes_api.controllers.garbage import GarbageCollector
 from tests.kubernetes_api.controllers.job_sets import JobSetController
 from tests.kubernetes_api.controllers.jobs import JobController
@@ -28,6 +28,7 @@ from tests.kubernetes_api.resources import (
     CLUSTER_QUEUES,
     CUSTOM,
     DEFINED,
+    EVENTS,
     LOCAL_QUEUES,
     NAMESPACES,
     NODES,
@@ -67,6 +68,11 @@ def require_namespaces() -> None:
     pytest.skip(why)
 
 
+class _Part(Protocol):
+    def sync(self) -> None:
+        """Look at everything, and do what is to be done."""
+
+
 class KubernetesCluster:
     """Everything that a test needs of a cluster."""
 
@@ -88,7 +94,7 @@ class KubernetesCluster:
         self.troubles: list[str] = []
         """Tracebacks of controllers, which are faults of this code."""
 
-        self._parts = [
+        self._parts: list[_Part] = [
             GarbageCollector(self.api),
             self.kueue,
             JobSetController(self.api),
@@ -139,9 +145,12 @@ class KubernetesCluster:
     def install(self, resource: Resource) -> None:
         """Install the definition of a custom kind."""
         name = f"{resource.plural}.{resource.group}"
-        names = {"plural": resource.plural, "kind": resource.kind}
-        spec = {"group": resource.group, "names": names, "scope": "Namespaced"}
-        spec["versions"] = [{"name": each, "served": True} for each in resource.versions]  # type: ignore[assignment] - mixed values
+        spec: Object = {
+            "group": resource.group,
+            "names": {"plural": resource.plural, "kind": resource.kind},
+            "scope": "Namespaced",
+            "versions": [{"name": each, "served": True} for each in resource.versions],
+        }
         self._put(DEFINED, name, spec=spec)
         self.api.resources.append(resource)
 
@@ -162,13 +171,21 @@ class KubernetesCluster:
     ) -> None:
         """Make a node, with e.g. `cpu="4", gpus="2", memory="8Gi"`."""
         allocatable = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "110"}
-        allocatable |= {("nvidia.com/gpu" if key == "gpus" else key): each for key, each in resources.items()}
-        spec: Object = {"taints": [{"key": taint, "value": "", "effect": "NoSchedule"}]} if taint else {}
+        allocatable |= {
+            ("nvidia.com/gpu" if key == "gpus" else key): each for key, each in resources.items()
+        }
+        spec: Object = (
+            {"taints": [{"key": taint, "value": "", "effect": "NoSchedule"}]} if taint else {}
+        )
         status = {"allocatable": allocatable, "capacity": allocatable}
         self._put(NODES, name, labels=labels or {}, spec=spec, status=status)
 
-    def add_claim(self, name: str, namespace: str = "team") -> Path:
+    def add_claim(
+        self, name: str, namespace: str = "team", *, directory: Path | None = None
+    ) -> Path:
         """Make a claim, and return its directory."""
+        if directory is not None:
+            self.kubelet.claims[namespace, name] = directory
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         self._put(CLAIMS, name, namespace=namespace, spec=spec, status={"phase": "Bound"})
         return self.kubelet.claim(namespace, name)
@@ -176,7 +193,11 @@ class KubernetesCluster:
     def add_quota(self, name: str, namespace: str = "team", **hard: str) -> None:
         """Limit a namespace; `_` in a name stands for `.` or `/` where the name has one."""
         keys = {"jobs": "count/jobs.batch", "jobsets": "count/jobsets.jobset.x-k8s.io"}
-        keys |= {"gpus": "requests.nvidia.com/gpu", "cpu": "requests.cpu", "memory": "requests.memory"}
+        keys |= {
+            "gpus": "requests.nvidia.com/gpu",
+            "cpu": "requests.cpu",
+            "memory": "requests.memory",
+        }
         spec = {"hard": {keys.get(key, key): value for key, value in hard.items()}}
         self._put(QUOTAS, name, namespace=namespace, spec=spec)
 
@@ -186,7 +207,9 @@ class KubernetesCluster:
 
     def add_queue(self, name: str, *, preempts: bool = False, **nominal: str) -> None:
         """Make a ClusterQueue and a LocalQueue `name` in namespace `team`, e.g. `cpu="4", gpus="2"`."""
-        named = {("nvidia.com/gpu" if key == "gpus" else key): each for key, each in nominal.items()}
+        named = {
+            ("nvidia.com/gpu" if key == "gpus" else key): each for key, each in nominal.items()
+        }
         resources = [{"name": key, "nominalQuota": each} for key, each in named.items()]
         flavors = [{"name": "default-flavor", "resources": resources}]
         spec: Object = {"resourceGroups": [{"coveredResources": list(named), "flavors": flavors}]}
@@ -199,8 +222,13 @@ class KubernetesCluster:
         """Return pods of one job or JobSet, by the name of the job's, in the order of their names."""
         return [
             pod
-            for pod in self.storage.list(PODS, namespace)
-            if job in ("", pod["metadata"]["labels"].get("jobset.sigs.k8s.io/jobset-name"), pod["metadata"]["labels"].get("job-name"))
+            for pod in self.storage.items(PODS, namespace)
+            if job
+            in (
+                "",
+                pod["metadata"]["labels"].get("jobset.sigs.k8s.io/jobset-name"),
+                pod["metadata"]["labels"].get("job-name"),
+            )
             if phase in ("", pod["status"]["phase"]) and "deletionTimestamp" not in pod["metadata"]
         ]
 
@@ -228,14 +256,19 @@ class KubernetesCluster:
 
     def preempt_workload(self, name: str, namespace: str = "team") -> None:
         """Take the quota of a job or JobSet for another of a higher priority, as Kueue does."""
-        for each in self.storage.list(WORKLOADS, namespace):
+        for each in self.storage.items(WORKLOADS, namespace):
             if each["metadata"]["ownerReferences"][0]["name"] == name:
                 self.kueue.evict(each, "Preempted to accommodate a workload due to prioritization")
 
     def lose_node(self, pod: Object) -> None:
         """Give up a pod whose node does not answer: its process goes on, and the cluster starts another."""
         self.kubelet.running(pod["metadata"]["name"]).is_abandoned = True
-        disrupt(self.storage, pod, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+        disrupt(
+            self.storage,
+            pod,
+            "DeletionByTaintManager",
+            "Taint manager: deleting due to NoExecute taint",
+        )
 
         def fail(item: Object) -> None:
             item["status"]["phase"] = "Failed"
@@ -244,9 +277,7 @@ class KubernetesCluster:
 
     def events(self, name: str, namespace: str = "team") -> list[Object]:
         """Return the events of an object."""
-        from tests.kubernetes_api.resources import EVENTS
-
-        found = self.storage.list(EVENTS, namespace)
+        found = self.storage.items(EVENTS, namespace)
         return [each for each in found if each["involvedObject"]["name"] == name]
 
     def _put(self, resource: Resource, name: str, namespace: str = "", **content: object) -> None:
@@ -288,5 +319,3 @@ def kubernetes_cluster(folder: Path, images: dict[str, Image]) -> Iterator[Kuber
     finally:
         cluster.close()
     assert not cluster.troubles, cluster.troubles[0]
-
-

@@ -13,9 +13,13 @@ def record(
     metadata = item["metadata"]
     namespace = metadata.get("namespace", "default")
     with storage.changed:
-        for each in storage.list(EVENTS, namespace):
+        for each in storage.items(EVENTS, namespace):
             about = each["involvedObject"]
-            if (about["uid"], each["reason"], each["message"]) == (metadata["uid"], reason, message):
+            if (about["uid"], each["reason"], each["message"]) == (
+                metadata["uid"],
+                reason,
+                message,
+            ):
                 if each["lastTimestamp"] == now():  # a controller that looks many times a second
                     return
                 counted = {"count": each["count"] + 1, "lastTimestamp": now()}

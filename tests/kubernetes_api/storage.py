@@ -89,7 +89,7 @@ class Storage:
             raise not_found(resource, name)
         return found
 
-    def list(self, resource: Resource, namespace: str = "") -> list[Object]:
+    def items(self, resource: Resource, namespace: str = "") -> list[Object]:
         """Return all objects of a namespace, or of all, ordered by name."""
         with self.changed:
             found = sorted(self._of(resource).items())

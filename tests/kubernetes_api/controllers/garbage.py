@@ -19,7 +19,7 @@ class GarbageCollector:
             everything = [
                 (resource, item)
                 for resource in self._api.resources
-                for item in self._api.storage.list(resource)
+                for item in self._api.storage.items(resource)
             ]
             alive = {item["metadata"]["uid"] for _, item in everything}
             children: dict[str, list[tuple[Resource, Object]]] = {}
@@ -33,7 +33,9 @@ class GarbageCollector:
                 if "deletionTimestamp" in item["metadata"]:
                     self._end(resource, item, children.get(item["metadata"]["uid"], []))
 
-    def _end(self, resource: Resource, item: Object, children: list[tuple[Resource, Object]]) -> None:
+    def _end(
+        self, resource: Resource, item: Object, children: list[tuple[Resource, Object]]
+    ) -> None:
         finalizers = item["metadata"].get("finalizers") or []
         uid = item["metadata"]["uid"]
         if ORPHAN in finalizers:

@@ -42,7 +42,7 @@ class JobSetController:
 
     def sync(self) -> None:
         """Look at all JobSets."""
-        for each in self._storage.list(JOB_SETS):
+        for each in self._storage.items(JOB_SETS):
             if "deletionTimestamp" not in each["metadata"]:
                 with self._storage.changed:
                     status = copy.deepcopy(each.get("status") or {})
@@ -54,11 +54,13 @@ class JobSetController:
 
     def _sync(self, item: Object, status: Object) -> None:
         namespace = item["metadata"]["namespace"]
-        children = [job for job in self._storage.list(JOBS, namespace) if owned_by(job, item)]
+        children = [job for job in self._storage.items(JOBS, namespace) if owned_by(job, item)]
         attempt = status.setdefault("restarts", 0)
         status.setdefault("restartsCountTowardsMax", 0)
         current = [job for job in children if int(job["metadata"]["labels"][ATTEMPT]) >= attempt]
-        status["replicatedJobsStatus"] = [_counts(each, current) for each in item["spec"]["replicatedJobs"]]
+        status["replicatedJobsStatus"] = [
+            _counts(each, current) for each in item["spec"]["replicatedJobs"]
+        ]
         failed = [job for job in current if is_true(job, "Failed")]
         active = [job for job in current if not is_true(job, "Complete") and job not in failed]
         if status.get("terminalState"):
@@ -70,7 +72,9 @@ class JobSetController:
             self._fail(item, status, failed)
             return
         if current and not active and len(current) == _replicas(item):
-            self._set(item, status, "Completed", "AllJobsCompleted", "jobset completed successfully")
+            self._set(
+                item, status, "Completed", "AllJobsCompleted", "jobset completed successfully"
+            )
             status["terminalState"] = "Completed"
             return
         self._service(item)
@@ -124,7 +128,9 @@ class JobSetController:
 
     def _create(self, item: Object, status: Object, children: list[Object]) -> None:
         taken = {job["metadata"]["name"] for job in children}
-        old = [job for job in children if int(job["metadata"]["labels"][ATTEMPT]) < status["restarts"]]
+        old = [
+            job for job in children if int(job["metadata"]["labels"][ATTEMPT]) < status["restarts"]
+        ]
         policy = item["spec"].get("failurePolicy") or {}
         if old and policy.get("restartStrategy") == "BlockingRecreate":
             return
@@ -168,7 +174,11 @@ class JobSetController:
     def _expire(self, item: Object) -> None:
         left_s = item["spec"].get("ttlSecondsAfterFinished")
         ended = condition_of(item, "Completed") or condition_of(item, "Failed")
-        if left_s is not None and ended and time.time() - seconds(ended["lastTransitionTime"]) >= left_s:
+        if (
+            left_s is not None
+            and ended
+            and time.time() - seconds(ended["lastTransitionTime"]) >= left_s
+        ):
             self._api.delete(JOB_SETS, item, {"propagationPolicy": "Foreground"})
 
     def _event(self, item: Object, reason: str, message: str, *, warning: bool = True) -> None:
@@ -236,15 +246,28 @@ def _child(item: Object, replicated: Object, index: int, attempt: int) -> Object
 
 def _counts(replicated: Object, current: list[Object]) -> Object:
     name = replicated["name"]
-    jobs = [each for each in current if each["metadata"]["labels"][f"{PREFIX}/replicatedjob-name"] == name]
-    counts: Object = {"name": name, "active": 0, "failed": 0, "ready": 0, "succeeded": 0, "suspended": 0}
+    jobs = [
+        each
+        for each in current
+        if each["metadata"]["labels"][f"{PREFIX}/replicatedjob-name"] == name
+    ]
+    counts: Object = {
+        "name": name,
+        "active": 0,
+        "failed": 0,
+        "ready": 0,
+        "succeeded": 0,
+        "suspended": 0,
+    }
     for job in jobs:
         status = job.get("status") or {}
         counts["failed"] += is_true(job, "Failed")
         counts["succeeded"] += is_true(job, "Complete")
         counts["suspended"] += bool(job["spec"].get("suspend"))
         counts["active"] += status.get("active", 0) > 0
-        counts["ready"] += status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"]["parallelism"]
+        counts["ready"] += (
+            status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"]["parallelism"]
+        )
     return counts
 
 

@@ -54,11 +54,11 @@ class JobController:
     def sync(self) -> None:
         """Look at all jobs."""
         pods: dict[str, list[Object]] = {}
-        for pod in self._storage.list(PODS):
+        for pod in self._storage.items(PODS):
             for owner in pod["metadata"].get("ownerReferences") or []:
                 pods.setdefault(owner["uid"], []).append(pod)
         uids = set()
-        for job in self._storage.list(JOBS):
+        for job in self._storage.items(JOBS):
             uids.add(job["metadata"]["uid"])
             self._sync(job, pods.get(job["metadata"]["uid"], []))
         for uid, orphans in pods.items():
@@ -121,7 +121,11 @@ class JobController:
 
     def _count_failure(self, job: Object, status: Object, pod: Object) -> None:
         verdict = judge(job, pod) if pod["status"]["phase"] == "Failed" else None
-        if verdict is not None and verdict.action == "FailJob" and not _true(status, "FailureTarget"):
+        if (
+            verdict is not None
+            and verdict.action == "FailJob"
+            and not _true(status, "FailureTarget")
+        ):
             _set(status, "FailureTarget", "True", "PodFailurePolicy", verdict.message)
         if verdict is None or verdict.action != "Ignore":
             status["failed"] = status.get("failed", 0) + 1
@@ -134,7 +138,13 @@ class JobController:
             return
         completions = spec.get("completions")
         if status.get("succeeded", 0) >= (completions if completions is not None else 1):
-            _set(status, "SuccessCriteriaMet", "True", "CompletionsReached", "Reached expected number of succeeded pods")
+            _set(
+                status,
+                "SuccessCriteriaMet",
+                "True",
+                "CompletionsReached",
+                "Reached expected number of succeeded pods",
+            )
         elif status.get("failed", 0) > spec["backoffLimit"]:
             words = "Job has reached the specified backoff limit"
             _set(status, "FailureTarget", "True", "BackoffLimitExceeded", words)
@@ -154,7 +164,11 @@ class JobController:
             return []
         taken = {_index(pod) for pod in live} | _indexes(status, "completedIndexes")
         count = spec.get("completions")
-        free = [index for index in range(count if count is not None else len(live) + 1) if index not in taken]
+        free = [
+            index
+            for index in range(count if count is not None else len(live) + 1)
+            if index not in taken
+        ]
         if spec["completionMode"] != "Indexed":
             left = (count if count is not None else 1) - status.get("succeeded", 0) - len(live)
             free = list(range(max(left, 0)))
@@ -209,7 +223,7 @@ class JobController:
 
 def pods_of(api: Api, job: Object) -> list[Object]:
     """Return the pods of a job."""
-    pods = api.storage.list(PODS, job["metadata"]["namespace"])
+    pods = api.storage.items(PODS, job["metadata"]["namespace"])
     return [pod for pod in pods if owned_by(pod, job)]
 
 

@@ -42,13 +42,15 @@ class Kueue:
         with self._storage.changed:
             owners = {}
             for resource in (JOBS, JOB_SETS):
-                for item in self._storage.list(resource):
+                for item in self._storage.items(resource):
                     has_queue = QUEUE in (item["metadata"].get("labels") or {})
                     if has_queue and not item["metadata"].get("ownerReferences"):
                         owners[item["metadata"]["uid"]] = resource, item
                         self._workload(resource, item)
-            workloads = self._storage.list(WORKLOADS)
-            ordered = sorted(workloads, key=lambda each: (-each["spec"].get("priority", 0), _age(each)))
+            workloads = self._storage.items(WORKLOADS)
+            ordered = sorted(
+                workloads, key=lambda each: (-each["spec"].get("priority", 0), _age(each))
+            )
             for workload in ordered:
                 owner = owners.get(workload["metadata"]["ownerReferences"][0]["uid"])
                 if owner is not None:
@@ -59,11 +61,16 @@ class Kueue:
         if self._storage.find(WORKLOADS, item["metadata"]["namespace"], name) is not None:
             return
         sets = _pod_sets(resource, item)
-        spec: Object = {"queueName": item["metadata"]["labels"][QUEUE], "podSets": sets, "active": True}
+        spec: Object = {
+            "queueName": item["metadata"]["labels"][QUEUE],
+            "podSets": sets,
+            "active": True,
+        }
         spec["priority"] = self._priority(sets[0]["template"]["spec"])
         metadata = {
             "name": name,
             "namespace": item["metadata"]["namespace"],
+            "labels": {"kueue.x-k8s.io/job-uid": item["metadata"]["uid"]},
             "ownerReferences": [owner_reference(item)],
         }
         own = {"apiVersion": WORKLOADS.api_version(), "kind": "Workload", "metadata": metadata}
@@ -97,7 +104,9 @@ class Kueue:
         queue = self._queue(workload)
         words = f"Quota reserved in ClusterQueue {queue}"
         admitted = ("True", "Admitted", "The workload is admitted")
-        self._set(workload, {"QuotaReserved": ("True", "QuotaReserved", words), "Admitted": admitted})
+        self._set(
+            workload, {"QuotaReserved": ("True", "QuotaReserved", words), "Admitted": admitted}
+        )
         self._event(item, "Started", f"Admitted by clusterQueue {queue}")
         self._suspend(resource, item, wanted=False)
 
@@ -121,7 +130,9 @@ class Kueue:
     def _missing(self, workload: Object, queue: Object) -> str | None:
         flavor = queue["spec"]["resourceGroups"][0]["flavors"][0]
         used = self._used(queue["metadata"]["name"])
-        nominal = {each["name"]: quantities.value(each["nominalQuota"]) for each in flavor["resources"]}
+        nominal = {
+            each["name"]: quantities.value(each["nominalQuota"]) for each in flavor["resources"]
+        }
         for name, amount in _needs(workload).items():
             if name not in nominal:
                 if name == "pods":
@@ -137,8 +148,12 @@ class Kueue:
 
     def _used(self, queue: str) -> dict[str, float]:
         used: dict[str, float] = {}
-        for each in self._storage.list(WORKLOADS):
-            if is_true(each, "QuotaReserved") and not is_true(each, "Finished") and self._queue(each) == queue:
+        for each in self._storage.items(WORKLOADS):
+            if (
+                is_true(each, "QuotaReserved")
+                and not is_true(each, "Finished")
+                and self._queue(each) == queue
+            ):
                 for name, amount in _needs(each).items():
                     used[name] = used.get(name, 0.0) + amount
         return used
@@ -147,31 +162,40 @@ class Kueue:
         policy = queue["spec"].get("preemption", {}).get("withinClusterQueue", "Never")
         if policy == "Never":
             return
-        for victim in self._storage.list(WORKLOADS):
+        for victim in self._storage.items(WORKLOADS):
             lower = victim["spec"]["priority"] < workload["spec"]["priority"]
             if lower and is_true(victim, "QuotaReserved") and not is_true(victim, "Finished"):
                 uid = workload["metadata"]["uid"]
-                self.evict(victim, f"Preempted to accommodate a workload (UID: {uid}) due to prioritization in the ClusterQueue")
+                self.evict(
+                    victim,
+                    f"Preempted to accommodate a workload (UID: {uid}) due to prioritization in the ClusterQueue",
+                )
                 return
 
     def evict(self, workload: Object, message: str) -> None:
         """Take the quota of a workload: its job is suspended."""
         if is_true(workload, "Evicted"):
             return
-        evicted = {"Evicted": ("True", "Preempted", message), "Admitted": ("False", "NoReservation", "")}
+        evicted = {
+            "Evicted": ("True", "Preempted", message),
+            "Admitted": ("False", "NoReservation", ""),
+        }
         self._set(workload, evicted)
         for resource in (JOBS, JOB_SETS):
-            for item in self._storage.list(resource, workload["metadata"]["namespace"]):
+            for item in self._storage.items(resource, workload["metadata"]["namespace"]):
                 if owned_by(workload, item):
                     self._suspend(resource, item, wanted=True)
                     self._event(item, "Stopped", message)
 
     def _has_pods(self, item: Object) -> bool:
         namespace = item["metadata"]["namespace"]
-        owners = [item, *(job for job in self._storage.list(JOBS, namespace) if owned_by(job, item))]
+        owners = [
+            item,
+            *(job for job in self._storage.items(JOBS, namespace) if owned_by(job, item)),
+        ]
         return any(
             pod["status"]["phase"] in ("Pending", "Running")
-            for pod in self._storage.list(PODS, namespace)
+            for pod in self._storage.items(PODS, namespace)
             if any(owned_by(pod, owner) for owner in owners)
         )
 

@@ -29,7 +29,8 @@ def judge(job: Object, pod: Object) -> Verdict:
         if (found := _by_exit_code(rule, pod)) is not None:
             name, code = found
             return Verdict(
-                rule["action"], f"Container {name} for pod {place} failed with exit code {code} {rest}"
+                rule["action"],
+                f"Container {name} for pod {place} failed with exit code {code} {rest}",
             )
         if (kind := _by_condition(rule, pod)) is not None:
             return Verdict(rule["action"], f"Pod {place} has condition {kind} {rest}")

@@ -23,7 +23,7 @@ class Scheduler:
         with self._storage.changed:
             waiting = [
                 pod
-                for pod in self._storage.list(PODS)
+                for pod in self._storage.items(PODS)
                 if not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
             ]
             for pod in sorted(waiting, key=lambda each: -each["spec"].get("priority", 0)):
@@ -32,7 +32,7 @@ class Scheduler:
 
     def _schedule(self, pod: Object) -> None:
         reasons: Counter[str] = Counter()
-        for node in self._storage.list(NODES):
+        for node in self._storage.items(NODES):
             why = self._why_not(pod, node)
             if why is None:
                 self._bind(pod, node["metadata"]["name"])
@@ -47,7 +47,14 @@ class Scheduler:
             message = f'0/{count} nodes are available: persistentvolumeclaim "{missing}" not found.'
         self._preempt(pod)
         self._condition(pod, "False", "Unschedulable", message)
-        record(self._storage, pod, "FailedScheduling", message, source="default-scheduler", warning=True)
+        record(
+            self._storage,
+            pod,
+            "FailedScheduling",
+            message,
+            source="default-scheduler",
+            warning=True,
+        )
 
     def _why_not(self, pod: Object, node: Object, *, without: tuple[str, ...] = ()) -> str | None:
         spec = pod["spec"]
@@ -57,7 +64,9 @@ class Scheduler:
             return "node(s) were unschedulable"
         for taint in node["spec"].get("taints") or []:
             blocks = taint["effect"] in ("NoSchedule", "NoExecute")
-            if blocks and not any(_tolerates(each, taint) for each in spec.get("tolerations") or []):
+            if blocks and not any(
+                _tolerates(each, taint) for each in spec.get("tolerations") or []
+            ):
                 return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
         if not _selects(spec, node["metadata"].get("labels") or {}):
             return "node(s) didn't match Pod's node affinity/selector"
@@ -69,7 +78,9 @@ class Scheduler:
         return None
 
     def _free(self, node: Object, without: tuple[str, ...]) -> dict[str, float]:
-        free = {name: quantities.value(each) for name, each in node["status"]["allocatable"].items()}
+        free = {
+            name: quantities.value(each) for name, each in node["status"]["allocatable"].items()
+        }
         free.setdefault("pods", 110.0)
         for pod in self._on(node["metadata"]["name"]):
             if pod["metadata"]["uid"] not in without:
@@ -80,8 +91,9 @@ class Scheduler:
     def _on(self, node: str) -> list[Object]:
         return [
             pod
-            for pod in self._storage.list(PODS)
-            if pod["spec"].get("nodeName") == node and pod["status"]["phase"] in ("Pending", "Running")
+            for pod in self._storage.items(PODS)
+            if pod["spec"].get("nodeName") == node
+            and pod["status"]["phase"] in ("Pending", "Running")
         ]
 
     def _missing_claim(self, pod: Object) -> str | None:
@@ -93,7 +105,7 @@ class Scheduler:
 
     def _preempt(self, pod: Object) -> None:
         priority = pod["spec"].get("priority", 0)
-        for node in self._storage.list(NODES):
+        for node in self._storage.items(NODES):
             on_it = self._on(node["metadata"]["name"])
             if any("deletionTimestamp" in each["metadata"] for each in on_it):
                 return  # room is being made
@@ -106,7 +118,14 @@ class Scheduler:
                 disrupt(self._storage, victim, "PreemptionByScheduler", words)
                 name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
                 words = f"Preempted by pod {name} on node {node['metadata']['name']}"
-                record(self._storage, victim, "Preempted", words, source="default-scheduler", warning=True)
+                record(
+                    self._storage,
+                    victim,
+                    "Preempted",
+                    words,
+                    source="default-scheduler",
+                    warning=True,
+                )
                 self._api.delete(PODS, victim, {})
             return
 
@@ -122,8 +141,12 @@ class Scheduler:
             conditions = item["status"].setdefault("conditions", [])
             entry = {"type": "PodScheduled", "status": status, "reason": reason, "message": message}
             entry = {name: value for name, value in entry.items() if value}
-            before = next((each for each in conditions if each["type"] == "PodScheduled"), {})
-            if {name: value for name, value in before.items() if name != "lastTransitionTime"} == entry:
+            before: Object = next(
+                (each for each in conditions if each["type"] == "PodScheduled"), {}
+            )
+            if {
+                name: value for name, value in before.items() if name != "lastTransitionTime"
+            } == entry:
                 return
             conditions[:] = [each for each in conditions if each["type"] != "PodScheduled"]
             conditions.append(entry | {"lastTransitionTime": now()})

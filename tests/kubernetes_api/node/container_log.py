@@ -70,7 +70,7 @@ def _since(query: dict[str, str]) -> float:
     if query.get("sinceSeconds"):
         return time.time() - float(query["sinceSeconds"])
     if query.get("sinceTime"):
-        return datetime.fromisoformat(query["sinceTime"].replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(query["sinceTime"]).timestamp()
     return 0.0
 
 

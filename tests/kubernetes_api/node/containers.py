@@ -18,6 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 _SYSTEM = ("/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sbin", "/usr", "/var")
 """What a pod sees of this machine, besides Python's environment and the repository."""
 
+PROGRAMS = "/image"
+
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
 
@@ -26,7 +28,7 @@ class Image:
     """An image as this machine plays it."""
 
     programs: Path | None = None
-    """Directory that is first on the PATH."""
+    """Directory that is first on the PATH, at `/image`."""
 
     environment: dict[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] = ()
@@ -34,16 +36,16 @@ class Image:
     paths: tuple[Path, ...] = ()
     """Further directories of this machine that it contains."""
 
-    def contents(self) -> list[str]:
-        """Paths of this machine that a pod sees, read-only; what lies in another of them is left out."""
-        own = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve(), *self.paths]
-        own += [self.programs] if self.programs else []
-        outside = [str(each) for each in own if not str(each).startswith(tuple(f"{s}/" for s in _SYSTEM))]
+    def contents(self) -> list[tuple[str, str]]:
+        """Paths of this machine that a pod sees, read-only, and where; what lies in another one is left out."""
+        python = Path(sys.executable).resolve()
+        own = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), python, *self.paths]
         inner = [each for each in _SYSTEM if os.path.lexists(each)]
-        for path in sorted(set(outside)):
+        for path in sorted({str(each) for each in own}):
             if not any(path.startswith(f"{known}/") for known in inner):
                 inner.append(path)
-        return inner
+        programs = [(str(self.programs), PROGRAMS)] if self.programs else []
+        return [*((each, each) for each in inner), *programs]
 
 
 class NotReady(Exception):
@@ -64,7 +66,7 @@ class Container:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of the process."""
-        programs = [str(self._image.programs)] if self._image.programs else []
+        programs = [PROGRAMS] if self._image.programs else []
         path = [*programs, str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
         found = {"PATH": ":".join(path), "HOME": "/root", "HOSTNAME": self.hostname()}
         found |= {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -75,7 +77,9 @@ class Container:
                     data = self._data(resource, source[kind]["name"])
                     found |= {name: value.decode() for name, value in data.items()}
         for each in self._container.get("env") or []:
-            value = self._value(each["valueFrom"]) if "valueFrom" in each else each.get("value") or ""
+            value = (
+                self._value(each["valueFrom"]) if "valueFrom" in each else each.get("value") or ""
+            )
             if value is not None:
                 found[each["name"]] = _expanded(value, found)
         return found
@@ -123,11 +127,9 @@ class Container:
         if own.get("runAsNonRoot") and user == 0:
             message = "container has runAsNonRoot and image will run as root"
             raise NotReady("CreateContainerConfigError", message)
-        groups = [*([pod["fsGroup"]] if "fsGroup" in pod else []), *(pod.get("supplementalGroups") or [])]
         return {
             "user": user,
             "group": own.get("runAsGroup", 0),
-            "groups": groups,
             "may_gain": own.get("allowPrivilegeEscalation", True),
             "read_only_root": bool(own.get("readOnlyRootFilesystem")),
             "directory": self._container.get("workingDir") or "",
@@ -138,7 +140,10 @@ class Container:
             return claims(self._namespace, claim["claimName"])
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(0o777 if "emptyDir" in volume else 0o755)
-        for resource, kind, name in ((CONFIG_MAPS, "configMap", "name"), (SECRETS, "secret", "secretName")):
+        for resource, kind, name in (
+            (CONFIG_MAPS, "configMap", "name"),
+            (SECRETS, "secret", "secretName"),
+        ):
             if kind in volume:
                 self._files(volume, resource, volume[kind], volume[kind][name], place)
         for source in (volume.get("projected") or {}).get("sources") or []:
@@ -173,7 +178,9 @@ class Container:
             raise NotReady("CreateContainerConfigError", f'{kind} "{name}" not found')
         if resource is SECRETS:
             return {key: base64.b64decode(each) for key, each in (found.get("data") or {}).items()}
-        binary = {key: base64.b64decode(each) for key, each in (found.get("binaryData") or {}).items()}
+        binary = {
+            key: base64.b64decode(each) for key, each in (found.get("binaryData") or {}).items()
+        }
         return {key: each.encode() for key, each in (found.get("data") or {}).items()} | binary
 
     def _value(self, source: Object) -> str | None:

@@ -71,13 +71,16 @@ class Kubelet:
         """
         self._api, self._storage = api, api.storage
         self._folder, self.images = folder, images
+        self.claims: dict[tuple[str, str], Path] = {}
+        """Namespace and name of claims -> their directories, where a test chooses them."""
+
         self._running: dict[str, Running] = {}
         self._lock = threading.RLock()
         self._is_closed = False
 
     def sync(self) -> None:
         """Start, end and give up pods."""
-        pods = {pod["metadata"]["uid"]: pod for pod in self._storage.list(PODS)}
+        pods = {pod["metadata"]["uid"]: pod for pod in self._storage.items(PODS)}
         self._write_hosts(list(pods.values()))
         with self._lock:
             for uid, pod in pods.items():
@@ -103,7 +106,7 @@ class Kubelet:
 
     def claim(self, namespace: str, name: str) -> Path:
         """Return the directory of a claim."""
-        place = self._folder / "claims" / namespace / name
+        place = self.claims.get((namespace, name), self._folder / "claims" / namespace / name)
         place.mkdir(parents=True, exist_ok=True)
         return place
 
@@ -112,7 +115,9 @@ class Kubelet:
         metadata = pod["metadata"]
         container = pod["spec"]["containers"][0]["name"]
         if query.get("container", container) != container:
-            raise bad_request(f"container {query['container']} is not valid for pod {metadata['name']}")
+            raise bad_request(
+                f"container {query['container']} is not valid for pod {metadata['name']}"
+            )
         with self._lock:
             running = self._running.get(metadata["uid"])
             logs = list(running.logs) if running else []
@@ -182,7 +187,7 @@ class Kubelet:
         (folder / "root").mkdir(parents=True, exist_ok=True)
         spec: dict[str, Any] = {
             "root": str(folder / "root"),
-            "image": self.images[pod["spec"]["containers"][0]["image"]].contents(),
+            **self._image(pod),
             "hosts": str(self._hosts(pod["metadata"]["namespace"])),
             "mounts": container.mounts(folder, self.claim),
             "hostname": container.hostname(),
@@ -205,11 +210,25 @@ class Kubelet:
         threading.Thread(target=log.take, args=(process.stdout,), daemon=True).start()
         threading.Thread(target=self._wait, args=(running, process), daemon=True).start()
 
+    def _image(self, pod: Object) -> dict[str, list[tuple[str, str]]]:
+        """Return what the image has, in two parts: what a volume would hide is mounted after the volumes."""
+        container = pod["spec"]["containers"][0]
+        places = [f"{each['mountPath']}/" for each in container.get("volumeMounts") or []]
+        contents = self.images[container["image"]].contents()
+        hidden = [each for each in contents if each[1].startswith(tuple(places))]
+        return {"image": [each for each in contents if each not in hidden], "hidden": hidden}
+
     def _wait(self, running: Running, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         if self._is_closed:
             return
-        reason = running.reason if running.reason == "OOMKilled" else "Completed" if code == 0 else "Error"
+        reason = (
+            running.reason
+            if running.reason == "OOMKilled"
+            else "Completed"
+            if code == 0
+            else "Error"
+        )
         ended: Object = {"exitCode": code if code >= 0 else KILLED, "reason": reason}
         ended |= {"startedAt": running.started, "finishedAt": now()}
         with self._lock:
@@ -268,9 +287,16 @@ class Kubelet:
             conditions += [{"type": kind} | value for kind in _READY]
             item["status"] |= {"phase": phase, "containerStatuses": [status]}
             if running.started:
-                item["status"] |= {"startTime": running.started, "podIP": "127.0.0.1", "hostIP": "127.0.0.1"}
+                item["status"] |= {
+                    "startTime": running.started,
+                    "podIP": "127.0.0.1",
+                    "hostIP": "127.0.0.1",
+                }
             if running.reason == "Evicted":
-                item["status"] |= {"reason": "Evicted", "message": "The node was low on resource: memory."}
+                item["status"] |= {
+                    "reason": "Evicted",
+                    "message": "The node was low on resource: memory.",
+                }
 
         self._storage.change(PODS, running.pod, change, status=True)
 

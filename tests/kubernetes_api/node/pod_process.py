@@ -6,6 +6,8 @@ the pod, a fresh `/proc` and `/dev/shm`. As in a container, the command is proce
 handle is ignored, and when it ends, all of its processes end.
 """
 
+# ruff: noqa: PTH - importing pathlib takes as long as all the rest of a pod's start
+
 from __future__ import annotations
 
 import ctypes
@@ -19,6 +21,7 @@ from typing import Any
 BIND, REC, PRIVATE, READ_ONLY, REMOUNT = 0x1000, 0x4000, 1 << 18, 0x1, 0x20
 NO_SUID, NO_DEV = 0x2, 0x4
 NEW_NS, NEW_UTS, NEW_IPC, NEW_PID = 0x20000, 0x4000000, 0x8000000, 0x20000000
+NEW_USER = 0x10000000
 DEATH_SIGNAL, NO_NEW_PRIVILEGES = 1, 38
 
 NOT_STARTED = 128
@@ -49,16 +52,20 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
         mount("", target, "", BIND | REMOUNT | READ_ONLY)
 
 
+def bind_image(root: str, paths: list[tuple[str, str]]) -> None:
+    for source, path in paths:
+        if os.path.islink(source) and source.count("/") == 1:
+            os.symlink(os.readlink(source), root + path)
+        else:
+            bind(source, root + path, read_only=True)
+
+
 def make_root(spec: dict[str, Any]) -> None:
     """Build the container's files below `spec["root"]`, and make that the root."""
     root = spec["root"]
     mount("", "/", "", REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NO_SUID, "mode=0755")
-    for path in spec["image"]:
-        if os.path.islink(path) and path.count("/") == 1:
-            os.symlink(os.readlink(path), root + path)
-        else:
-            bind(path, root + path, read_only=True)
+    bind_image(root, spec["image"])
     for name in ("proc", "dev", "sys", "tmp", "run"):
         os.makedirs(f"{root}/{name}", exist_ok=True)
     os.chmod(f"{root}/tmp", 0o1777)
@@ -71,10 +78,26 @@ def make_root(spec: dict[str, Any]) -> None:
     bind(spec["hosts"], f"{root}/etc/hosts", read_only=False)
     for volume in spec["mounts"]:
         bind(volume["source"], root + volume["path"], read_only=volume["read_only"])
+    bind_image(root, spec["hidden"])
     if spec["read_only_root"]:
         mount("", root, "", REMOUNT | READ_ONLY)
     os.chroot(root)
     os.chdir("/")
+
+
+def become(user: int, group: int) -> None:
+    """Be another user for the container, who owns what this user owns outside: the volumes are of who submits."""
+    if (user, group) == (0, 0):
+        return
+    own, own_group = os.getuid(), os.getgid()
+    check(LIBC.unshare(NEW_USER), "unshare of the user")
+    for name, text in (
+        ("uid_map", f"{user} {own} 1"),
+        ("setgroups", "deny"),
+        ("gid_map", f"{group} {own_group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as stream:
+            stream.write(text)
 
 
 def run(spec: dict[str, Any]) -> None:
@@ -84,9 +107,7 @@ def run(spec: dict[str, Any]) -> None:
         make_root(spec)
         name = spec["hostname"].encode()
         check(LIBC.sethostname(name, len(name)), "host name")
-        os.setgroups(spec["groups"])
-        os.setgid(spec["group"])
-        os.setuid(spec["user"])
+        become(spec["user"], spec["group"])
         # Changing the user takes it back.
         LIBC.prctl(DEATH_SIGNAL, signal.SIGKILL)
         if not spec["may_gain"]:

@@ -31,6 +31,10 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 MOST_BYTES = 1 << 20
 """Of a ConfigMap or a Secret."""
 
+_REASONS = ("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded")
+_REASONS += ("PodFailurePolicy",)
+"""Of failed jobs, which a rule of a JobSet may name."""
+
 _RULE_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 
@@ -83,7 +87,7 @@ def _defaults(storage: Storage, resource: Resource, item: Object) -> None:
 
 
 def _has_kueue(storage: Storage) -> bool:
-    return bool(storage.list(LOCAL_QUEUES))
+    return bool(storage.items(LOCAL_QUEUES))
 
 
 def _of_job(spec: Object) -> None:
@@ -174,17 +178,21 @@ def _job_rules(spec: Object, where: str, name: str) -> list[str]:
         if completions is None:
             causes.append(f"{where}.completions: Required value: when completion mode is Indexed")
         elif len(f"{name}-{completions - 1}") > 63:
-            causes.append(f"metadata.name: Invalid value: \"{name}\": must be no more than 63 characters")
+            causes.append(
+                f'metadata.name: Invalid value: "{name}": must be no more than 63 characters'
+            )
     if any(value is not None and value < 0 for value in (completions, parallelism)):
         causes.append(f"{where}: Invalid value: must be greater than or equal to 0")
     template = spec["template"]["spec"]
     causes += _pod_rules(template, f"{where}.template.spec", ("OnFailure", "Never"))
     if spec.get("podFailurePolicy"):
         if template.get("restartPolicy") != "Never":
-            rule = "only \"Never\" is supported when podFailurePolicy is specified"
+            rule = 'only "Never" is supported when podFailurePolicy is specified'
             causes.append(f"{where}.template.spec.restartPolicy: Invalid value: {rule}")
         if spec["podReplacementPolicy"] != "Failed":
-            causes.append(f'{where}.podReplacementPolicy: Unsupported value: supported values: "Failed"')
+            causes.append(
+                f'{where}.podReplacementPolicy: Unsupported value: supported values: "Failed"'
+            )
         for number, each in enumerate(spec["podFailurePolicy"]["rules"]):
             causes += _failure_rule(each, f"{where}.podFailurePolicy.rules[{number}]")
     return causes
@@ -193,7 +201,9 @@ def _job_rules(spec: Object, where: str, name: str) -> list[str]:
 def _failure_rule(rule: Object, where: str) -> list[str]:
     codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
     if bool(codes) == bool(conditions):
-        return [f"{where}: Invalid value: specifying one of onExitCodes and onPodConditions is required"]
+        return [
+            f"{where}: Invalid value: specifying one of onExitCodes and onPodConditions is required"
+        ]
     if rule["action"] not in ("FailJob", "FailIndex", "Ignore", "Count"):
         return [f'{where}.action: Unsupported value: "{rule["action"]}"']
     if conditions and any("status" not in each for each in conditions):
@@ -209,7 +219,9 @@ def _failure_rule(rule: Object, where: str) -> list[str]:
 def _pod_rules(spec: Object, where: str, policies: tuple[str, ...]) -> list[str]:
     causes = []
     if spec.get("restartPolicy") not in policies:
-        causes.append(f'{where}.restartPolicy: Unsupported value: "{spec.get("restartPolicy", "")}"')
+        causes.append(
+            f'{where}.restartPolicy: Unsupported value: "{spec.get("restartPolicy", "")}"'
+        )
     volumes = [each["name"] for each in spec.get("volumes") or []]
     if len(set(volumes)) < len(volumes):
         causes.append(f"{where}.volumes: Duplicate value")
@@ -217,9 +229,11 @@ def _pod_rules(spec: Object, where: str, policies: tuple[str, ...]) -> list[str]
         inside = f"{where}.containers[{number}]"
         if not container.get("image"):
             causes.append(f"{inside}.image: Required value")
-        for mount in container.get("volumeMounts") or []:
-            if mount["name"] not in volumes:
-                causes.append(f'{inside}.volumeMounts.name: Not found: "{mount["name"]}"')
+        causes += [
+            f'{inside}.volumeMounts.name: Not found: "{mount["name"]}"'
+            for mount in container.get("volumeMounts") or []
+            if mount["name"] not in volumes
+        ]
         causes += _resource_rules(container.get("resources") or {}, f"{inside}.resources")
     return causes
 
@@ -237,7 +251,9 @@ def _resource_rules(resources: Object, where: str) -> list[str]:
         limit = limits.get(name)
         asked = quantities.value(value)
         if limit is not None and asked > quantities.value(limit):
-            causes.append(f"{where}.requests: Invalid value: must be less than or equal to {name} limit")
+            causes.append(
+                f"{where}.requests: Invalid value: must be less than or equal to {name} limit"
+            )
         if "/" in name and (limit is None or asked != quantities.value(limit)):
             causes.append(f"{where}.limits[{name}]: Required value: Limit must be set and equal")
     return causes
@@ -253,7 +269,9 @@ def _job_set_rules(item: Object) -> list[str]:
         longest = f"{name}-{each['name']}-{each['replicas'] - 1}"
         pod = f"{longest}-{(job.get('completions') or 1) - 1}-abcde"
         if len(longest) > 63 or len(pod) > 63:
-            causes.append(f"{where}.name: Invalid value: \"{longest}\": must be no more than 63 characters")
+            causes.append(
+                f'{where}.name: Invalid value: "{longest}": must be no more than 63 characters'
+            )
         checked = copy.deepcopy(job)
         _of_job(checked)
         causes += _job_rules(checked, f"{where}.template.spec", longest)
@@ -269,19 +287,22 @@ def _policy_rules(policy: Object, known: list[str]) -> list[str]:
         where = f"spec.failurePolicy.rules[{number}]"
         names.append(rule["name"])
         if not _RULE_NAME.fullmatch(rule["name"]):
-            causes.append(f"{where}.name: Invalid value: \"{rule['name']}\"")
-        for target in rule.get("targetReplicatedJobs") or []:
-            if target not in known:
-                causes.append(f"{where}.targetReplicatedJobs: Invalid value: \"{target}\"")
-        reasons = {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded"}
-        for reason in rule.get("onJobFailureReasons") or []:
-            if reason not in reasons | {"PodFailurePolicy"}:
-                causes.append(f"{where}.onJobFailureReasons: Invalid value: \"{reason}\"")
+            causes.append(f'{where}.name: Invalid value: "{rule["name"]}"')
+        causes += [
+            f'{where}.targetReplicatedJobs: Invalid value: "{target}"'
+            for target in rule.get("targetReplicatedJobs") or []
+            if target not in known
+        ]
+        causes += [
+            f'{where}.onJobFailureReasons: Invalid value: "{reason}"'
+            for reason in rule.get("onJobFailureReasons") or []
+            if reason not in _REASONS
+        ]
         for pattern in rule.get("onJobFailureMessagePatterns") or []:
             try:
                 re.compile(pattern)
             except re.error:
-                causes.append(f"{where}.onJobFailureMessagePatterns: Invalid value: \"{pattern}\"")
+                causes.append(f'{where}.onJobFailureMessagePatterns: Invalid value: "{pattern}"')
     if len(set(names)) < len(names):
         causes.append("spec.failurePolicy.rules: Invalid value: rule names are not unique")
     return causes
@@ -289,7 +310,7 @@ def _policy_rules(policy: Object, known: list[str]) -> list[str]:
 
 def _require_quota(storage: Storage, resource: Resource, item: Object) -> None:
     namespace = item["metadata"].get("namespace", "")
-    for quota in storage.list(QUOTAS, namespace) if namespace else []:
+    for quota in storage.items(QUOTAS, namespace) if namespace else []:
         hard = quota["spec"].get("hard", {})
         asked = _use(resource, item)
         if resource is PODS:
@@ -297,7 +318,8 @@ def _require_quota(storage: Storage, resource: Resource, item: Object) -> None:
         over = [
             name
             for name, amount in asked.items()
-            if name in hard and amount + _used(storage, namespace, name) > quantities.value(hard[name])
+            if name in hard
+            and amount + _used(storage, namespace, name) > quantities.value(hard[name])
         ]
         if over:
             parts = []
@@ -319,14 +341,19 @@ def _require_given(quota: Object, asked: dict[str, float], item: Object) -> None
         if name.startswith(("requests.", "limits.")) and "/" not in name and name not in asked
     ]
     if missing:
-        listed = "; ".join(f"{name} for: {item['spec']['containers'][0]['name']}" for name in missing)
+        listed = "; ".join(
+            f"{name} for: {item['spec']['containers'][0]['name']}" for name in missing
+        )
         why = f"failed quota: {quota['metadata']['name']}: must specify {listed}"
         raise forbidden(PODS, item["metadata"].get("name", ""), why)
 
 
 def _use(resource: Resource, item: Object) -> dict[str, float]:
     use: dict[str, float] = {f"count/{resource.name}": 1}
-    if resource in (CONFIG_MAPS, SECRETS) or resource.plural in ("services", "persistentvolumeclaims"):
+    if resource in (CONFIG_MAPS, SECRETS) or resource.plural in (
+        "services",
+        "persistentvolumeclaims",
+    ):
         use[resource.plural] = 1
     if resource is PODS:
         use["pods"] = 1
@@ -337,12 +364,15 @@ def _use(resource: Resource, item: Object) -> dict[str, float]:
 
 
 def _used(storage: Storage, namespace: str, name: str) -> float:
-    kinds: dict[str, Resource] = {"count/jobs.batch": JOBS, "count/jobsets.jobset.x-k8s.io": JOB_SETS}
+    kinds: dict[str, Resource] = {
+        "count/jobs.batch": JOBS,
+        "count/jobsets.jobset.x-k8s.io": JOB_SETS,
+    }
     kinds |= {"configmaps": CONFIG_MAPS, "secrets": SECRETS}
     resource = kinds.get(name, PODS)
     items = [
         each
-        for each in storage.list(resource, namespace)
+        for each in storage.items(resource, namespace)
         if each.get("status", {}).get("phase") not in ("Succeeded", "Failed")
     ]
     return sum(_use(resource, each).get(name, 0.0) for each in items)
@@ -350,4 +380,3 @@ def _used(storage: Storage, namespace: str, name: str) -> float:
 
 def _shown(amount: Any) -> str:
     return f"{amount:g}" if isinstance(amount, float | int) else str(amount)
-

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.kubernetes_api.server import admission, patches, selectors
-from tests.kubernetes_api.server.access import Access
 from tests.kubernetes_api.problems import (
     Refusal,
     bad_request,
@@ -20,6 +18,8 @@ from tests.kubernetes_api.problems import (
     no_such_path,
 )
 from tests.kubernetes_api.resources import BUILT_IN, PODS, Object, Resource
+from tests.kubernetes_api.server import admission, patches, selectors
+from tests.kubernetes_api.server.access import Access
 from tests.kubernetes_api.server.schemas import check_name, check_schema
 from tests.kubernetes_api.storage import Change, Storage, now
 
@@ -176,7 +176,9 @@ class Api:
         if query.get("continue"):
             revision, start = _read_token(query["continue"])
             if revision < self.storage.oldest:
-                raise expired("The provided continue parameter is too old to display a consistent list result.")
+                raise expired(
+                    "The provided continue parameter is too old to display a consistent list result."
+                )
         limit = int(query.get("limit") or 0) or len(items)
         metadata: Object = {"resourceVersion": str(revision)}
         page = items[start : start + limit]
@@ -188,7 +190,7 @@ class Api:
 
     def _selected(self, query: dict[str, str], target: Target) -> list[Object]:
         matches = _matches(query, target)
-        items = self.storage.list(target.resource, target.namespace)
+        items = self.storage.items(target.resource, target.namespace)
         return [_as(item, target) for item in items if matches(item)]
 
     def _watch(self, request: Request, target: Target) -> Answer:
@@ -256,8 +258,9 @@ class Api:
             before = self.storage.get(target.resource, target.namespace, target.name)
             item = patches.patched(target.resource, before, request.body, kind=request.kind)
             sent = request.body.get("metadata", {}) if isinstance(request.body, dict) else {}
-            if sent.get("resourceVersion", before["metadata"]["resourceVersion"]) != (
-                before["metadata"]["resourceVersion"]
+            if (
+                sent.get("resourceVersion", before["metadata"]["resourceVersion"])
+                != (before["metadata"]["resourceVersion"])
             ):
                 raise conflict(target.resource, target.name)
             return self._store(item, request, target)
@@ -278,7 +281,9 @@ class Api:
             if request.query.get("dryRun") == "All":
                 return Answer(body=_as(item, target))
             item = item | {"apiVersion": target.resource.api_version()}
-            return Answer(body=_as(self.storage.update(target.resource, item, status=status), target))
+            return Answer(
+                body=_as(self.storage.update(target.resource, item, status=status), target)
+            )
 
     def _delete(self, request: Request, target: Target) -> Answer:
         options = (request.body or {}) | request.query
@@ -292,7 +297,11 @@ class Api:
             deleted = self.delete(target.resource, found, options)
         if self.storage.find(target.resource, target.namespace, target.name) is not None:
             return Answer(body=_as(deleted, target))
-        details = {"name": target.name, "group": target.resource.group, "kind": target.resource.plural}
+        details = {
+            "name": target.name,
+            "group": target.resource.group,
+            "kind": target.resource.plural,
+        }
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return Answer(body=status | {"details": details | {"uid": found["metadata"]["uid"]}})
 
@@ -301,7 +310,9 @@ class Api:
         grace_s: int | None = None
         if resource is PODS:
             spec = item["spec"]
-            grace_s = int(options.get("gracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30)))
+            grace_s = int(
+                options.get("gracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
+            )
             is_over = item.get("status", {}).get("phase") in ("Succeeded", "Failed")
             if not spec.get("nodeName") or is_over:
                 grace_s = 0
@@ -320,7 +331,9 @@ class Api:
     def _of_pod(self, request: Request, target: Target) -> Answer:
         pod = self.storage.get(PODS, target.namespace, target.name)
         if target.subresource == "log":
-            return Answer(stream=self.logs(pod, request.query), headers={"Content-Type": "text/plain"})
+            return Answer(
+                stream=self.logs(pod, request.query), headers={"Content-Type": "text/plain"}
+            )
         disrupt(self.storage, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
         self.delete(PODS, pod, request.body.get("deleteOptions") or {})
         return Answer(201, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
@@ -335,10 +348,14 @@ class Api:
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
         if len(parts) == 2 and parts[0] == "apis" and parts[1] in groups:
             return {"kind": "APIGroup", "apiVersion": "v1"} | _group(parts[1], self.resources)
-        group, version = ("", parts[-1]) if parts[:1] == ["api"] else ("/".join(parts[1:2]), parts[-1])
+        group, version = (
+            ("", parts[-1]) if parts[:1] == ["api"] else ("/".join(parts[1:2]), parts[-1])
+        )
         if len(parts) != (2 if parts[:1] == ["api"] else 3):
             return None
-        found = [each for each in self.resources if each.group == group and version in each.versions]
+        found = [
+            each for each in self.resources if each.group == group and version in each.versions
+        ]
         listed = [
             {"name": each.plural, "kind": each.kind, "namespaced": each.namespaced, "verbs": []}
             for each in found

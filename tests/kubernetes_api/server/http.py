@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.kubernetes_api.problems import Refusal, bad_request
 from tests.kubernetes_api.server.api import Answer, Api, Request
 from tests.kubernetes_api.server.faults import Fault, Faults
-from tests.kubernetes_api.problems import Refusal, bad_request
 
 LOOPBACK = "127.0.0.1"
 CUT_AFTER = 2
@@ -88,8 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server_of.connection(self.connection), contextlib.suppress(OSError):
             super().handle()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        return
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        """Print nothing."""
 
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -117,7 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
             message = "Too many requests, please try again later."
             raise Refusal(429, "TooManyRequests", message, retry_after_s=1)
         if fault is Fault.BROKEN:
-            raise Refusal(500, "InternalError", "Internal error occurred: etcdserver: leader changed")
+            raise Refusal(
+                500, "InternalError", "Internal error occurred: etcdserver: leader changed"
+            )
         url = urlsplit(self.path)
         try:
             content = json.loads(body) if body else None

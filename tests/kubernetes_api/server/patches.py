@@ -23,7 +23,9 @@ def patched(resource: Resource, item: Object, patch: Any, *, kind: str) -> Objec
     if kind == JSON:
         return _operations(item, patch)
     if kind == STRATEGIC and resource.definition:
-        message = "the body of the request was in an unknown format - accepted media types include: "
+        message = (
+            "the body of the request was in an unknown format - accepted media types include: "
+        )
         raise Refusal(415, "UnsupportedMediaType", f"{message}{JSON}, {MERGE}")
     if kind not in (MERGE, STRATEGIC):
         raise Refusal(415, "UnsupportedMediaType", f"no patch of type {kind}")

@@ -16,7 +16,6 @@ from typing import Any
 import jsonschema
 import referencing
 from tests.custom_resources import closed
-
 from tests.kubernetes_api.problems import Refusal, invalid
 from tests.kubernetes_api.resources import Object, Resource, read_definition
 
@@ -60,7 +59,9 @@ def check_name(resource: Resource, item: Object) -> None:
     metadata = item["metadata"]
     name = metadata.get("name") or metadata.get("generateName", "")
     if not name:
-        raise invalid(resource, "", ["metadata.name: Required value: name or generateName is required"])
+        raise invalid(
+            resource, "", ["metadata.name: Required value: name or generateName is required"]
+        )
     label = name.rstrip("-") if "generateName" in metadata and "name" not in metadata else name
     single = resource.plural in ("services", "jobsets", "namespaces")
     parts = [label] if single else label.split(".")
@@ -77,20 +78,26 @@ def check_name(resource: Resource, item: Object) -> None:
 
 
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
-_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
 
 
 def _wrong_labels(where: str, metadata: Object) -> list[str]:
     causes = []
     for key, value in (metadata.get("labels") or {}).items():
         if not _KEY.fullmatch(key):
-            causes.append(f'{where}.labels: Invalid value: "{key}": name part must be a qualified name')
+            causes.append(
+                f'{where}.labels: Invalid value: "{key}": name part must be a qualified name'
+            )
         if not isinstance(value, str) or len(value) > 63 or not _VALUE.fullmatch(value):
             rule = "a valid label must be an empty string or consist of at most 63 alphanumeric characters, '-', '_' or '.'"
             causes.append(f'{where}.labels: Invalid value: "{value}": {rule}')
     for key, value in (metadata.get("annotations") or {}).items():
         if not _KEY.fullmatch(key) or not isinstance(value, str):
-            causes.append(f'{where}.annotations: Invalid value: "{key}": not a qualified name and a text')
+            causes.append(
+                f'{where}.annotations: Invalid value: "{key}": not a qualified name and a text'
+            )
     return causes
 
 
