@@ -218,18 +218,15 @@ class KubernetesCluster:
         self._put(CLUSTER_QUEUES, name, spec=spec)
         self._put(LOCAL_QUEUES, name, namespace="team", spec={"clusterQueue": name})
 
-    def pods(self, job: str = "", *, phase: str = "", namespace: str = "team") -> list[Object]:
-        """Return pods of one job or JobSet, by the name of the job's, in the order of their names."""
+    def live_pods(self, owner: str, *, namespace: str = "team") -> list[Object]:
+        """Return the pods of a Job or a JobSet, by its name, that are not over and not about to end."""
+        keys = ("jobset.sigs.k8s.io/jobset-name", "job-name")
         return [
             pod
             for pod in self.storage.items(PODS, namespace)
-            if job
-            in (
-                "",
-                pod["metadata"]["labels"].get("jobset.sigs.k8s.io/jobset-name"),
-                pod["metadata"]["labels"].get("job-name"),
-            )
-            if phase in ("", pod["status"]["phase"]) and "deletionTimestamp" not in pod["metadata"]
+            if owner in [(pod["metadata"].get("labels") or {}).get(key) for key in keys]
+            if pod["status"]["phase"] in ("Pending", "Running")
+            if "deletionTimestamp" not in pod["metadata"]
         ]
 
     def evict(self, pod: Object) -> None:

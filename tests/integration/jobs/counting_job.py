@@ -1,5 +1,7 @@
 """A stand-in for `stoker job-start` and `stoker job-task`, without TensorFlow: each worker counts.
 
+On Kubernetes it stands in for `stoker train` only, inside of the real `stoker job-task` (`in_task`).
+
 A worker appends one number after the other to its file and goes on from the last of it; USR1 and TERM end it
 with exit code 75 after it has "saved", which takes the longer the higher its rank. An older start of the job
 writes nothing once there is a newer one.
@@ -51,9 +53,16 @@ def position(numbers: Path) -> int:
     return len(numbers.read_text().split()) if numbers.exists() else 0
 
 
+def own_rank() -> int:
+    if "SLURM_PROCID" in os.environ:
+        return int(os.environ["SLURM_PROCID"])
+    cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    return int(cluster.get("task", {}).get("index", 0))
+
+
 def count(place: Path, incarnation: int) -> int:
     """Count to the end; the exit code."""
-    rank = int(os.environ["SLURM_PROCID"])
+    rank = own_rank()
     _, end, *how = json.loads((place / "job.json").read_text())["command"]
     numbers = place / f"numbers-{rank}"
     log = place / "logs" / f"task-{rank}.log"
@@ -94,9 +103,20 @@ def main(arguments: list[str]) -> int:
     if verb == "job-start":
         start(Path(place))
         return 0
+    listen()
+    return count(Path(place), int(rest[1]))
+
+
+def in_task() -> int:
+    """Count as the command of a task: the job's folder and the number of the start stand in a variable."""
+    listen()
+    place, _, number = os.environ["STOKER_INCARNATION"].rpartition(":")
+    return count(Path(place), int(number))
+
+
+def listen() -> None:
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, take)
-    return count(Path(place), int(rest[1]))
 
 
 if __name__ == "__main__":

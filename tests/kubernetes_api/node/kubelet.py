@@ -90,6 +90,11 @@ class Kubelet:
                 if uid not in pods and not running.is_abandoned:
                     _signal(running, signal.SIGKILL)
 
+    def known(self) -> list[Running]:
+        """Return all pods that ever had a node."""
+        with self._lock:
+            return list(self._running.values())
+
     def running(self, name: str) -> Running:
         """Return a pod that has a process."""
         with self._lock:

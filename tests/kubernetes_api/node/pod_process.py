@@ -6,7 +6,8 @@ the pod, a fresh `/proc` and `/dev/shm`. As in a container, the command is proce
 handle is ignored, and when it ends, all of its processes end.
 """
 
-# ruff: noqa: PTH - importing pathlib takes as long as all the rest of a pod's start
+# Importing pathlib takes as long as all the rest of a pod's start.
+# ruff: noqa: PTH103, PTH110, PTH112, PTH114, PTH115, PTH102, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 

@@ -31,8 +31,10 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 MOST_BYTES = 1 << 20
 """Of a ConfigMap or a Secret."""
 
-_REASONS = ("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded")
-_REASONS += ("PodFailurePolicy",)
+_REASONS = (
+    *("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded"),
+    "PodFailurePolicy",
+)
 """Of failed jobs, which a rule of a JobSet may name."""
 
 _RULE_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
