@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from stoker.core.config import read_yaml
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.job import Job
+from stoker.jobs.logs import job_lines, workers_of
 from stoker.jobs.places import find_place, open_job, places, read_submitted
-from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.provider import JobEvent, JobState, Phase, Remote
 from stoker.jobs.targets import Target, read_targets
 
 EXPERIMENT = "stoker.yaml"
@@ -142,6 +144,83 @@ def stop_job(known: KnownJob) -> JobState:
     provider = known.target.open()
     provider.stop(known.job.id)
     return provider.state(known.job.id)
+
+
+def events_of(known: KnownJob) -> Sequence[JobEvent]:
+    """Return what the target did with a job, the oldest first; nothing of a target that does not tell."""
+    provider = known.target.open() if known.target is not None else None
+    return provider.events(known.job.id) if isinstance(provider, Remote) else ()
+
+
+def lines_of_place(
+    place: Path, targets: Mapping[str, Target], *, worker: int | None
+) -> Iterator[str]:
+    """Yield what a job's tasks have printed so far: by its folder, else what its target still has.
+
+    Args:
+        place: The job's folder.
+        targets: By name.
+        worker: Rank of one task; None: all.
+
+    Raises:
+        ConfigError: no such worker.
+        UserError: the target is asked, and does not answer.
+    """
+    if not workers_of(place):
+        target = _target_of(place, targets, folder=open_job(place).folder)
+        provider = target.open() if target is not None else None
+        if isinstance(provider, Remote):
+            return provider.log_lines(place.name, worker=worker, follow=False)
+    return job_lines(place, worker=worker)
+
+
+def lines_of(
+    known: KnownJob, targets: Mapping[str, Target], *, worker: int | None
+) -> Iterator[str]:
+    """Yield what a job's tasks print until it is over.
+
+    Where the target's machines may not share the folder of runs with this one, the folder counts as soon as tasks have
+    written to it, and what the target itself has if they run and have not.
+
+    Args:
+        known: The job.
+        targets: By name.
+        worker: Rank of one task; None: all.
+    """
+    target = known.target
+    provider = target.open() if target is not None else None
+
+    def is_over() -> bool:
+        return target is None or state_of(known.place, targets).phase.is_over
+
+    if isinstance(provider, Remote) and not _has_logs_soon(known, targets):
+        yield from provider.log_lines(known.job.id, worker=worker, follow=True)
+        return
+    yield from job_lines(known.place, worker=worker, until=is_over)
+
+
+SHARED_S = 20.0
+"""How long tasks run at most before this machine sees their logs on a shared file system, seconds: a start of Python,
+and NFS may show a new folder late."""
+
+LOOK_S = 2.0
+"""Between two looks, seconds."""
+
+
+def _has_logs_soon(known: KnownJob, targets: Mapping[str, Target]) -> bool:
+    """Wait until tasks run, and return whether their logs appear in the job's folder."""
+    since_s: float | None = None
+    while not workers_of(known.place):
+        try:
+            phase = state_of(known.place, targets).phase
+        except UserError:  # a server that restarts
+            phase = Phase.UNKNOWN
+        if phase.is_over or (since_s is not None and time.monotonic() - since_s > SHARED_S):
+            return bool(workers_of(known.place))
+        if phase is Phase.RUNNING and since_s is None:
+            since_s = time.monotonic()
+        time.sleep(LOOK_S)  # a shared file system sends no notification
+    return True
 
 
 def _without_target(place: Path) -> JobState:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from stoker.jobs.job import Job
 
@@ -62,6 +62,22 @@ class JobState:
     """Of all starts together; None where the target does not count them."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEvent:
+    """Something that a cluster did with a job or one of its processes."""
+
+    at_s: float
+    """Seconds since the epoch."""
+
+    about: str
+    """What it was done with, e.g. `Pod trip-1f3a9c27-0`."""
+
+    reason: str
+    message: str
+    times: int = 1
+    """How often."""
+
+
 class Provider(Protocol):
     """A target. Every method raises a `UserError` of one line where the target does not answer or refuses."""
 
@@ -70,6 +86,14 @@ class Provider(Protocol):
 
         Raises:
             ConfigError: names the setting: a partition that does not exist, more GPUs than any node has.
+        """
+
+    def describe(self, job: Job, code: bytes) -> str:
+        """Return what would be submitted, as text: manifests, a script, command lines.
+
+        Args:
+            job: What.
+            code: Content of its archive.
         """
 
     def submit(self, job: Job) -> str:
@@ -86,6 +110,23 @@ class Provider(Protocol):
 
     def stop(self, job_id: str) -> None:
         """End it, after its tasks have saved; of a job that is over, do nothing."""
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A provider whose machines the user does not see: it answers for events, and for logs outside the folder of runs."""
+
+    def events(self, job_id: str) -> Sequence[JobEvent]:
+        """Return what was done with the job, the oldest first."""
+
+    def log_lines(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
+        """Yield what the job's processes that are still known have printed.
+
+        Args:
+            job_id: `Job.id`.
+            worker: Rank of one of them; None: all, with `[worker N] ` before each line.
+            follow: Go on until the job is over.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,17 +69,22 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
 @app.command()
 def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
     """Show a job: its state, why it waits or failed, its starts, where its files are."""
-    from stoker.jobs.overview import find_job
+    from stoker.jobs.overview import events_of, find_job
 
     known = find_job(job, _here(runs))
     if as_json:
-        facts = {"state": asdict(known.state), "folder": str(known.place)}
-        target = known.target.name if known.target else None
-        print_result(json.dumps(facts | {"target": target, "job": known.job.to_json()}, indent=1))
+        facts: dict[str, Any] = {"state": asdict(known.state), "folder": str(known.place)}
+        facts |= {"target": known.target.name if known.target else None, "job": known.job.to_json()}
+        facts["events"] = [asdict(event) for event in events_of(known)]
+        print_result(json.dumps(facts, indent=1))
         return
     for name, value in _facts(known):
         if value:
             print_result(f"{name + ':':<14}{value}")
+    for event in events_of(known):
+        times = f" ({event.times} times)" if event.times > 1 else ""
+        at = _time(event.at_s)
+        print_result(f"{at}  {event.about}  {event.reason}: {event.message}{times}")
 
 
 def logs(
@@ -96,16 +101,14 @@ def logs(
     runs: RunsFolders = None,
 ) -> None:
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
-    from stoker.jobs.logs import job_lines
-    from stoker.jobs.overview import find_job, state_of
+    from stoker.jobs.overview import find_job, lines_of, lines_of_place
+    from stoker.jobs.places import find_place
 
     here = _here(runs)
     named, slash, worker = job.partition("/")
     rank = _rank(worker) if slash else None
     if not follow:
-        from stoker.jobs.places import find_place
-
-        _print_lines(job_lines(find_place(named, here.runs), worker=rank))
+        _print_lines(lines_of_place(find_place(named, here.runs), here.targets, worker=rank))
         return
     known = find_job(named, here)
     if rank is not None and rank >= known.job.resources.workers:
@@ -113,11 +116,7 @@ def logs(
             f"the workers of job {known.job.id} are 0 to {known.job.resources.workers - 1}",
             got=rank,
         )
-
-    def is_over() -> bool:
-        return known.target is None or state_of(known.place, here.targets).phase.is_over
-
-    _print_lines(job_lines(known.place, worker=rank, until=is_over))
+    _print_lines(lines_of(known, here.targets, worker=rank))
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:

@@ -72,7 +72,8 @@ def submit(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check the job with the target and list its code; submit nothing."
+            "--dry-run",
+            help="Check the job with the target, print its code and what the target would get; submit nothing.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -100,7 +101,8 @@ def submit(
     target = find_target(on, targets)
     target.open().validate(job)
     if dry_run:
-        _show_dry_run(job, archive, on, as_json=as_json)
+        described = target.open().describe(job, archive.content)
+        _show_dry_run(job, archive, on, described, as_json=as_json)
         return
     prepare_source(loaded, lambda line: typer.echo(line, err=True))
     receipt = submit_job(job, archive, target=target, targets=targets)
@@ -138,10 +140,10 @@ def _how(already: bool, *, again: bool) -> str:
     return "starts again" if again else "was submitted"
 
 
-def _show_dry_run(job: Job, archive: Archive, on: str, *, as_json: bool) -> None:
+def _show_dry_run(job: Job, archive: Archive, on: str, described: str, *, as_json: bool) -> None:
     if as_json:
         facts = {"job": job.id, "target": on, "submitted": False, "code": archive.sizes}
-        print_result(json.dumps(facts | {"description": job.to_json()}))
+        print_result(json.dumps(facts | {"description": job.to_json(), "would_submit": described}))
         return
     size, packed = sum(archive.sizes.values()), len(archive.content)
     print_result(f"job {job.id} could be submitted to {on}; nothing was written")
@@ -149,3 +151,5 @@ def _show_dry_run(job: Job, archive: Archive, on: str, *, as_json: bool) -> None
     print_result(f"code: {len(archive.sizes)} files, {size:,} bytes, {packed:,} bytes packed")
     for name, bytes_ in sorted(archive.sizes.items()):
         print_result(f"  {name} ({bytes_:,} bytes)")
+    print_result(f"what {on} would get:")
+    print_result(described.rstrip("\n"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,15 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stoker.cluster.doctor.gpus import read_gpus
-from stoker.cluster.doctor.visible import visible_names
+from stoker.cluster.doctor.visible import GPUS, visible_names
 from stoker.cluster.launch.restarts import MOST_WORKERS
+from stoker.cluster.place import RANK, TASKS
 from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.incarnation import FIRST
 from stoker.jobs.job import Job
 from stoker.jobs.places import find_place, places, read_submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.local.record import FILE, STOP, LocalRecord, read_record, write_record
 from stoker.jobs.providers.local.settings import LocalSettings
+from stoker.jobs.providers.local.workers import worker_commands
 
 SUPERVISOR = "stoker.jobs.providers.local.supervisor"
 
@@ -69,6 +73,14 @@ class LocalProvider:
                 got=Plain(f"no {', '.join(missing)}"),
                 fix=f"Set it: export {missing[0]}=...",
             )
+
+    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it lies in the job's folder
+        """Return what each worker's process would run."""
+        lines = []
+        for command in worker_commands(job, job.place, incarnation=FIRST):
+            own = [f"{name}={shlex.quote(command.environ[name])}" for name in (RANK, TASKS, GPUS)]
+            lines.append(f"{' '.join(own)} {shlex.join(command.argv)}\n")
+        return "".join(lines)
 
     def submit(self, job: Job) -> str:
         """Start the supervisor, unless it runs; return its process number."""

@@ -59,6 +59,10 @@ class SlurmProvider:
         require_capacity(job, self.settings, self._slurm.node_groups())
         self._slurm.check(script)
 
+    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it lies in the job's folder
+        """Return the script that sbatch would take."""
+        return render(job, self.settings)
+
     def submit(self, job: Job) -> str:
         """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
         found = self._submitted(job) or self._submit(job)

@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes: settings, manifests, the API, what it answers, and what runs in a pod."""

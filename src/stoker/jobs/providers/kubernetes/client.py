@@ -1,0 +1,314 @@
+"""The API of a cluster by the official client, with plain values instead of its models.
+
+Its models refuse what a newer server adds to an enumeration, and a TFJob and a JobSet have none. Connections,
+kubeconfig, certificates and credentials are the client's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.providers.kubernetes.problems import (
+    REPEAT,
+    RETRIED,
+    AnswerLost,
+    NotFound,
+    problem,
+)
+
+CONNECT_S, READ_S = 10.0, 30.0
+"""Longest waits for a connection and for an answer, seconds; an admission webhook may take 10 s by default."""
+
+TRIED = 5
+"""How often a request is sent before it counts as lost."""
+
+PAUSE_S, MOST_PAUSE_S = 0.2, 10.0
+"""First pause between two of them, seconds, which doubles; and the longest that `Retry-After` may ask for."""
+
+PAGE = 500
+"""Most objects of one answer; a list goes on until it is whole."""
+
+PLURALS = {
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "TFJob": "tfjobs",
+    "Service": "services",
+    "ConfigMap": "configmaps",
+    "NetworkPolicy": "networkpolicies",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+}
+"""Kind -> its name in paths."""
+
+GIVEN_UP_S = 3600.0
+"""A stream that has sent nothing for so long is opened again, seconds."""
+
+MERGE = "application/merge-patch+json"
+
+
+class Cluster:
+    """One namespace of a cluster."""
+
+    def __init__(
+        self, *, kubeconfig: Path | None = None, context: str | None = None, namespace: str | None
+    ) -> None:
+        """Read the credentials; ask nothing yet.
+
+        Args:
+            kubeconfig: Their file; the usual one.
+            context: One of its contexts; the current one.
+            namespace: Of the jobs; that of the context.
+
+        Raises:
+            ConfigError: there are no credentials, or the client is not installed.
+        """
+        self._api, found = _open(kubeconfig, context)
+        self.namespace = namespace or found or "default"
+
+    def path(self, version: str, plural: str, name: str = "") -> str:
+        """Return the path of objects in the namespace, or of one of them."""
+        root = "/api" if version == "v1" else "/apis"
+        path = f"{root}/{version}/namespaces/{self.namespace}/{plural}"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+    def path_of(self, manifest: Mapping[str, Any], *, name: str = "") -> str:
+        """Return the path of objects of a manifest's kind."""
+        return self.path(manifest["apiVersion"], PLURALS[manifest["kind"]], name)
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        """Return one object.
+
+        Raises:
+            NotFound: it does not exist.
+        """
+        return self._json("GET", path, query=query)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object, or a group of the API."""
+        try:
+            self.get(path)
+        except NotFound:
+            return False
+        return True
+
+    def all(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """Return all objects of a list, page by page."""
+        return self.all_with_version(path, **query)[0]
+
+    def all_with_version(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
+        """Return all objects of a list, and the version from which a watch goes on."""
+        found: list[dict[str, Any]] = []
+        more = ""
+        while True:
+            page = self._json(
+                "GET",
+                path,
+                query=query | {"limit": str(PAGE)} | ({"continue": more} if more else {}),
+            )
+            found += page.get("items") or []
+            meta = page.get("metadata") or {}
+            more = meta.get("continue") or ""
+            if not more:
+                return found, str(meta.get("resourceVersion", ""))
+
+    def create(
+        self, path: str, manifest: Mapping[str, Any], *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Create an object, and return it as the cluster has it.
+
+        Args:
+            path: Of the objects of its kind.
+            manifest: The object.
+            dry_run: Let the cluster check it, with its quotas and policies, and keep nothing.
+
+        Raises:
+            Conflict: one of this name exists, perhaps from a request whose answer was lost.
+        """
+        query = {"dryRun": "All"} if dry_run else {}
+        return self._json("POST", path, query=query, body=manifest)
+
+    def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
+        """Change some values of an object."""
+        return self._json("PATCH", path, body=change, content=MERGE)
+
+    def delete(self, path: str, *, uid: str | None = None) -> None:
+        """Delete an object after all that it owns, which takes time; one that is gone is no error.
+
+        Args:
+            path: Of the object.
+            uid: Delete only the very object with this one.
+        """
+        body: dict[str, Any] = {"propagationPolicy": "Foreground"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        try:
+            self._json("DELETE", path, body=body)
+        except NotFound:
+            return
+
+    def stream(self, path: str, **query: str) -> Iterator[str]:
+        """Yield the lines of an answer that does not end, until the connection breaks or the server closes it.
+
+        Raises:
+            AnswerLost: the connection broke.
+        """
+        response = self._send("GET", path, query=query, read_s=GIVEN_UP_S)
+        try:
+            if response.status >= 300:
+                raise self._problem(response, "GET", path)
+            rest = b""
+            for block in response.response.stream(1 << 16, decode_content=True):
+                *lines, rest = (rest + block).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+            if rest:
+                yield rest.decode(errors="replace")
+        except _transport_errors() as error:
+            raise _lost(error) from None
+        finally:
+            response.response.release_conn()
+            response.response.close()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content: str = "application/json",
+    ) -> dict[str, Any]:
+        """Send a request until it is answered. Each is one that may be repeated: a second creation conflicts."""
+        attempt = 0
+        while True:
+            attempt, last = attempt + 1, attempt + 1 >= TRIED
+            try:
+                response = self._send(method, path, query=query, body=body, content=content)
+                data = response.read()
+            except _transport_errors() as error:
+                if last:
+                    raise _lost(error) from None
+                time.sleep(_pause_s(None, attempt))  # the server may restart
+                continue
+            if response.status < 300:
+                return _parsed(data)
+            if last or response.status not in RETRIED:
+                raise self._problem(response, method, path)
+            time.sleep(_pause_s(response.headers.get("Retry-After"), attempt))  # as it asks for
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content: str = "application/json",
+        read_s: float = READ_S,
+    ) -> Any:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = content
+        _, url, headers, body, _ = self._api.param_serialize(
+            method=method,
+            resource_path=path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        return self._api.call_api(method, url, headers, body, _request_timeout=(CONNECT_S, read_s))
+
+    def _problem(self, response: Any, method: str, path: str) -> UserError:
+        what = f"{method} {path.partition('/namespaces/')[2] or path}"
+        text = response.read().decode(errors="replace")
+        return problem(response.status, text, what=what, namespace=self.namespace)
+
+
+def _open(kubeconfig: Path | None, context: str | None) -> tuple[Any, str | None]:
+    """Return the client and the namespace of the context."""
+    try:
+        import urllib3
+        from kubernetes import client, config
+        from kubernetes.config.config_exception import ConfigException
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "targets of provider kubernetes need the official client",
+            got=Plain(f"no module {error.name}"),
+            fix='Install it: pip install "stoker[kubernetes]".',
+        ) from None
+    kube: Any = config  # its functions have no types
+    settings = client.Configuration()
+    namespace = None
+    try:
+        file = str(kubeconfig.expanduser()) if kubeconfig is not None else None
+        try:
+            kube.load_kube_config(file, context, settings)
+            namespace = _namespace(kube, file, context)
+        except ConfigException:
+            if kubeconfig is not None or context is not None:
+                raise
+            kube.load_incluster_config(settings)
+            namespace = _own_namespace()
+    except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            "the credentials of the cluster must be in a kubeconfig",
+            got=Plain(str(error).strip() or type(error).__name__),
+            fix="Set `kubeconfig` and `context` of the target, or KUBECONFIG; `kubectl config view` shows it.",
+        ) from None
+    settings.retries = urllib3.Retry(0, redirect=3)  # repeated here, with the same name
+    return client.ApiClient(settings), namespace
+
+
+def _namespace(config: Any, file: str | None, context: str | None) -> str | None:
+    contexts, current = config.list_kube_config_contexts(file)
+    chosen = next((each for each in contexts if each["name"] == context), current)
+    found = (chosen.get("context") or {}).get("namespace")
+    return str(found) if found else None
+
+
+def _own_namespace() -> str | None:
+    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return file.read_text().strip() if file.is_file() else None
+
+
+def _transport_errors() -> tuple[type[BaseException], ...]:
+    import urllib3
+
+    return (urllib3.exceptions.HTTPError, OSError)
+
+
+def _lost(error: BaseException) -> UserError:
+    reason = getattr(error, "reason", None) or error
+    text = str(reason)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return ConfigError(
+            "the cluster's certificate must be one that the kubeconfig trusts",
+            got=Plain(text),
+            fix="Take a new kubeconfig from the cluster.",
+        )
+    return AnswerLost("the cluster's API must answer", got=Plain(text), fix=REPEAT)
+
+
+def _pause_s(retry_after: str | None, attempt: int) -> float:
+    if retry_after is not None and retry_after.isdecimal():
+        return min(float(retry_after), MOST_PAUSE_S)
+    return PAUSE_S * 2.0**attempt
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(
+            "the server of the kubeconfig must be a cluster's API",
+            got=Plain(data[:80].decode(errors="replace")),
+            fix="Check `server` in the kubeconfig.",
+        )
+    return value

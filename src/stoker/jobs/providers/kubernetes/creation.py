@@ -1,0 +1,165 @@
+"""Creates a job's objects: a lost answer, or a kill, leaves one job, which the next submission completes.
+
+The workload comes first and is suspended: no pod runs before the objects that it owns are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.job import Job
+from stoker.jobs.provider import Phase
+from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.manifests.render import Manifests, is_owned, owned
+from stoker.jobs.providers.kubernetes.manifests.workload import suspended
+from stoker.jobs.providers.kubernetes.names import ID, notes_of
+from stoker.jobs.providers.kubernetes.problems import REPEAT, AnswerLost, Conflict, NotFound
+from stoker.jobs.providers.kubernetes.state import Seen
+
+GONE_S = 60.0
+"""How long the removal of objects may take without pods that save, seconds."""
+
+POLL_S = 0.5
+"""Between two looks at what is being removed, seconds."""
+
+
+def create(
+    cluster: Cluster, job: Job, manifests: Manifests, *, kind: str, again: bool, grace_s: float
+) -> dict[str, Any]:
+    """Create the objects of a job, or find and complete those of an earlier submission; return the workload.
+
+    Args:
+        cluster: Where.
+        job: What.
+        manifests: Its objects.
+        kind: `job`, `jobset` or `tfjob`.
+        again: Whether an earlier submission was answered: if it is over, the job starts again.
+        grace_s: How long pods of an earlier submission may take to end.
+
+    Raises:
+        AnswerLost: the same command again completes it.
+        UserError: the cluster refuses one of them; then none is left.
+    """
+    workload = _workload(cluster, job, manifests, kind=kind, again=again, grace_s=grace_s)
+    if Seen(kind=kind, workload=workload).phase is not None:
+        return workload
+    try:
+        for each in manifests.dependents:
+            _dependent(cluster, each, workload)
+        if Seen(kind=kind, workload=workload).queue:
+            return workload
+        path = cluster.path_of(workload, name=workload["metadata"]["name"])
+        return cluster.patch(path, {"spec": suspended({}, kind, value=False)})
+    except AnswerLost:
+        raise
+    except UserError:
+        with contextlib.suppress(UserError):  # what it refused is what the user has to know
+            remove(cluster, workload, longest_s=GONE_S)
+        raise
+
+
+def find(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the object of a manifest's name; None: there is none."""
+    try:
+        return cluster.get(cluster.path_of(manifest, name=manifest["metadata"]["name"]))
+    except NotFound:
+        return None
+
+
+def remove(cluster: Cluster, workload: dict[str, Any], *, longest_s: float) -> None:
+    """Delete a workload with its pods and all that it owns, and wait until they are gone.
+
+    Args:
+        cluster: Where.
+        workload: As the API has answered it; another one of the same name stays.
+        longest_s: Longest wait, seconds.
+
+    Raises:
+        UserError: it takes longer.
+    """
+    path = cluster.path_of(workload, name=workload["metadata"]["name"])
+    with contextlib.suppress(Conflict):  # another one of the same name: this one is gone
+        cluster.delete(path, uid=workload["metadata"]["uid"])
+    _wait_until_gone(cluster, workload, longest_s=longest_s)
+
+
+def _workload(
+    cluster: Cluster, job: Job, manifests: Manifests, *, kind: str, again: bool, grace_s: float
+) -> dict[str, Any]:
+    wanted = manifests.workload
+    path = cluster.path_of(wanted)
+    while True:
+        found = find(cluster, wanted)
+        if found is None:
+            try:
+                return _typed(cluster.create(path, wanted), wanted)
+            except Conflict:  # an answer that was lost, or another submission at the same time
+                continue
+        _require_same(found, job)
+        found = _typed(found, wanted)
+        phase = Seen(kind=kind, workload=found).phase
+        if found["metadata"].get("deletionTimestamp"):
+            _wait_until_gone(cluster, found, longest_s=grace_s + GONE_S)
+        elif phase is Phase.FAILED or (phase is Phase.DONE and again):
+            remove(cluster, found, longest_s=grace_s + GONE_S)
+        else:
+            return found
+
+
+def _dependent(cluster: Cluster, manifest: dict[str, Any], owner: dict[str, Any]) -> None:
+    until_s = time.monotonic() + GONE_S
+    while True:
+        try:
+            cluster.create(cluster.path_of(manifest), owned(manifest, owner))
+        except Conflict:
+            found = find(cluster, manifest)
+            if found is not None and is_owned(found, owner):
+                return
+            if found is not None and ID not in notes_of(found):
+                name = f"{manifest['kind']} {manifest['metadata']['name']}"
+                raise ConfigError(
+                    f"{name} must not be there yet", fix="It is not of Stoker: delete or rename it."
+                ) from None
+            if time.monotonic() > until_s:
+                raise AnswerLost(
+                    f"{manifest['kind']} of the job's last start must be removed by the cluster",
+                    got=Plain(f"it is still there after {GONE_S:g} s"),
+                    fix=REPEAT,
+                ) from None
+            time.sleep(POLL_S)  # of an earlier submission, which the cluster removes now
+            continue
+        return
+
+
+def _require_same(found: dict[str, Any], job: Job) -> None:
+    other = notes_of(found).get(ID)
+    if other != job.id:
+        raise ConfigError(
+            f"{found['metadata']['name']} must not be the name of something else in the cluster",
+            got=Plain(f"job {other}" if other else "an object that is not Stoker's"),
+            fix="Change `name` in stoker.yaml, or `namespace` of the target.",
+        )
+
+
+def _wait_until_gone(cluster: Cluster, workload: dict[str, Any], *, longest_s: float) -> None:
+    until_s = time.monotonic() + longest_s
+    while True:
+        found = find(cluster, workload)
+        if found is None or found["metadata"]["uid"] != workload["metadata"]["uid"]:
+            return
+        if time.monotonic() > until_s:
+            name = workload["metadata"]["name"]
+            raise AnswerLost(
+                f"the cluster must remove {workload['kind']} {name} within {longest_s:g} s",
+                got=Plain("it is still there"),
+                fix=f"See `kubectl describe {workload['kind'].lower()} {name}`, and repeat the command.",
+            )
+        time.sleep(POLL_S)  # a few requests for a whole removal: a watch would cost more
+
+
+def _typed(found: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with its type, which lists leave out."""
+    return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"]} | found

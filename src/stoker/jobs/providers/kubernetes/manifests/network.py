@@ -1,0 +1,29 @@
+"""How pods of a job find each other, and who else reaches them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.jobs.job import Job
+from stoker.jobs.providers.kubernetes.names import NAME, object_name
+
+
+def service(job: Job) -> dict[str, Any]:
+    """Return the specification of the headless Service that gives each pod a name; a JobSet has its own."""
+    # Pods find each other before they are ready: they become ready together.
+    return {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {NAME: object_name(job.id)},
+    }
+
+
+def network_policy(job: Job) -> dict[str, Any]:
+    """Return the specification of a NetworkPolicy: nothing but pods of the job reaches its pods."""
+    pods = {"podSelector": {"matchLabels": {NAME: object_name(job.id)}}}
+    return pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
+
+
+def disruption_budget(job: Job) -> dict[str, Any]:
+    """Return the specification of a PodDisruptionBudget that allows no eviction."""
+    return {"maxUnavailable": 0, "selector": {"matchLabels": {NAME: object_name(job.id)}}}

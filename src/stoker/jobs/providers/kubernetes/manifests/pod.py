@@ -1,0 +1,211 @@
+"""The template of a job's pods: container, volumes, security, where they may run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from stoker.jobs.job import Job
+from stoker.jobs.providers.kubernetes.names import (
+    CONTAINER,
+    FIRST_PORT,
+    FOLDER,
+    ID,
+    cluster_workers,
+    labels,
+    object_name,
+)
+from stoker.jobs.providers.kubernetes.pod.facts import CODE_FOLDER, FACTS, Facts
+from stoker.jobs.providers.kubernetes.settings import KubernetesTarget, Volume
+
+GRACE_MARGIN_S = 30
+"""How much longer than the save a pod may take to end, seconds."""
+
+COMPARED = ("stoker", "tensorflow", "keras", "numpy")
+"""Packages whose versions in the image are compared with those of the submission."""
+
+_KEPT = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Annotations that keep autoscalers from ending a training to save a node."""
+
+
+def pod_template(
+    job: Job, target: KubernetesTarget, kind: str, *, has_code: bool
+) -> dict[str, Any]:
+    """Return metadata and specification of a job's pods.
+
+    Args:
+        job: What runs in them.
+        target: Where.
+        kind: `job`, `jobset` or `tfjob`.
+        has_code: Whether the ConfigMap holds the code.
+    """
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": target.grace_s + GRACE_MARGIN_S,
+        "securityContext": _pod_security(target),
+        "containers": [_container(job, target, kind, has_code=has_code)],
+        "volumes": _volumes(job, target, has_code=has_code),
+    }
+    optional: dict[str, Any] = {
+        "subdomain": object_name(job.id) if kind == "job" else None,
+        "serviceAccountName": target.service_account,
+        "priorityClassName": target.priority_class,
+        "nodeSelector": dict(target.node_selector),
+        "tolerations": [_toleration(each) for each in target.tolerations],
+        "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets],
+    }
+    spec |= {name: value for name, value in optional.items() if value}
+    notes = _KEPT | {ID: job.id, FOLDER: str(job.place)}
+    template: dict[str, Any] = {"metadata": {"labels": labels(job), "annotations": notes}}
+    if kind == "tfjob":  # its operator sets the policy of the replicas
+        del spec["restartPolicy"]
+    return template | {"spec": spec}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this environment that the image should have, too."""
+    found = {}
+    for name in COMPARED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool) -> dict[str, Any]:
+    facts = Facts(
+        place=str(job.place),
+        kind=kind,
+        workers=tuple(cluster_workers(job, kind)),
+        grace_s=target.grace_s,
+        start_s=target.start_s,
+        max_restarts=target.max_restarts,
+        time_limit_s=job.resources.time_limit_s,
+        versions=versions(),
+    )
+    return {
+        "name": CONTAINER,
+        "image": target.image,
+        "command": [target.python, "-P", "-m", "stoker.jobs.providers.kubernetes.pod.main"],
+        "env": _environment(job, target, kind, facts),
+        # TensorFlow binds its port whether it is named or not; a mesh and people read it here.
+        "ports": [{"name": "tfjob-port", "containerPort": FIRST_PORT}],
+        "resources": _resources(job, target),
+        "securityContext": _container_security(target),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(target, has_code=has_code),
+    }
+
+
+def _environment(
+    job: Job, target: KubernetesTarget, kind: str, facts: Facts
+) -> list[dict[str, Any]]:
+    values = {
+        "HOME": "/tmp/home",  # noqa: S108 - the pod's own emptyDir
+        "TMPDIR": "/tmp",  # noqa: S108 - the pod's own emptyDir
+        "USER": "stoker",
+        "LOGNAME": "stoker",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **target.environment,
+        **job.environment,
+        FACTS: json.dumps(facts.to_json(), sort_keys=True),
+    }
+    listed: list[dict[str, Any]] = [
+        {"name": name, "value": value} for name, value in values.items()
+    ]
+    listed.append(_from_field("STOKER_POD", "metadata.name"))
+    if kind == "tfjob":
+        label = "metadata.labels['training.kubeflow.org/replica-index']"
+        listed.append(_from_field("STOKER_POD_RANK", label))
+    # Sorted and last, and only what the job names: another secret of the target is not its business.
+    for name in job.secrets:
+        secret, _, key = target.secrets[name].partition("/")
+        source = {"secretKeyRef": {"name": secret, "key": key}}
+        listed.append({"name": name, "valueFrom": source})
+    return listed
+
+
+def _from_field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _resources(job: Job, target: KubernetesTarget) -> dict[str, Any]:
+    needs = job.resources
+    cpus = needs.cpus or target.cpus
+    memory = f"{round((needs.memory_gib or target.memory_gib) * 1024)}Mi"
+    disk = f"{round(target.ephemeral_gib * 1024)}Mi"
+    limits = {"memory": memory, "ephemeral-storage": disk}
+    if needs.gpus:
+        limits[target.gpu_resource] = str(needs.gpus)
+    # No limit of cores: it would only slow down a worker next to idle ones.
+    return {"requests": {"cpu": f"{round(cpus * 1000)}m", **limits}, "limits": limits}
+
+
+def _pod_security(target: KubernetesTarget) -> dict[str, Any]:
+    found: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if target.run_as_user is not None:
+        found["runAsUser"] = target.run_as_user
+    if target.fs_group is not None:
+        # Without it a large volume is gone through, file by file, at each start.
+        found |= {"fsGroup": target.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return found
+
+
+def _container_security(target: KubernetesTarget) -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": target.read_only_root,
+    }
+
+
+def _volumes(job: Job, target: KubernetesTarget, *, has_code: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {}},
+        {
+            "name": "shm",
+            "emptyDir": {"medium": "Memory", "sizeLimit": f"{round(target.shm_gib * 1024)}Mi"},
+        },
+    ]
+    if has_code:
+        found.append({"name": "code", "configMap": {"name": object_name(job.id)}})
+    claims = dict.fromkeys(each.claim for each in target.volumes)
+    return found + [
+        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+        for number, claim in enumerate(claims)
+    ]
+
+
+def _mounts(target: KubernetesTarget, *, has_code: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own emptyDir
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the pod's own memory
+    ]
+    if has_code:
+        found.append({"name": "code", "mountPath": CODE_FOLDER, "readOnly": True})
+    claims = list(dict.fromkeys(each.claim for each in target.volumes))
+    return found + [_mount(each, claims.index(each.claim)) for each in target.volumes]
+
+
+def _mount(volume: Volume, number: int) -> dict[str, Any]:
+    found: Mapping[str, Any] = {
+        "name": f"claim-{number}",
+        "mountPath": str(volume.path),
+        "subPath": volume.sub_path,
+        "readOnly": volume.read_only,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _toleration(each: Any) -> dict[str, str]:
+    names = ("key", "operator", "value", "effect")
+    return {name: getattr(each, name) for name in names if getattr(each, name)}

@@ -1,0 +1,155 @@
+"""All objects of a job, the one that owns the others first, and their text."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.fingerprint import fingerprint
+from stoker.jobs.archive import CODE
+from stoker.jobs.job import Job
+from stoker.jobs.providers.kubernetes.manifests.network import (
+    disruption_budget,
+    network_policy,
+    service,
+)
+from stoker.jobs.providers.kubernetes.manifests.workload import (
+    KINDS,
+    SPECIFICATIONS,
+    VERSIONS,
+    suspended,
+)
+from stoker.jobs.providers.kubernetes.names import FOLDER, ID, QUEUE, WORKERS, labels, object_name
+from stoker.jobs.providers.kubernetes.settings import KubernetesTarget
+
+MOST_CODE_BYTES = 900 << 10
+"""Largest archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes it larger by a third."""
+
+SPECIFICATION = "stoker/specification"
+"""Annotation: fingerprint of what was asked for; the API fills in defaults, so objects cannot be compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifests:
+    """What is created for a job."""
+
+    workload: dict[str, Any]
+    """Job, JobSet or TFJob. It is created suspended: no pod runs before all other objects are there."""
+
+    dependents: tuple[dict[str, Any], ...]
+    """The others, which the workload will own."""
+
+    @property
+    def all(self) -> tuple[dict[str, Any], ...]:
+        """All objects, in the order of their creation."""
+        return (self.workload, *self.dependents)
+
+    def to_yaml(self, kind: str) -> str:
+        """Return them as one stream of YAML; its job is not suspended unless a queue decides."""
+        is_queued = QUEUE in self.workload["metadata"]["labels"]
+        spec = suspended(self.workload["spec"], kind, value=is_queued)
+        objects = (self.workload | {"spec": spec}, *self.dependents)
+        return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what occurs twice twice: kubectl reads no references."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the interface of PyYAML
+        """Return True for all data."""
+        return True
+
+
+def render(
+    job: Job, target: KubernetesTarget, *, kind: str, namespace: str, code: bytes
+) -> Manifests:
+    """Return the objects of a job.
+
+    Args:
+        job: What runs.
+        target: Where.
+        kind: `job`, `jobset` or `tfjob`.
+        namespace: Of all objects.
+        code: Content of the archive.
+
+    Raises:
+        ConfigError: the target asks for a ConfigMap and the code is too large for one.
+    """
+    has_code = _is_in_config_map(target, len(code))
+    spec = SPECIFICATIONS[kind](job, target, has_code=has_code)
+    workload = _object(VERSIONS[kind], KINDS[kind], job, spec=suspended(spec, kind, value=True))
+    noted = workload["metadata"]["annotations"]
+    noted |= {
+        FOLDER: str(job.place),
+        WORKERS: str(job.resources.workers),
+        SPECIFICATION: fingerprint(spec)[:16],
+    }
+    if target.queue:
+        workload["metadata"]["labels"][QUEUE] = target.queue
+    dependents = []
+    if kind == "job":
+        dependents.append(_object("v1", "Service", job, spec=service(job)))
+    if has_code:
+        dependents.append(_config_map(job, code))
+    if target.network_policy:
+        policy = network_policy(job)
+        dependents.append(_object("networking.k8s.io/v1", "NetworkPolicy", job, spec=policy))
+    if target.disruption_budget:
+        budget = disruption_budget(job)
+        dependents.append(_object("policy/v1", "PodDisruptionBudget", job, spec=budget))
+    for each in (workload, *dependents):
+        each["metadata"]["namespace"] = namespace
+    return Manifests(workload=workload, dependents=tuple(dependents))
+
+
+def owned(dependent: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
+    """Return an object that the cluster removes together with another one.
+
+    Args:
+        dependent: To be created.
+        owner: As the API has answered it.
+    """
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+    return dependent | {"metadata": dependent["metadata"] | {"ownerReferences": [reference]}}
+
+
+def is_owned(found: dict[str, Any], owner: dict[str, Any]) -> bool:
+    """Whether an object belongs to this very owner, and not to an earlier one of its name."""
+    references = found["metadata"].get("ownerReferences") or []
+    return any(each.get("uid") == owner["metadata"]["uid"] for each in references)
+
+
+def _object(version: str, kind: str, job: Job, **content: Any) -> dict[str, Any]:
+    meta = {"name": object_name(job.id), "labels": labels(job), "annotations": {ID: job.id}}
+    return {"apiVersion": version, "kind": kind, "metadata": meta} | content
+
+
+def _config_map(job: Job, code: bytes) -> dict[str, Any]:
+    return _object(
+        "v1",
+        "ConfigMap",
+        job,
+        immutable=True,
+        data={"job.json": json.dumps(job.to_json(), indent=1) + "\n"},
+        binaryData={CODE: base64.b64encode(code).decode()},
+    )
+
+
+def _is_in_config_map(target: KubernetesTarget, size: int) -> bool:
+    if target.code == "configmap" and size > MOST_CODE_BYTES:
+        raise ConfigError(
+            f"the packed code of a job must have at most {MOST_CODE_BYTES >> 10} KiB for a ConfigMap",
+            got=Plain(f"{size / 1024:,.0f} KiB"),
+            fix="Name what is not code in .stokerignore, or set `code: volume` in the target.",
+        )
+    return target.code in ("auto", "configmap") and size <= MOST_CODE_BYTES

@@ -1,0 +1,97 @@
+"""Names, labels and annotations of a job's objects, and the addresses of its pods."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.jobs.job import ID_DIGITS, Job
+
+MANAGED = "app.kubernetes.io/managed-by"
+MANAGER = "stoker"
+"""Label and value of all objects of Stoker's jobs."""
+
+NAME = "stoker/job"
+"""Label of an object and its pods: the name of the job's objects."""
+
+USER = "stoker/user"
+"""Label: the login name of the person who submitted it."""
+
+ID = "stoker/job-id"
+"""Annotation: the job's ID. An object of the same name with another one is another job."""
+
+FOLDER = "stoker/folder"
+"""Annotation: the job's folder."""
+
+WORKERS = "stoker/workers"
+"""Annotation: number of workers."""
+
+SUBMITTED = "stoker/submitted"
+"""Annotation: when it was submitted, seconds since the epoch."""
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label of Kueue: the LocalQueue of a job."""
+
+REPLICATED = "worker"
+"""Name of a JobSet's only group of pods, and of a TFJob's replicas in lower case."""
+
+CONTAINER = "tensorflow"
+"""Name of the pods' container: TFJob's operator looks for this one."""
+
+FIRST_PORT = 2222
+"""Port of worker 0; worker N has the N-th after it. TensorFlow's server binds all addresses of a machine, so
+with the host's network two workers on one node need two ports."""
+
+_READABLE_CHARS = 30
+"""Leaves room for `-worker-0-9999`: a pod's host name has at most 63 characters."""
+
+_LABEL_CHARS = 63
+
+
+def object_name(job_id: str) -> str:
+    """Return the name of a job's objects: a DNS label that begins with a letter, with the whole hash of its ID."""
+    readable = re.sub(r"[^a-z0-9]+", "-", job_id[: -ID_DIGITS - 1].lower())[:_READABLE_CHARS]
+    readable = readable.strip("-") or "job"
+    if not readable[0].isalpha():
+        readable = f"j-{readable}"[:_READABLE_CHARS].rstrip("-")
+    return f"{readable}-{job_id[-ID_DIGITS:]}"
+
+
+def user_label() -> str:
+    """Return the value of the label of this process's user."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry in /etc/passwd
+        name = "unknown"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:_LABEL_CHARS].strip("._-") or "unknown"
+
+
+def labels(job: Job) -> dict[str, str]:
+    """Return the labels of a job's objects."""
+    return {MANAGED: MANAGER, NAME: object_name(job.id), USER: user_label()}
+
+
+def selector(job_id: str) -> str:
+    """Return the selector of the objects and pods of one job."""
+    return f"{MANAGED}={MANAGER},{NAME}={object_name(job_id)}"
+
+
+def pod_hosts(job: Job, kind: str) -> list[str]:
+    """Return the host name of each pod in the cluster's own DNS, by rank."""
+    name = object_name(job.id)
+    stem = {"job": name, "jobset": f"{name}-{REPLICATED}-0", "tfjob": f"{name}-{REPLICATED}"}[kind]
+    if kind == "tfjob":  # its operator makes a Service for each pod
+        return [f"{stem}-{rank}" for rank in range(job.resources.workers)]
+    return [f"{stem}-{rank}.{name}" for rank in range(job.resources.workers)]
+
+
+def cluster_workers(job: Job, kind: str) -> list[str]:
+    """Return `host:port` of each worker, by rank, as TF_CONFIG has them."""
+    return [f"{host}:{FIRST_PORT + rank}" for rank, host in enumerate(pod_hosts(job, kind))]
+
+
+def notes_of(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotations of an object that the API has answered."""
+    return dict(found.get("metadata", {}).get("annotations") or {})

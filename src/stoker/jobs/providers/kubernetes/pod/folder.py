@@ -1,0 +1,58 @@
+"""The job's folder as a pod needs it: description and code, from the ConfigMap where the volume does not have them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from stoker.core.errors import ConfigError, Plain
+from stoker.core.files import writable, write_atomic
+from stoker.jobs.archive import CODE
+from stoker.jobs.job import Job, read_job
+
+DESCRIPTION = "job.json"
+
+
+def prepare_folder(place: Path, *, mounted: Path) -> Job:
+    """Complete the job's folder, and return its job.
+
+    The machine of the submission wrote it if it sees the volume of the runs; else the first pods do.
+
+    Args:
+        place: The job's folder.
+        mounted: Where the ConfigMap is, if there is one.
+
+    Raises:
+        ConfigError: neither has the job, or its code.
+        UserError: the folder cannot be written.
+    """
+    with writable(place.parent, what="the folder of runs", fix=_FIX):
+        place.mkdir(parents=True, exist_ok=True)
+        _complete(place / DESCRIPTION, mounted / DESCRIPTION)
+        job = read_job(place)
+        if _digest(place / CODE) != job.code:
+            _complete(place / CODE, mounted / CODE, replaces=True)
+    return job
+
+
+_FIX = "Pods must be able to write to the volume of the runs: see run_as_user and fs_group of the target."
+
+
+def _complete(path: Path, source: Path, *, replaces: bool = False) -> None:
+    if path.is_file() and not replaces:
+        return
+    if not source.is_file():
+        raise ConfigError(
+            f"the pods must find {path}",
+            got=Plain("neither the volume of the runs nor a ConfigMap has it"),
+            fix="Submit from a machine that sees the volume at the same path, or make the code smaller "
+            "than 900 KiB, which a ConfigMap takes.",
+        )
+    write_atomic(path, source.read_bytes())
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,240 @@
+"""`python -m stoker.jobs.providers.kubernetes.pod.main`: the command of a job's pods.
+
+It joins a start of the job together with the other pods, runs `stoker job-task` in it with `TF_CONFIG`, lets it save
+when the pod has to end or the time limit is near, and turns its exit code into one that the cluster's rules know:
+
+| code | means | the cluster |
+|---|---|---|
+| 0 | all workers are done | nothing |
+| 2 | the user's to fix (also 3, pods that did not come, too many failed starts) | ends the job |
+| 75 | it has saved, or it ended because of another pod | starts again, not counted |
+| 1 | it failed | starts again, counted |
+
+TFJob's operator starts pods again after codes from 128 on only, so there 138 stands for 75 and 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from stoker.core.errors import (
+    EXIT_BUG,
+    EXIT_CHECK,
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_SUPERSEDED,
+    EXIT_USER,
+    ConfigError,
+    UserError,
+)
+from stoker.core.incarnation import Incarnation
+from stoker.core.signals import ASKING, ends_when_asked, heard
+from stoker.jobs.logs import LOGS
+from stoker.jobs.providers.kubernetes.pod.facts import CODE_FOLDER, FACTS, Facts, read_facts
+from stoker.jobs.providers.kubernetes.pod.folder import prepare_folder
+from stoker.jobs.providers.kubernetes.pod.start import (
+    Member,
+    all_done,
+    another_failed,
+    join_start,
+    write_exit,
+)
+
+INDEX, TFJOB_INDEX, POD = "JOB_COMPLETION_INDEX", "STOKER_POD_RANK", "STOKER_POD"
+"""Variables with a pod's rank: of an Indexed Job (also inside a JobSet), of a TFJob; and its name."""
+
+EXIT_RETRYABLE = 138
+"""TFJob's restart policy `ExitCode`: 138 is the code for programs that want to be started again."""
+
+END_S = 60.0
+"""How long a pod whose work is done waits for the others, seconds."""
+
+PEER_S = 30.0
+"""How long a pod that failed looks for another that failed first, seconds: a replacement comes after 10 s or more."""
+
+MIN_START_S = 1.0
+"""Shortest start under a time limit, seconds."""
+
+CODE_VARIABLE = "STOKER_KUBERNETES_CODE"
+"""Environment variable: where the ConfigMap is mounted, on a cluster whose pods cannot have it at /stoker/code."""
+
+FAILURES = "failures"
+"""Folder in the job's folder: a file for each start that failed, where the cluster does not count them."""
+
+
+def main() -> int:
+    """Run this pod's task, and return the exit code for the cluster."""
+    try:
+        with ends_when_asked():
+            facts = read_facts(os.environ)
+            task = _Task(facts, os.environ)
+            start = task.join()
+        return task.run(start)
+    except UserError as error:
+        sys.stderr.write(f"stoker: {error.line()}\n")
+        return EXIT_USER
+
+
+class _Task:
+    """One pod."""
+
+    def __init__(self, facts: Facts, environ: Mapping[str, str]) -> None:
+        self._facts, self._environ = facts, environ
+        place = Path(facts.place)
+        prepare_folder(place, mounted=Path(environ.get(CODE_VARIABLE) or CODE_FOLDER))
+        self._member = Member(
+            place=place,
+            rank=_rank(environ, len(facts.workers)),
+            pod=environ.get(POD) or environ.get("HOSTNAME", ""),
+            pods=len(facts.workers),
+            log=self._log,
+        )
+
+    def join(self) -> Incarnation:
+        """Return the start, once all pods have come."""
+        for line in differing_versions(self._facts.versions):
+            self._log(line)
+        start = join_start(self._member, save_s=self._facts.grace_s, start_s=self._facts.start_s)
+        self._log(f"start {start.number} as worker {self._member.rank}")
+        return start
+
+    def run(self, start: Incarnation) -> int:
+        """Run the task, and return the exit code for the cluster."""
+        code = self._run(start)
+        write_exit(self._member, start.number, code)
+        known = self._known(code, start.number)
+        if self._facts.kind == "tfjob":
+            return self._of_tfjob(known, start.number)
+        return known
+
+    def _run(self, start: Incarnation) -> int:
+        argv = [sys.executable, "-P", "-m", "stoker", "job-task", str(start.job)]
+        argv += ["--incarnation", str(start.number)]
+        running: list[subprocess.Popen[bytes]] = []
+        asked: list[object] = []
+
+        def ask(why: object = None) -> None:
+            # Repeated requests are one: a task that saves must not be taken for one that hangs.
+            is_first = not asked
+            asked.append(why)
+            for process in running if is_first else ():
+                process.send_signal(signal.SIGUSR1)
+
+        with heard([*ASKING, signal.SIGINT], ask), self._time_limit(ask):
+            process = subprocess.Popen(argv, env=self._own_environment())
+            running.append(process)
+            if asked:
+                process.send_signal(signal.SIGUSR1)
+            code = process.wait()
+        if asked and code == -signal.SIGUSR1:  # it could not listen yet: nothing is lost
+            return EXIT_PREEMPTED
+        return code
+
+    @contextmanager
+    def _time_limit(self, ask: Callable[[], None]) -> Iterator[None]:
+        """Let the task save before the time limit of a start."""
+        limit_s = self._facts.time_limit_s
+        if limit_s is None:
+            yield
+            return
+        timer = threading.Timer(max(MIN_START_S, limit_s - self._facts.grace_s), ask)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _own_environment(self) -> dict[str, str]:
+        """Return the environment of the task, with its place among the others."""
+        hidden = (FACTS, INDEX, TFJOB_INDEX, CODE_VARIABLE, "TF_CONFIG")
+        own = {name: value for name, value in self._environ.items() if name not in hidden}
+        workers, rank = self._facts.workers, self._member.rank
+        if len(workers) == 1:
+            return own | {"STOKER_RANK": "0", "STOKER_TASKS": "1"}
+        task = {"type": "worker", "index": rank}
+        return own | {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+
+    def _known(self, code: int, number: int) -> int:
+        """Return the exit code as the rules of the manifests know it."""
+        if code == EXIT_DONE:
+            if all_done(self._member, number, longest_s=END_S):
+                return EXIT_DONE
+            self._log("another worker is not done: starts again with it")
+            return EXIT_PREEMPTED
+        if code in (EXIT_USER, EXIT_CHECK):
+            return EXIT_USER
+        if code in (EXIT_PREEMPTED, EXIT_SUPERSEDED):
+            return EXIT_PREEMPTED
+        if self._facts.kind == "job" and self._member.pods > 1:
+            return self._of_indexed_job(number)
+        return EXIT_BUG
+
+    def _of_indexed_job(self, number: int) -> int:
+        """Of several pods that fail together, one counts."""
+        if another_failed(self._member, number, longest_s=PEER_S):
+            self._log("another worker ended first: starts again with it")
+            return EXIT_PREEMPTED
+        return EXIT_BUG
+
+    def _of_tfjob(self, code: int, number: int) -> int:
+        if code == EXIT_BUG:
+            folder = self._member.place / FAILURES
+            folder.mkdir(exist_ok=True)
+            (folder / str(number)).touch()
+            failed = sum(1 for _ in folder.iterdir())
+            if failed > self._facts.max_restarts:
+                limit = self._facts.max_restarts
+                self._log(f"stoker: {failed} starts failed, and max_restarts is {limit}")
+                return EXIT_USER
+        return EXIT_RETRYABLE if code in (EXIT_BUG, EXIT_PREEMPTED) else code
+
+    def _log(self, line: str) -> None:
+        """Print a line, and keep it in the job's folder."""
+        print(line, flush=True)
+        folder = Path(self._facts.place) / LOGS
+        try:
+            folder.mkdir(exist_ok=True)
+            rank = _rank(self._environ, len(self._facts.workers))
+            with (folder / f"pod-{rank}.log").open("a", encoding="utf-8") as stream:
+                stream.write(f"{line}\n")
+        except OSError as error:
+            print(f"the log cannot be written: {error.strerror}", file=sys.stderr)
+
+
+def differing_versions(submitted: Mapping[str, str]) -> list[str]:
+    """Return a line for each package whose version in the image is another one than at the submission."""
+    found = []
+    for name, version in submitted.items():
+        try:
+            here = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            here = "not there"
+        if here != version:
+            found.append(f"{name} in the image is {here}; the submission had {version}")
+    return found
+
+
+def _rank(environ: Mapping[str, str], pods: int) -> int:
+    for name in (INDEX, TFJOB_INDEX):
+        text = environ.get(name, "")
+        if text.isdecimal() and int(text) < pods:
+            return int(text)
+    raise ConfigError(
+        f"{INDEX} must be the number of this pod, from 0 to {pods - 1}",
+        got=environ.get(INDEX, ""),
+        fix="Submit the job again: the cluster sets it in pods of an Indexed Job.",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

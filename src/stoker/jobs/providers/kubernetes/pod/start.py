@@ -1,0 +1,207 @@
+"""Pods of a job agree on the start that they belong to, by files in the job's folder.
+
+A scheduler that starts all tasks together takes one number for them (`stoker job-start`). A cluster replaces single
+pods, so here each pod claims its rank in the newest start:
+
+    incarnations/N              the start exists
+    incarnations/N.pods/RANK    name of the pod that has this rank in it, created exclusively
+    incarnations/N.pods/RANK.exit   how its command has ended
+
+A pod that finds its rank claimed is a replacement: it begins the next start. All others of the old one
+see that (`Superseded`), end, are replaced themselves, and claim their ranks in the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED, Plain, UserError
+from stoker.core.incarnation import INCARNATIONS, Incarnation, take_next
+
+POLL_S = 0.3
+"""Poll interval in seconds: a shared file system sends no notification of a remote change."""
+
+FIRST_S, STEP_S, MOST_STEPS = 1.0, 0.5, 18
+"""How long a pod waits before it begins a start, seconds: rank 0 not at all, the others the longer the higher their
+rank, so that one of them does it for all. Two starts would be no error, only a number more."""
+
+LOG_EVERY_S = 60.0
+"""Interval at which a waiting pod logs that it waits, seconds."""
+
+SHOWN = 10
+"""Most ranks that a message names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One pod of a job."""
+
+    place: Path
+    """The job's folder."""
+
+    rank: int
+    pod: str
+    """Its name, unique in the cluster for all time."""
+
+    pods: int
+    """How many pods a start has."""
+
+    log: Callable[[str], None]
+
+    def folder(self, number: int) -> Path:
+        """Return the folder of the claims of a start."""
+        return self.place / INCARNATIONS / f"{number}.pods"
+
+    def newest(self) -> int:
+        """Return the number of the newest start; 0: there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            names = (path.name for path in (self.place / INCARNATIONS).iterdir())
+            return max((int(name) for name in names if name.isdecimal()), default=0)
+        return 0
+
+
+def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
+    """Return the start that this pod and all others belong to, once all have come.
+
+    Args:
+        member: This pod.
+        save_s: How long pods of an earlier start may still save.
+        start_s: Longest wait for all pods.
+
+    Raises:
+        UserError: some pods did not come in time.
+    """
+    until_s, logged_s = time.monotonic() + start_s, time.monotonic()
+    number = _claim_newest(member, save_s=save_s)
+    while True:
+        missing = sorted(set(range(member.pods)) - _claimed(member, number))
+        if not missing and member.newest() == number:
+            return Incarnation(job=member.place, number=number)
+        if member.newest() > number:
+            number = _claim_newest(member, save_s=save_s)
+            continue
+        if time.monotonic() > until_s:
+            raise UserError(
+                f"all {member.pods} pods of a job must start within {start_s:g} s of each other",
+                got=Plain(f"nothing from the pods of worker {_ranks(missing)}"),
+                fix="The others have freed their GPUs. `stoker jobs show` says why pods wait; ask for fewer "
+                "workers, or set `queue` of the target: Kueue starts all pods together.",
+            )
+        if time.monotonic() - logged_s > LOG_EVERY_S:
+            logged_s = time.monotonic()
+            member.log(f"waits for the pods of worker {_ranks(missing)}")
+        time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def write_exit(member: Member, number: int, code: int) -> None:
+    """Note how the command of this pod has ended; a disk that fails loses it."""
+    with contextlib.suppress(OSError):
+        _create(member.folder(number) / f"{member.rank}.exit", str(code))
+
+
+def exits(member: Member, number: int) -> dict[int, int]:
+    """Return rank -> exit code of the pods whose command in a start has ended."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in member.folder(number).glob("*.exit"):
+            with contextlib.suppress(OSError, ValueError):
+                found[int(path.stem)] = int(path.read_text())
+    return found
+
+
+def all_done(member: Member, number: int, *, longest_s: float) -> bool:
+    """Wait until the commands of all pods of a start have ended; return whether all are done.
+
+    A pod that ended as done on its own would not be replaced, and the others would miss it in the next start.
+    """
+    until_s = time.monotonic() + longest_s
+    while time.monotonic() < until_s and member.newest() == number:
+        codes = exits(member, number)
+        if any(code != EXIT_DONE for code in codes.values()):
+            return False
+        if len(codes) == member.pods:
+            return True
+        time.sleep(POLL_S)  # a shared file system sends no notification
+    return False
+
+
+def another_failed(member: Member, number: int, *, longest_s: float) -> bool:
+    """Wait for a sign that another pod of the start ended first, which explains a failure of this one.
+
+    Its exit code, or that of a pod that was killed: its replacement, which begins the next start.
+    """
+    until_s = time.monotonic() + longest_s
+    while True:
+        others = exits(member, number)
+        others.pop(member.rank, None)
+        if member.newest() > number or any(code != EXIT_DONE for code in others.values()):
+            return True
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def _claim_newest(member: Member, *, save_s: float) -> int:
+    while True:
+        number = member.newest()
+        if number and _claim(member, number):
+            return number
+        _wait_for_saves(member, number, save_s=save_s)
+        delay_s = FIRST_S + STEP_S * min(member.rank, MOST_STEPS) if member.rank else 0.0
+        until_s = time.monotonic() + delay_s
+        while time.monotonic() < until_s and member.newest() == number:
+            time.sleep(POLL_S)  # another pod may begin the start
+        if member.newest() == number:
+            took = take_next(member.place)
+            member.log(f"begins start {took}")
+
+
+def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
+    """Let others of an earlier start, which was asked to save, finish that: the next start ends their writes."""
+    if exits(member, number).get(member.rank) != EXIT_PREEMPTED:
+        return  # it was killed or failed: the others have nothing to save, and may hang
+    until_s = time.monotonic() + save_s
+    while time.monotonic() < until_s and member.newest() == number:
+        if len(exits(member, number)) == len(_claimed(member, number)):
+            return
+        time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def _claim(member: Member, number: int) -> bool:
+    """Claim this pod's rank in a start; False if another pod has it."""
+    path = member.folder(number) / str(member.rank)
+    return _create(path, member.pod) or path.read_text() == member.pod
+
+
+def _create(path: Path, content: str) -> bool:
+    """Create a file with its content in one step, unless it is there."""
+    path.parent.mkdir(exist_ok=True)
+    handle, made = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(content)
+        # Unlike a rename, a link refuses a name that is taken, on NFS, too.
+        os.link(made, path)
+    except FileExistsError:
+        return False
+    finally:
+        Path(made).unlink(missing_ok=True)
+    return True
+
+
+def _claimed(member: Member, number: int) -> set[int]:
+    with contextlib.suppress(FileNotFoundError):
+        names = [path.name for path in member.folder(number).iterdir()]
+        return {int(name) for name in names if name.isdecimal()}
+    return set()
+
+
+def _ranks(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
+    return ", ".join(map(str, ranks[:SHOWN])) + more

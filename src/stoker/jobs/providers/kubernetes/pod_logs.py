@@ -1,0 +1,186 @@
+"""The logs of a job's pods from the API, for a machine that does not see the folder of runs.
+
+Each pod's log is read by a thread. A connection that breaks is opened again from the time of the last line; pods
+that come later are found by a watch, and if that breaks or is too old, by a new list.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stoker.core.errors import UserError
+from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.names import CONTAINER
+from stoker.jobs.providers.kubernetes.problems import Gone, NotFound
+from stoker.jobs.providers.kubernetes.reasons import rank_of
+from stoker.jobs.providers.kubernetes.watch import watch
+
+AGAIN_S = 1.0
+"""Pause before a broken connection is opened again, seconds."""
+
+LOOK_S = 0.5
+"""How long the reader waits for a line before it looks whether the job is over, seconds."""
+
+_PRINTED = ("Running", "Succeeded", "Failed")
+"""Phases of a pod in which it has a log."""
+
+
+def log_lines(
+    cluster: Cluster, selector: str, *, worker: int | None, until: Callable[[], bool] | None
+) -> Iterator[str]:
+    """Yield the lines of a job's pods, the oldest pods first where nothing is followed.
+
+    Args:
+        cluster: Where.
+        selector: Of the job's pods.
+        worker: Rank of one worker; None: all, with `[worker N] ` before each line.
+        until: Follow until this returns True; None: what is there now.
+    """
+    if until is not None:
+        yield from _Follower(cluster, selector, worker).lines(until)
+        return
+    pods = cluster.all(cluster.path("v1", "pods"), labelSelector=selector)
+    for pod in sorted(pods, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
+        if _is_wanted(pod, worker):
+            yield from (f"{_prefix(pod, worker)}{line}" for line in _printed(cluster, pod))
+
+
+def _printed(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
+    path = f"{cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
+    try:
+        yield from cluster.stream(path, container=CONTAINER, timestamps="true")
+    except NotFound:  # it has gone meanwhile
+        return
+
+
+class _Follower:
+    """Follows all pods of a job."""
+
+    def __init__(self, cluster: Cluster, selector: str, worker: int | None) -> None:
+        self._cluster, self._selector, self._worker = cluster, selector, worker
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._readers: dict[str, threading.Thread] = {}
+        self._over = threading.Event()
+
+    def lines(self, until: Callable[[], bool]) -> Iterator[str]:
+        """Yield lines as they come."""
+        finder = threading.Thread(target=self._find_pods, name="pods of the job", daemon=True)
+        finder.start()
+        try:
+            while True:
+                try:
+                    line = self._lines.get(timeout=LOOK_S)
+                except queue.Empty:
+                    if _is_over(until):
+                        break
+                    continue
+                if line is not None:
+                    yield line
+        finally:
+            self._over.set()
+        # What the pods printed before the end is in their logs: the readers end by themselves then.
+        for reader in list(self._readers.values()):
+            reader.join(timeout=10 * AGAIN_S)
+        while not self._lines.empty():
+            if (line := self._lines.get()) is not None:
+                yield line
+
+    def _find_pods(self) -> None:
+        path = self._cluster.path("v1", "pods")
+        while not self._over.is_set():
+            try:
+                for pod in watch(self._cluster, path, labelSelector=self._selector):
+                    self._follow(pod)
+                    if self._over.is_set():
+                        return
+            except UserError:  # the server restarts: it is asked again
+                self._over.wait(AGAIN_S)
+
+    def _follow(self, pod: dict[str, Any]) -> None:
+        uid = pod["metadata"]["uid"]
+        phase = (pod.get("status") or {}).get("phase")
+        if uid in self._readers or phase not in _PRINTED or not _is_wanted(pod, self._worker):
+            return
+        self._readers[uid] = reader = threading.Thread(
+            target=self._read, args=(pod,), name=f"log of {pod['metadata']['name']}", daemon=True
+        )
+        reader.start()
+
+    def _read(self, pod: dict[str, Any]) -> None:
+        """Pass on the log of a pod until the pod has ended, through broken connections."""
+        prefix, last = _prefix(pod, self._worker), _Last()
+        path = f"{self._cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
+        while True:
+            query = {"container": CONTAINER, "timestamps": "true", "follow": "true"} | last.query
+            try:
+                for line in last.new(self._cluster.stream(path, **query)):
+                    self._lines.put(f"{prefix}{line}")
+                if self._has_ended(pod):
+                    return
+            except (NotFound, Gone):
+                return
+            except UserError:  # the connection broke, or the server restarts
+                if self._over.is_set():
+                    return
+            time.sleep(AGAIN_S)  # a server that restarts is not helped by more requests
+
+    def _has_ended(self, pod: dict[str, Any]) -> bool:
+        path = self._cluster.path("v1", "pods", pod["metadata"]["name"])
+        found = self._cluster.all(
+            self._cluster.path("v1", "pods"),
+            fieldSelector=f"metadata.name={path.rpartition('/')[2]}",
+        )
+        same = [each for each in found if each["metadata"]["uid"] == pod["metadata"]["uid"]]
+        return not same or same[0]["status"].get("phase") in ("Succeeded", "Failed")
+
+
+class _Last:
+    """The time of the last line that was passed on, and how many lines had it."""
+
+    def __init__(self) -> None:
+        self._at, self._count = "", 0
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Where the log is to be read from: whole seconds, so some lines come again."""
+        return {"sinceTime": f"{self._at[:19]}Z"} if self._at else {}
+
+    def new(self, lines: Iterator[str]) -> Iterator[str]:
+        """Yield those lines that were not passed on before."""
+        known_at, known, seen = self._at, self._count, 0
+        for line in lines:
+            at = line.partition(" ")[0]
+            if known_at and _nanoseconds(at) < _nanoseconds(known_at):
+                continue
+            if at == known_at:
+                seen += 1
+                if seen <= known:
+                    continue
+            self._count = self._count + 1 if at == self._at else 1
+            self._at = at
+            yield line
+
+
+def _nanoseconds(at: str) -> str:
+    """Return a time of RFC 3339 in UTC so that texts compare as times: their fractions end in any digit."""
+    whole, _, fraction = at.rstrip("Z").partition(".")
+    return f"{whole}.{fraction:0<9}"
+
+
+def _is_wanted(pod: dict[str, Any], worker: int | None) -> bool:
+    return worker is None or rank_of(pod) == str(worker)
+
+
+def _prefix(pod: dict[str, Any], worker: int | None) -> str:
+    return "" if worker is not None else f"[worker {rank_of(pod)}] "
+
+
+def _is_over(until: Callable[[], bool]) -> bool:
+    try:
+        return until()
+    except UserError:  # the server restarts: the job's state is asked for again
+        return False

@@ -1,0 +1,134 @@
+"""What the API of a cluster complains about, in the words of a user."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stoker.core.errors import ConfigError, Plain, UserError
+
+
+class AnswerLost(UserError):
+    """The cluster may have done what it was asked for, or not."""
+
+
+class NotFound(UserError):
+    """The object does not exist."""
+
+
+class Conflict(UserError):
+    """An object of this name exists already."""
+
+
+class Gone(UserError):
+    """The version from which a watch goes on is too old: list again."""
+
+
+NOT_FOUND, CONFLICT, GONE, TOO_MANY = 404, 409, 410, 429
+RETRIED = (TOO_MANY, 500, 502, 503, 504)
+"""Answers after which the same request may succeed."""
+
+REPEAT = "Run the same command again: a job that was submitted is found, and not submitted twice."
+
+_MESSAGES: tuple[tuple[str, str, str], ...] = (
+    (
+        "exceeded quota",
+        "the job must be within the quota of its namespace",
+        "Ask for less, wait until other jobs have ended, or see `kubectl describe resourcequota`.",
+    ),
+    (
+        "must specify limits",
+        "the job must ask for every resource that the namespace has a quota of",
+        "Set cpus, memory_gib and ephemeral_gib of the target; see `kubectl describe resourcequota`.",
+    ),
+    (
+        "must specify requests",
+        "the job must ask for every resource that the namespace has a quota of",
+        "Set cpus, memory_gib and ephemeral_gib of the target; see `kubectl describe resourcequota`.",
+    ),
+    (
+        "violates PodSecurity",
+        "pods must keep to the security level of the namespace",
+        "Leave run_as_user and read_only_root of the target at their defaults, or ask the administrators.",
+    ),
+    (
+        "no PriorityClass with name",
+        "priority_class must be one of the cluster's",
+        "List them: kubectl get priorityclasses.",
+    ),
+    (
+        "error looking up service account",
+        "service_account must exist in the namespace",
+        "List them: kubectl get serviceaccounts.",
+    ),
+    (
+        "is forbidden: maximum memory usage",
+        "a worker must be within the limits of the namespace",
+        "Ask for less; see `kubectl describe limitrange`.",
+    ),
+)
+"""Part of a message -> rule and remedy."""
+
+
+def message_problem(message: str) -> tuple[str, str] | None:
+    """Return rule and remedy for a message of the API or of an event; None: it is not a known one."""
+    for part, rule, fix in _MESSAGES:
+        if part in message:
+            return rule, fix
+    return None
+
+
+def problem(status: int, body: str, *, what: str, namespace: str) -> UserError:
+    """Return the error to raise for an answer of the API that is not a success.
+
+    Args:
+        status: HTTP status.
+        body: Of the answer.
+        what: What was asked for, e.g. `create Job trip-1234`.
+        namespace: Of the target.
+    """
+    said = _message(body) or f"HTTP {status}"
+    if status == NOT_FOUND:
+        return _not_found(said, what, namespace)
+    if known := message_problem(said):
+        return ConfigError(known[0], got=Plain(said), fix=known[1])
+    kind: type[UserError] = {CONFLICT: Conflict, GONE: Gone}.get(status, UserError)
+    rule, fix = _STATUS.get(status, (f"the cluster must accept the request to {what}", ""))
+    if status in RETRIED:
+        rule, fix = "the cluster's API must answer", f"It is overloaded or restarts. {REPEAT}"
+        kind = AnswerLost
+    return kind(rule, got=Plain(said), fix=fix)
+
+
+_STATUS = {
+    400: ("the cluster must accept the job's manifests", "`stoker submit --dry-run` prints them."),
+    401: (
+        "the credentials of the kubeconfig must be valid",
+        "They may have expired: log in to the cluster again, e.g. as for kubectl, and repeat the command.",
+    ),
+    403: (
+        "you must have the rights that jobs need",
+        "docs/how-to/kubernetes-rbac.yaml is the smallest Role that works.",
+    ),
+    422: ("the cluster must accept the job's manifests", "`stoker submit --dry-run` prints them."),
+}
+
+
+def _not_found(said: str, what: str, namespace: str) -> UserError:
+    if said.startswith("namespaces "):
+        return ConfigError(
+            "namespace must be one of the cluster's",
+            got=namespace,
+            fix="Set `namespace` of the target, or create it: kubectl create namespace "
+            f"{namespace}.",
+        )
+    return NotFound(f"the cluster must know what it is asked for: {what}", got=Plain(said))
+
+
+def _message(body: str) -> str:
+    """Return the message of a `Status`, or the beginning of what a proxy says."""
+    try:
+        value: Any = json.loads(body)
+    except ValueError:
+        return body.strip()[:200]
+    return str(value.get("message", "")) if isinstance(value, dict) else ""

@@ -1,0 +1,323 @@
+"""A Kubernetes cluster as a target, from any machine that has a kubeconfig."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.files import read_json, write_json
+from stoker.jobs.archive import CODE
+from stoker.jobs.job import Job
+from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
+from stoker.jobs.provider import JobEvent, JobState, Phase
+from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.creation import create, remove
+from stoker.jobs.providers.kubernetes.manifests.render import Manifests, render
+from stoker.jobs.providers.kubernetes.manifests.workload import KINDS, PLURALS, VERSIONS
+from stoker.jobs.providers.kubernetes.names import (
+    MANAGED,
+    MANAGER,
+    NAME,
+    SUBMITTED,
+    USER,
+    object_name,
+    selector,
+    user_label,
+)
+from stoker.jobs.providers.kubernetes.pod_logs import log_lines
+from stoker.jobs.providers.kubernetes.problems import Conflict, NotFound
+from stoker.jobs.providers.kubernetes.rights import (
+    KUEUE,
+    choose_kind,
+    needed,
+    require_queue,
+    require_rights,
+)
+from stoker.jobs.providers.kubernetes.settings import Kind, KubernetesTarget
+from stoker.jobs.providers.kubernetes.state import STOP, Seen, known_state, time_s
+
+ENDED = "ended.json"
+"""File in the job's folder: how it ended, once that was seen; the cluster forgets a job after `keep_s`."""
+
+STOP_MARGIN_S = 90.0
+"""How much longer than the workers' grace `stop` waits for the end, seconds."""
+
+FRESH_S = 2.0
+"""How long a state is taken for the current one, seconds: what follows logs asks several times a second."""
+
+_recent: dict[str, tuple[float, JobState]] = {}
+"""ID of a job -> when it was asked for, and its state."""
+
+
+class KubernetesProvider:
+    """One namespace of a cluster."""
+
+    def __init__(self, name: str, settings: KubernetesTarget) -> None:
+        """Ask nothing yet.
+
+        Args:
+            name: Of the target.
+            settings: Its settings.
+        """
+        self.name = name
+        self.settings = settings
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        target = self.settings
+        return Cluster(
+            kubeconfig=target.kubeconfig, context=target.context, namespace=target.namespace
+        )
+
+    @cached_property
+    def _kind(self) -> Kind:
+        return choose_kind(self._cluster, self.settings.kind)
+
+    def validate(self, job: Job) -> None:
+        """Refuse what the cluster does not know or allow; it checks the job's object itself, without keeping it."""
+        _require_supported(job, self.settings)
+        kind = self._kind
+        if self.settings.queue:
+            require_queue(self._cluster, self.settings.queue)
+        require_rights(self._cluster, needed(self.settings, kind))
+        workload = self._manifests(job, b"").workload
+        try:
+            self._cluster.create(self._cluster.path_of(workload), workload, dry_run=True)
+        except Conflict:  # an earlier submission
+            return
+
+    def describe(self, job: Job, code: bytes) -> str:
+        """Return the job's manifests as YAML."""
+        return self._manifests(job, code).to_yaml(self._kind)
+
+    def submit(self, job: Job) -> str:
+        """Create the job's objects, or complete those of an earlier submission."""
+        manifests = self._manifests(job, (job.place / CODE).read_bytes())
+        manifests.workload["metadata"]["annotations"][SUBMITTED] = str(time.time())
+        again = read_submitted(job.place) is not None
+        for name in (STOP, ENDED):
+            (job.place / name).unlink(missing_ok=True)
+        found = create(
+            self._cluster,
+            job,
+            manifests,
+            kind=self._kind,
+            again=again,
+            grace_s=self.settings.grace_s,
+        )
+        scheduler_id = f"{self._kind}/{found['metadata']['name']}"
+        submitted = Submitted(target=self.name, scheduler_id=scheduler_id, submitted_s=time.time())
+        write_submitted(job.place, submitted)
+        _recent.pop(job.id, None)
+        return scheduler_id
+
+    def state(self, job_id: str) -> JobState:
+        """Return what the cluster knows, and what the job's folder keeps after it has forgotten the job."""
+        asked_s, state = _recent.get(job_id, (-FRESH_S, None))
+        if state is None or time.monotonic() - asked_s >= FRESH_S:
+            state = self._state(job_id)
+            _recent[job_id] = time.monotonic(), state
+        return state
+
+    def jobs(self) -> Sequence[JobState]:
+        """Return the user's jobs in the namespace, the newest first."""
+        kinds = {self._kind_of(place) for place in places().values()} | {self._kind}
+        chosen = f"{MANAGED}={MANAGER},{USER}={user_label()}"
+        pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for pod in self._cluster.all(self._cluster.path("v1", "pods"), labelSelector=chosen):
+            pods[pod["metadata"]["labels"].get(NAME, "")].append(pod)
+        found = []
+        for kind in sorted(kinds):
+            path = self._cluster.path(VERSIONS[kind], PLURALS[kind])
+            try:
+                listed = self._cluster.all(path, labelSelector=chosen)
+            except NotFound:  # the cluster does not know this kind any more
+                continue
+            for each in listed:
+                workload = {"apiVersion": VERSIONS[kind], "kind": KINDS[kind]} | each
+                mine = pods[each["metadata"]["name"]]
+                state = known_state(Seen(kind=kind, workload=workload, pods=mine), None)
+                found.append(state)
+        return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
+
+    def stop(self, job_id: str) -> None:
+        """Delete the job's objects: its pods save within their grace; wait for that."""
+        place = find_place(job_id)
+        seen = self._seen(job_id, place)
+        if seen is None or seen.phase is not None:
+            return
+        try:
+            (place / STOP).touch()
+        except PermissionError:
+            raise UserError(
+                f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
+            ) from None
+        try:
+            longest_s = self.settings.grace_s + STOP_MARGIN_S
+            remove(self._cluster, seen.workload, longest_s=longest_s)
+        finally:
+            _recent.pop(job_id, None)
+
+    def events(self, job_id: str) -> Sequence[JobEvent]:
+        """Return what the cluster did with the job and its pods, the oldest first; it keeps an hour by default."""
+        found = []
+        for event in self._events(job_id):
+            about = event.get("involvedObject") or event.get("regarding") or {}
+            found.append(
+                JobEvent(
+                    at_s=_event_s(event),
+                    about=f"{about.get('kind', '')} {about.get('name', '')}".strip(),
+                    reason=str(event.get("reason", "")),
+                    message=" ".join(str(event.get("message", "")).split()),
+                    times=int(event.get("count") or 1),
+                )
+            )
+        return found
+
+    def log_lines(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
+        """Yield what the pods that still exist have printed; with `follow` until the job is over."""
+
+        def is_over() -> bool:
+            return self.state(job_id).phase.is_over
+
+        return log_lines(
+            self._cluster, selector(job_id), worker=worker, until=is_over if follow else None
+        )
+
+    def _manifests(self, job: Job, code: bytes) -> Manifests:
+        return render(
+            job, self.settings, kind=self._kind, namespace=self._cluster.namespace, code=code
+        )
+
+    def _kind_of(self, place: Path) -> str:
+        """Return what a job was submitted as: the target's settings may have changed since."""
+        submitted = read_submitted(place)
+        kind = submitted.scheduler_id.partition("/")[0] if submitted is not None else ""
+        is_own = submitted is not None and submitted.target == self.name
+        return kind if is_own and kind in KINDS else self._kind
+
+    def _state(self, job_id: str) -> JobState:
+        place = find_place(job_id)
+        seen = self._seen(job_id, place)
+        if seen is not None:
+            state = known_state(seen, place)
+            if state.phase.is_over:
+                _keep(place, state)
+            return state
+        return _forgotten(job_id, place)
+
+    def _seen(self, job_id: str, place: Path) -> Seen | None:
+        kind = self._kind_of(place)
+        path = self._cluster.path(VERSIONS[kind], PLURALS[kind], object_name(job_id))
+        try:
+            workload = {"apiVersion": VERSIONS[kind], "kind": KINDS[kind]} | self._cluster.get(path)
+        except NotFound:
+            return None
+        pods_path = self._cluster.path("v1", "pods")
+        pods = self._cluster.all(pods_path, labelSelector=selector(job_id))
+        seen = Seen(kind=kind, workload=workload, pods=pods)
+        if seen.phase is not None:
+            return seen
+        queued = self._queued(workload) if seen.queue and seen.is_suspended else None
+        running = sum(1 for pod in pods if (pod.get("status") or {}).get("phase") == "Running")
+        events = [] if running >= seen.workers or seen.is_suspended else self._events(job_id)
+        return Seen(kind=kind, workload=workload, pods=pods, events=events, queued=queued)
+
+    def _queued(self, workload: dict[str, Any]) -> dict[str, Any] | None:
+        """Return Kueue's workload of a job; None if it has none, or it may not be seen."""
+        uid = workload["metadata"]["uid"]
+        try:
+            version = self._cluster.get(f"/apis/{KUEUE}")["preferredVersion"]["groupVersion"]
+            path = self._cluster.path(version, "workloads")
+            found = self._cluster.all(path, labelSelector=f"{KUEUE}/job-uid={uid}")
+        except UserError:
+            return None
+        return found[0] if found else None
+
+    def _events(self, job_id: str) -> list[dict[str, Any]]:
+        name = object_name(job_id)
+        found = []
+        for event in self._cluster.all(self._cluster.path("v1", "events")):
+            about = str((event.get("involvedObject") or {}).get("name", ""))
+            if about == name or about.startswith(f"{name}-"):
+                found.append(event)
+        return sorted(found, key=_event_s)
+
+
+def _require_supported(job: Job, target: KubernetesTarget) -> None:
+    if job.after or job.resources.min_workers is not None:
+        raise ConfigError(
+            "a job on Kubernetes starts on its own, with all its workers",
+            got=Plain("jobs before it, or fewest workers"),
+            fix="Submit it without them.",
+        )
+    if not any(job.runs.is_relative_to(each.path) for each in target.volumes if not each.read_only):
+        paths = ", ".join(str(each.path) for each in target.volumes) or "none"
+        raise ConfigError(
+            "the folder of runs must lie on one of the target's `volumes`",
+            got=Plain(f"{job.runs}; volumes: {paths}"),
+            fix="Set `runs` in stoker.yaml to a folder below the path of a volume.",
+        )
+    missing = [name for name in job.secrets if name not in target.secrets]
+    if missing:
+        raise ConfigError(
+            "every --secret must be in `secrets` of the target",
+            got=Plain(", ".join(missing)),
+            fix=f"Add e.g. `secrets: {{{missing[0]}: SECRET/KEY}}`; the value stays on the cluster.",
+        )
+
+
+def _keep(place: Path, state: JobState) -> None:
+    """Note how a job ended, in its folder, where that can be written."""
+    if (place / ENDED).exists():
+        return
+    try:
+        write_json(place / ENDED, asdict(state))
+    except (UserError, OSError):  # another user's folder
+        return
+
+
+def _forgotten(job_id: str, place: Path) -> JobState:
+    submitted = read_submitted(place)
+    scheduler_id = submitted.scheduler_id if submitted else ""
+    if (place / STOP).exists():
+        return JobState(
+            id=job_id,
+            scheduler_id=scheduler_id,
+            phase=Phase.STOPPED,
+            reason="by stoker stop",
+            submitted_s=submitted.submitted_s if submitted else None,
+        )
+    if (place / ENDED).is_file():
+        kept = read_json(place / ENDED)
+        return JobState(**kept | {"phase": Phase(kept["phase"]), "nodes": tuple(kept["nodes"])})
+    reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
+    if submitted is not None:
+        reason = "the cluster does not know it any more: deleted, or over for longer than keep_s of the target"
+    return JobState(
+        id=job_id,
+        scheduler_id=scheduler_id,
+        phase=Phase.UNKNOWN,
+        reason=reason,
+        submitted_s=submitted.submitted_s if submitted else None,
+    )
+
+
+def _event_s(event: dict[str, Any]) -> float:
+    series = event.get("series") or {}
+    for text in (
+        event.get("lastTimestamp"),
+        series.get("lastObservedTime"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+        event["metadata"].get("creationTimestamp"),
+    ):
+        if (found := time_s(text)) is not None:
+            return found
+    return 0.0

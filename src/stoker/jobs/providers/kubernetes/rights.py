@@ -1,0 +1,150 @@
+"""What a person must be allowed to do, and what the cluster must know, before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.manifests.workload import KINDS, PLURALS, VERSIONS
+from stoker.jobs.providers.kubernetes.problems import NotFound
+from stoker.jobs.providers.kubernetes.settings import Kind, KubernetesTarget
+
+KUEUE = "kueue.x-k8s.io"
+
+_INSTALL = {
+    "jobset": "Install JobSet (https://jobset.sigs.k8s.io), or set `kind: job` in the target.",
+    "tfjob": "Install Kubeflow's training operator (version 1), or remove `kind` from the target.",
+}
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Right:
+    """One thing that a person may do."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.resource}.{self.group}" if self.group else self.resource
+        return (
+            f"{self.verb} {name}/{self.subresource}" if self.subresource else f"{self.verb} {name}"
+        )
+
+
+def needed(target: KubernetesTarget, kind: str) -> list[Right]:
+    """Return what submitting, watching and stopping a job needs."""
+    return list(_needed(target, kind))
+
+
+def _needed(target: KubernetesTarget, kind: str) -> Iterator[Right]:
+    group = VERSIONS[kind].partition("/")[0]
+    for verb in ("create", "get", "list", "patch", "delete"):
+        yield Right(verb=verb, resource=PLURALS[kind], group=group)
+    dependents = [("configmaps", "")]
+    if kind == "job":
+        dependents.append(("services", ""))
+    if target.network_policy:
+        dependents.append(("networkpolicies", "networking.k8s.io"))
+    if target.disruption_budget:
+        dependents.append(("poddisruptionbudgets", "policy"))
+    for resource, api in dependents:
+        for verb in ("create", "get"):
+            yield Right(verb=verb, resource=resource, group=api)
+    for verb in ("list", "watch"):
+        yield Right(verb=verb, resource="pods")
+    yield Right(verb="get", resource="pods", subresource="log")
+    yield Right(verb="list", resource="events")
+    if target.queue:
+        yield Right(verb="list", resource="workloads", group=KUEUE)
+
+
+def require_rights(cluster: Cluster, rights: list[Right]) -> None:
+    """Ask the cluster whether the user has rights in the namespace.
+
+    Raises:
+        ConfigError: names each that is missing.
+    """
+    missing = [str(right) for right in rights if not _is_allowed(cluster, right)]
+    if missing:
+        raise ConfigError(
+            f"you must have these rights in namespace {cluster.namespace}: {', '.join(missing)}",
+            fix="docs/how-to/kubernetes-rbac.yaml is the smallest Role that works: ask an administrator "
+            "to apply it, or set another `namespace` in the target.",
+        )
+
+
+def choose_kind(cluster: Cluster, wanted: Kind | None) -> Kind:
+    """Return what jobs are on this cluster.
+
+    Raises:
+        ConfigError: the cluster does not know the wanted kind.
+    """
+    if wanted is None:
+        return "jobset" if _knows(cluster, VERSIONS["jobset"], PLURALS["jobset"]) else "job"
+    if not _knows(cluster, VERSIONS[wanted], PLURALS[wanted]):
+        raise ConfigError(
+            f"the cluster must know {KINDS[wanted]} ({VERSIONS[wanted]}) for `kind: {wanted}`",
+            got=Plain("its definition is not installed"),
+            fix=_INSTALL.get(wanted, ""),
+        )
+    return wanted
+
+
+def require_queue(cluster: Cluster, queue: str) -> None:
+    """Check that Kueue is there and has the queue.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    try:
+        group = cluster.get(f"/apis/{KUEUE}")
+    except NotFound:
+        raise ConfigError(
+            "`queue` needs Kueue in the cluster",
+            got=Plain(f"{KUEUE} is not installed"),
+            fix="Install it (https://kueue.sigs.k8s.io), or remove `queue` from the target.",
+        ) from None
+    version = group["preferredVersion"]["groupVersion"]
+    try:
+        cluster.get(cluster.path(version, "localqueues", queue))
+    except NotFound:
+        raise ConfigError(
+            f"queue must be a LocalQueue of namespace {cluster.namespace}",
+            got=queue,
+            fix=f"List them: kubectl get localqueues --namespace {cluster.namespace}.",
+        ) from None
+    except UserError as error:
+        if "rights" not in error.rule:
+            raise  # who may not look may still submit
+
+
+def _knows(cluster: Cluster, version: str, plural: str) -> bool:
+    try:
+        known = cluster.get(f"/apis/{version}")
+    except NotFound:
+        return False
+    return any(each.get("name") == plural for each in known.get("resources") or [])
+
+
+def _is_allowed(cluster: Cluster, right: Right) -> bool:
+    attributes = {
+        "namespace": cluster.namespace,
+        "verb": right.verb,
+        "group": right.group,
+        "resource": right.resource,
+    }
+    if right.subresource:
+        attributes["subresource"] = right.subresource
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    status = cluster.create(_REVIEWS, review).get("status") or {}
+    return bool(status.get("allowed"))

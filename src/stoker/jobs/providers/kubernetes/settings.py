@@ -1,0 +1,226 @@
+"""Settings of a Kubernetes target."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from stoker.core.errors import ConfigError
+
+Kind = Literal["job", "jobset", "tfjob"]
+"""What a job is on the cluster: an Indexed Job, a JobSet, a TFJob of the training operator."""
+
+MOST_RESTARTS = 1000
+"""More restarts after failures are a typing error."""
+
+LONGEST_GRACE_S = 86400
+"""A longer grace is a typing error."""
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
+_GIT = re.compile(r"git\+https://[^@#\s]+@[0-9a-f]{40}(#subdirectory=[^\s]+)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Volume:
+    """A PersistentVolumeClaim that all pods mount; several pods write to that of the runs (ReadWriteMany)."""
+
+    claim: str
+    """Name of the claim, in the namespace."""
+
+    path: Path
+    """Absolute path in the pods."""
+
+    sub_path: str = ""
+    """Folder of the volume that is mounted; all of it."""
+
+    read_only: bool = False
+    """Whether pods may not write to it."""
+
+    def __post_init__(self) -> None:
+        _require_name(self.claim, "claim", _SUBDOMAIN)
+        if not self.path.is_absolute() or ".." in self.path.parts or self.path == Path("/"):
+            raise ConfigError("path of a volume must be an absolute path", got=str(self.path))
+        if self.sub_path.startswith("/") or ".." in PurePosixPath(self.sub_path).parts:
+            raise ConfigError("sub_path must be a folder inside the volume", got=self.sub_path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toleration:
+    """A taint of nodes that the pods accept; the names are Kubernetes's."""
+
+    key: str = ""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+
+    def __post_init__(self) -> None:
+        if self.operator == "Exists" and self.value:
+            raise ConfigError(
+                "a toleration with a value must have operator Equal",
+                got=self.value,
+                fix="Add `operator: Equal`.",
+            )
+        if self.operator == "Equal" and not self.key:
+            raise ConfigError("a toleration with operator Equal must have a key", got=self.key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubernetesTarget:
+    """Where on a cluster jobs run, and what their pods get."""
+
+    image: str
+    """Image of the pods, with Stoker and TensorFlow in it; nothing is installed when a pod starts."""
+
+    kubeconfig: Path | None = None
+    """File of the credentials; `$KUBECONFIG`, else `~/.kube/config`, else those of the pod that submits."""
+
+    context: str | None = None
+    """Context of the kubeconfig; its current one."""
+
+    namespace: str | None = None
+    """Namespace of the jobs; that of the context, else `default`."""
+
+    kind: Kind | None = None
+    """`job`, `jobset` or `tfjob`; a JobSet if the cluster knows it, else an Indexed Job."""
+
+    queue: str | None = None
+    """LocalQueue of Kueue, which starts all pods of a job together; without it they start as they fit."""
+
+    priority_class: str | None = None
+    """PriorityClass of the pods; Kueue takes it for its queue, too."""
+
+    node_selector: dict[str, str] = field(default_factory=dict)
+    """Labels that a node must have, e.g. its kind of GPU or `spot`."""
+
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of nodes that the pods accept, each with `key`, `operator`, `value`, `effect`."""
+
+    gpu_resource: str = "nvidia.com/gpu"
+    """What the cluster calls a GPU."""
+
+    cpus: float = 1.0
+    """Cores of each worker, where the job does not say."""
+
+    memory_gib: float = 4.0
+    """Memory of each worker, GiB, where the job does not say; request and limit."""
+
+    shm_gib: float = 1.0
+    """Size of /dev/shm, GiB; it counts as memory of the worker."""
+
+    ephemeral_gib: float = 10.0
+    """Local disk of each worker, GiB: /tmp with the unpacked code; request and limit."""
+
+    volumes: tuple[Volume, ...] = ()
+    """Claims that pods mount, each with `claim`, `path`, `sub_path`, `read_only`; the folder of runs lies on one."""
+
+    code: str = "auto"
+    """How code reaches the pods: `configmap` (at most 900 KiB), `volume` (the folder of runs), `auto`, or
+    `git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`."""
+
+    service_account: str | None = None
+    """ServiceAccount of the pods; that of the namespace. Its token is not mounted."""
+
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with the registry's credentials."""
+
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Environment variable -> `SECRET/KEY` on the cluster; `--secret NAME` takes one. Values are never copied."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of every worker, e.g. `NCCL_*` and `TF_*`; those of the job take precedence."""
+
+    run_as_user: int | None = 1000
+    """User of the processes and owner of their files; null: the image's, which must not be root."""
+
+    fs_group: int | None = None
+    """Group that owns the volumes, where their driver supports it."""
+
+    read_only_root: bool = True
+    """Whether the image's own files cannot be written; /tmp always can."""
+
+    network_policy: bool = True
+    """Whether only pods of the job reach its ports: TensorFlow's servers run what any caller sends."""
+
+    disruption_budget: bool = False
+    """Whether a PodDisruptionBudget forbids evictions. It blocks every drain of the job's nodes."""
+
+    python: str = "python3"
+    """Python in the image that has Stoker."""
+
+    grace_s: int = 120
+    """Time for a save when a pod has to end, and before the time limit, seconds."""
+
+    start_s: int = 600
+    """Longest wait for all pods of a start; then the job ends, frees its GPUs, and names the missing pods, seconds."""
+
+    max_restarts: int = 3
+    """How often a job starts again after a worker failed; preemptions, evictions and time limits do not count."""
+
+    keep_s: int = 7 * 86400
+    """How long the cluster keeps a job that is over, seconds; its state and logs stay in the folder of runs."""
+
+    def __post_init__(self) -> None:
+        _require_names(self)
+        _require_numbers(self)
+        if self.code not in ("auto", "configmap", "volume") and not _GIT.fullmatch(self.code):
+            raise ConfigError(
+                "code must be auto, configmap, volume, or git+https://HOST/REPOSITORY@COMMIT with all 40 digits",
+                got=self.code,
+                fix="`git rev-parse HEAD` prints the commit.",
+            )
+        for name in (*self.environment, *self.secrets):
+            _require_name(name, "environment and secrets", _VARIABLE)
+        for name, reference in self.secrets.items():
+            if not _SECRET.fullmatch(reference):
+                raise ConfigError(
+                    f"secrets.{name} must be SECRET/KEY",
+                    got=reference,
+                    fix="The value itself stays on the cluster: kubectl create secret generic SECRET "
+                    "--from-file=KEY=FILE.",
+                )
+
+
+def _require_names(target: KubernetesTarget) -> None:
+    if not target.image.strip() or any(char.isspace() for char in target.image):
+        raise ConfigError("image must name an image", got=target.image, fix="E.g. registry/name:1.")
+    if target.namespace is not None:
+        _require_name(target.namespace, "namespace", _LABEL)
+    for name in ("queue", "priority_class", "service_account"):
+        value = getattr(target, name)
+        if value is not None:
+            _require_name(value, name, _SUBDOMAIN)
+    for secret in target.image_pull_secrets:
+        _require_name(secret, "image_pull_secrets", _SUBDOMAIN)
+
+
+def _require_numbers(target: KubernetesTarget) -> None:
+    for name in ("cpus", "memory_gib", "shm_gib", "ephemeral_gib"):
+        if not 0 < getattr(target, name) < 1e6:
+            raise ConfigError(f"{name} must be above 0", got=getattr(target, name))
+    if target.shm_gib >= target.memory_gib:
+        raise ConfigError(
+            "shm_gib must be below memory_gib: /dev/shm counts as memory", got=target.shm_gib
+        )
+    if not 10 <= target.grace_s <= LONGEST_GRACE_S:
+        raise ConfigError(f"grace_s must be from 10 to {LONGEST_GRACE_S} s", got=target.grace_s)
+    if not 0 <= target.max_restarts <= MOST_RESTARTS:
+        raise ConfigError(
+            f"max_restarts must be from 0 to {MOST_RESTARTS}", got=target.max_restarts
+        )
+    for name in ("start_s", "keep_s"):
+        if getattr(target, name) < 1:
+            raise ConfigError(f"{name} must be at least 1 s", got=getattr(target, name))
+    if target.run_as_user == 0:
+        raise ConfigError(
+            "run_as_user must not be root", got=0, fix="Name another user, e.g. 1000."
+        )
+
+
+def _require_name(value: str, where: str, form: re.Pattern[str]) -> None:
+    if not form.fullmatch(value) or len(value) > 253:
+        raise ConfigError(f"{where} must be a name that Kubernetes takes", got=value)

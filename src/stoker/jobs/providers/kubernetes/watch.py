@@ -1,0 +1,56 @@
+"""Follows objects of the API: a list, then its changes; after a break or a version that is too old, a list again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.core.errors import UserError
+from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.problems import GONE, AnswerLost, Gone
+
+ROUND_S = 60
+"""After so long the server ends a watch, seconds; a connection that hangs is noticed then."""
+
+
+def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]:
+    """Yield all objects, and each that is added or changed; endless.
+
+    An object may come more than once. What was deleted is not told.
+
+    Raises:
+        AnswerLost: the API does not answer: call it again.
+        UserError: it refuses.
+    """
+    while True:
+        found, version = cluster.all_with_version(path, **query)
+        yield from found
+        try:
+            while True:
+                asked = query | {
+                    "watch": "true",
+                    "resourceVersion": version,
+                    "timeoutSeconds": str(ROUND_S),
+                    "allowWatchBookmarks": "true",
+                }
+                for line in cluster.stream(path, **asked):
+                    kind, changed = _changed(line)
+                    version = changed["metadata"].get("resourceVersion", version)
+                    if kind in ("ADDED", "MODIFIED"):
+                        yield changed
+        except (Gone, AnswerLost):
+            continue
+
+
+def _changed(line: str) -> tuple[str, dict[str, Any]]:
+    try:
+        event = json.loads(line)
+        kind, found = event["type"], event["object"]
+    except (ValueError, KeyError, TypeError):
+        raise AnswerLost("a watch must end with a whole line", got=line[:80]) from None
+    if kind == "ERROR":
+        if found.get("code") == GONE:
+            raise Gone("the watch must go on from a version that the cluster keeps")
+        raise UserError("the cluster must send changes", got=str(found.get("message", "")))
+    return str(kind), dict(found)
