@@ -91,9 +91,6 @@ class KubernetesCluster:
         self.server = ApiServer(self.api, self.faults)
         self.kubelet = Kubelet(self.api, folder, images)
         self.kueue = Kueue(self.api)
-        self.troubles: list[str] = []
-        """Tracebacks of controllers, which are faults of this code."""
-
         self._parts: list[_Part] = [
             GarbageCollector(self.api),
             self.kueue,
@@ -301,7 +298,7 @@ class KubernetesCluster:
                 try:
                     part.sync()
                 except Exception:  # noqa: BLE001 - a test shows it, and the other controllers go on
-                    self.troubles.append(traceback.format_exc())
+                    self.api.troubles.append(traceback.format_exc())
             self._closed.wait(PAUSE_S)
 
 
@@ -315,4 +312,4 @@ def kubernetes_cluster(folder: Path, images: dict[str, Image]) -> Iterator[Kuber
         yield cluster
     finally:
         cluster.close()
-    assert not cluster.troubles, cluster.troubles[0]
+    assert not cluster.api.troubles, cluster.api.troubles[0]

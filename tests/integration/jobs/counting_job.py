@@ -32,7 +32,8 @@ def alone(place: Path) -> Iterator[None]:
 
 
 def newest(place: Path) -> int:
-    return max((int(each.name) for each in (place / "incarnations").iterdir()), default=0)
+    names = [each.name for each in (place / "incarnations").iterdir()]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def start(place: Path) -> None:

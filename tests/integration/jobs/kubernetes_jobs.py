@@ -15,7 +15,7 @@ import pytest
 from tests.job_folder import submitted
 from tests.kubernetes_api.cluster import KubernetesCluster, kubernetes_cluster
 from tests.kubernetes_api.node.containers import Image
-from tests.kubernetes_api.resources import Object
+from tests.kubernetes_api.resources import JOB_SETS, Object
 from tests.slurm_cluster import wait_until
 
 from stoker.jobs.job import Job, read_job
@@ -139,6 +139,10 @@ class KubernetesJobs:
         found = self.cluster.live_pods(object_name(job.id))
         return sorted(found, key=lambda pod: pod["spec"]["hostname"])
 
+    def job_set(self, job: Job) -> Object:
+        """The JobSet of a job, as the cluster has it."""
+        return self.cluster.storage.get(JOB_SETS, NAMESPACE, object_name(job.id))
+
     def starts(self, job: Job) -> int:
         """How often it has started."""
         names = [each.name for each in (job.place / "incarnations").iterdir()]
@@ -158,7 +162,7 @@ class KubernetesJobs:
         ]
         events = self.cluster.events(object_name(job.id))
         parts += [f"{each['reason']}: {each['message']}" for each in events]
-        return "\n".join([*parts, *self.cluster.troubles])
+        return "\n".join([*parts, *self.cluster.api.troubles])
 
     def require_whole_count(self, job: Job, end: int) -> None:
         """Each worker has written each number once, in order."""
@@ -212,5 +216,3 @@ def manifests(text: str) -> list[Object]:
     import yaml
 
     return [dict(each) for each in yaml.safe_load_all(text)]
-
-

@@ -23,6 +23,8 @@ BIND, REC, PRIVATE, READ_ONLY, REMOUNT = 0x1000, 0x4000, 1 << 18, 0x1, 0x20
 NO_SUID, NO_DEV = 0x2, 0x4
 NEW_NS, NEW_UTS, NEW_IPC, NEW_PID = 0x20000, 0x4000000, 0x8000000, 0x20000000
 NEW_USER = 0x10000000
+DETACH = 0x2
+PIVOT_ROOT = {"aarch64": 41}.get(os.uname().machine, 155)
 DEATH_SIGNAL, NO_NEW_PRIVILEGES = 1, 38
 
 NOT_STARTED = 128
@@ -82,7 +84,10 @@ def make_root(spec: dict[str, Any]) -> None:
     bind_image(root, spec["hidden"])
     if spec["read_only_root"]:
         mount("", root, "", REMOUNT | READ_ONLY)
-    os.chroot(root)
+    # Not chroot: the kernel refuses a process in one a user namespace.
+    os.chdir(root)
+    check(LIBC.syscall(PIVOT_ROOT, b".", b"."), "change of the root")
+    check(LIBC.umount2(b".", DETACH), "the old root")
     os.chdir("/")
 
 

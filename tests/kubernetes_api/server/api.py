@@ -84,8 +84,8 @@ class Api:
     resources: list[Resource] = field(default_factory=lambda: list(BUILT_IN))
     """Kinds that are installed; without its CustomResourceDefinition a kind's paths are 404."""
 
-    warnings: list[str] = field(default_factory=list)
-    """Unknown fields of requests without `fieldValidation=Strict`, which are refused, too."""
+    troubles: list[str] = field(default_factory=list)
+    """Tracebacks of the server and of controllers: faults of this code."""
 
     def handle(self, request: Request) -> Answer:
         """Carry out a request; a `Refusal` is its answer."""

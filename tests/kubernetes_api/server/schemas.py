@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema
 import referencing
-from tests.custom_resources import closed
+from tests.custom_resources import closed_schema
 from tests.kubernetes_api.problems import Refusal, invalid
 from tests.kubernetes_api.resources import Object, Resource, read_definition
 
@@ -129,7 +129,7 @@ def _own(resource: Resource, version: str) -> Any:
         each["name"]: each["schema"]["openAPIV3Schema"]["properties"]["spec"]
         for each in found["spec"]["versions"]
     }
-    schema = {"type": "object", "properties": {"spec": closed(schemas[version])}}
+    schema = {"type": "object", "properties": {"spec": closed_schema(schemas[version])}}
     return jsonschema.Draft202012Validator(schema)
 
 

@@ -1,0 +1,125 @@
+"""Jobs on Kubernetes: no number is lost or written twice, whatever ends their pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tests.integration.jobs.kubernetes_jobs import OVER, KubernetesJobs, kubernetes_jobs
+
+from stoker.jobs.job import Job
+from stoker.jobs.provider import JobState, Phase
+
+END = 60
+"""Numbers that a worker counts, 20 a second at most."""
+
+LONG = 200
+ENDLESS = 100_000
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> Iterator[KubernetesJobs]:
+    """A cluster for all tests of the module."""
+    with kubernetes_jobs() as jobs:
+        yield jobs
+
+
+@dataclass
+class Disturbed:
+    """Jobs whose pods are ended in the middle, all at the same time."""
+
+    jobs: KubernetesJobs
+    made: dict[str, Job]
+
+    def over(self, name: str) -> tuple[Job, JobState]:
+        """One of them when it is over, and its state then."""
+        job = self.made[name]
+        return job, self.jobs.wait(job, *OVER, timeout_s=240)
+
+
+ENDED_BY = {
+    "evicted": "evict",
+    "preempted": "preempt",
+    "pressed": "evict_for_memory",
+    "memory": "kill_out_of_memory",
+    "indexed": "evict",
+}
+"""Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, the others are JobSets."""
+
+COUNTED = {"memory": 1, "fails": 2}
+"""Job -> how many of its restarts count towards `max_restarts`."""
+
+
+@pytest.fixture(scope="module")
+def disturbed(kubernetes: KubernetesJobs) -> Disturbed:
+    """Submit jobs, and end their pods each in another way."""
+    wanted: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+        **{name: ((str(LONG),), {}) for name in ENDED_BY},
+        "indexed": ((str(LONG),), {"settings": {"kind": "job"}}),
+        "saved": ((str(END), "fail", "20", "75", "1"), {}),
+        "fails": ((str(END), "fail", "20", "1", "2"), {}),
+        "hopeless": ((str(END), "fail", "3", "1", "9"), {"settings": {"max_restarts": 0}}),
+        "mistake": ((str(END), "fail", "3", "2", "9"), {}),
+        "stopped": ((str(ENDLESS),), {}),
+    }
+    made = {}
+    for name, (command, more) in wanted.items():
+        made[name] = kubernetes.submit(name, *command, **more)
+    for name, action in ENDED_BY.items():
+        kubernetes.wait_for_number(made[name], 5, rank=1)
+        getattr(kubernetes.cluster, action)(kubernetes.pods(made[name])[1])
+    kubernetes.wait_for_number(made["stopped"], 5, rank=1)
+    kubernetes.provider().stop(made["stopped"].id)
+    return Disturbed(kubernetes, made)
+
+
+@pytest.mark.parametrize("name", [*ENDED_BY, "saved", "fails"])
+def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
+    job, state = disturbed.over(name)
+
+    assert state.phase is Phase.DONE, (state, disturbed.jobs.log(job))
+    assert state.restarts >= 1
+    disturbed.jobs.require_whole_count(job, LONG if name in ENDED_BY else END)
+
+
+@pytest.mark.parametrize("name", ["evicted", "preempted", "memory", "saved", "fails"])
+def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed, name: str) -> None:
+    job, _ = disturbed.over(name)
+
+    status = disturbed.jobs.job_set(job)["status"]
+    assert status["restartsCountTowardsMax"] == COUNTED.get(name, 0), disturbed.jobs.log(job)
+
+
+@pytest.mark.parametrize("name", ["evicted", "preempted"])
+def test_all_workers_save_before_a_pod_goes(disturbed: Disturbed, name: str) -> None:
+    job, _ = disturbed.over(name)
+
+    assert {"1-0", "1-1"} <= disturbed.jobs.saved(job), disturbed.jobs.log(job)
+
+
+def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed) -> None:
+    job, state = disturbed.over("mistake")
+
+    assert (state.phase, state.restarts) == (Phase.FAILED, 0), disturbed.jobs.log(job)
+    assert "exit code 2" in state.reason
+    assert disturbed.jobs.starts(job) == 1
+
+
+def test_a_job_that_fails_too_often_says_so(disturbed: Disturbed) -> None:
+    _, state = disturbed.over("hopeless")
+
+    assert (state.phase, state.restarts) == (Phase.FAILED, 0)
+    assert "exit code 1" in state.reason
+    assert "max_restarts" in state.reason
+
+
+def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturbed) -> None:
+    job, state = disturbed.over("stopped")
+
+    assert (state.phase, state.reason) == (Phase.STOPPED, "by stoker stop")
+    assert disturbed.jobs.saved(job) == {"1-0", "1-1"}
+    assert disturbed.jobs.numbers(job, 0) == list(range(len(disturbed.jobs.numbers(job, 0))))
+    assert disturbed.jobs.pods(job) == []
+    disturbed.jobs.provider().stop(job.id)  # of one that is over: nothing
