@@ -46,7 +46,7 @@ from tests.kubernetes_api.server.http import ApiServer
 from tests.kubernetes_api.storage import Storage
 
 TOKEN, USER = "token-of-ada", "ada"
-ROUND_S = 0.1
+ROUND_S = 0.3
 """Longest time between two looks of the controllers; a change wakes them."""
 
 PAUSE_S = 0.02

@@ -7,7 +7,6 @@ reader needs no copy.
 
 from __future__ import annotations
 
-import copy
 import secrets
 import threading
 import uuid
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tests.kubernetes_api.problems import already_exists, conflict, expired, forbidden, not_found
-from tests.kubernetes_api.resources import NAMESPACES, Object, Resource
+from tests.kubernetes_api.resources import NAMESPACES, Object, Resource, copied
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 """Finalizers of the two kinds of deletion that wait for the garbage collector."""
@@ -63,7 +62,7 @@ class Storage:
     def create(self, resource: Resource, item: Object) -> Object:
         """Store a new object, and return it with what the server adds."""
         with self.changed:
-            item = copy.deepcopy(item)
+            item = copied(item)
             metadata = item["metadata"]
             if not metadata.get("name"):
                 metadata["name"] = f"{metadata['generateName']}{suffix()}"
@@ -125,7 +124,7 @@ class Storage:
             before = self.find(resource, metadata.get("namespace", ""), metadata["name"])
             if before is None or before["metadata"]["uid"] != metadata["uid"]:
                 return None
-            after = copy.deepcopy(before)
+            after = copied(before)
             function(after)
             return self._replace(resource, before, after, status=status)
 
@@ -144,7 +143,7 @@ class Storage:
             before = self._of(resource).get(key)
             if before is None or before["metadata"]["uid"] != metadata["uid"]:
                 return item
-            after = copy.deepcopy(before)
+            after = copied(before)
             finalizers = list(after["metadata"].get("finalizers", []))
             wanted = {"Foreground": FOREGROUND, "Orphan": ORPHAN}.get(propagation)
             if wanted and wanted not in finalizers:
@@ -188,8 +187,10 @@ class Storage:
         metadata = before["metadata"]
         key = metadata.get("namespace", ""), metadata["name"]
         if status:
-            after = before | ({"status": after["status"]} if "status" in after else {})
-        after = copy.deepcopy(after)
+            if after.get("status") == before.get("status"):
+                return before
+            after = before | {"status": after["status"], "metadata": dict(metadata)}
+        after = copied(after)
         fixed = ("uid", "creationTimestamp", "resourceVersion", "generation", "namespace", "name")
         kept = ("deletionTimestamp", "deletionGracePeriodSeconds")
         after["metadata"] |= {name: metadata[name] for name in fixed if name in metadata}
@@ -215,7 +216,7 @@ class Storage:
         self.revision += 1
         if kind == "DELETED":
             assert before is not None
-            written = copy.deepcopy(before)
+            written = copied(before)
             del self._of(resource)[key]
         else:
             assert item is not None

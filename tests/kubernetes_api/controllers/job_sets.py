@@ -6,7 +6,6 @@ Left out: startup order, dependencies, in-place restarts and restarts of single 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 import time
@@ -20,6 +19,7 @@ from tests.kubernetes_api.resources import (
     SERVICES,
     Object,
     condition_of,
+    copied,
     is_true,
     owned_by,
     owner_reference,
@@ -45,12 +45,15 @@ class JobSetController:
         for each in self._storage.items(JOB_SETS):
             if "deletionTimestamp" not in each["metadata"]:
                 with self._storage.changed:
-                    status = copy.deepcopy(each.get("status") or {})
+                    status = copied(each.get("status") or {})
                     self._sync(each, status)
                     self._store(each, status)
 
     def _store(self, item: Object, status: Object) -> None:
-        self._storage.change(JOB_SETS, item, lambda each: each.update(status=status), status=True)
+        if status != item.get("status"):
+            self._storage.change(
+                JOB_SETS, item, lambda each: each.update(status=status), status=True
+            )
 
     def _sync(self, item: Object, status: Object) -> None:
         namespace = item["metadata"]["namespace"]
@@ -220,7 +223,7 @@ def _replicas(item: Object) -> int:
 
 
 def _child(item: Object, replicated: Object, index: int, attempt: int) -> Object:
-    name, template = item["metadata"]["name"], copy.deepcopy(replicated["template"])
+    name, template = item["metadata"]["name"], copied(replicated["template"])
     job_name = f"{name}-{replicated['name']}-{index}"
     own = {
         ATTEMPT: str(attempt),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from calendar import timegm
 from typing import Any
@@ -15,6 +14,7 @@ from tests.kubernetes_api.resources import (
     PODS,
     Object,
     condition_of,
+    copied,
     is_true,
     owned_by,
     owner_reference,
@@ -74,7 +74,7 @@ class JobController:
                 self._untrack(pod)
             return
         with self._storage.changed:
-            status = copy.deepcopy(job.get("status") or {})
+            status = copied(job.get("status") or {})
             self._suspension(job, status)
             self._count(job, status, pods)
             self._verdict(job, status, pods)
@@ -87,7 +87,10 @@ class JobController:
             if ends and not live:
                 self._finish(job, status)
             _numbers(status, live)
-            self._storage.change(JOBS, job, lambda each: each.update(status=status), status=True)
+            if status != job.get("status"):
+                self._storage.change(
+                    JOBS, job, lambda each: each.update(status=status), status=True
+                )
 
     def _suspension(self, job: Object, status: Object) -> None:
         suspended = bool(job["spec"].get("suspend"))
@@ -228,7 +231,7 @@ def pods_of(api: Api, job: Object) -> list[Object]:
 
 
 def _pod(job: Object, index: int) -> Object:
-    template = copy.deepcopy(job["spec"]["template"])
+    template = copied(job["spec"]["template"])
     name, uid = job["metadata"]["name"], job["metadata"]["uid"]
     labels = {"controller-uid": uid, "job-name": name}
     labels |= {f"batch.kubernetes.io/{key}": value for key, value in labels.items()}

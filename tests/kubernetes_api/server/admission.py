@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from tests.kubernetes_api.resources import (
     SECRETS,
     Object,
     Resource,
+    copied,
 )
 from tests.kubernetes_api.storage import Storage
 
@@ -42,7 +42,7 @@ _RULE_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 def admitted(storage: Storage, resource: Resource, item: Object) -> Object:
     """Return an object as it is to be stored; refuse what breaks a rule of its kind, or a quota."""
-    item = copy.deepcopy(item)
+    item = copied(item)
     _defaults(storage, resource, item)
     causes = _rules(resource, item)
     if causes:
@@ -274,7 +274,7 @@ def _job_set_rules(item: Object) -> list[str]:
             causes.append(
                 f'{where}.name: Invalid value: "{longest}": must be no more than 63 characters'
             )
-        checked = copy.deepcopy(job)
+        checked = copied(job)
         _of_job(checked)
         causes += _job_rules(checked, f"{where}.template.spec", longest)
     subdomain = spec["network"].get("subdomain", "")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from tests.kubernetes_api.problems import Refusal, bad_request
-from tests.kubernetes_api.resources import Object, Resource
+from tests.kubernetes_api.resources import Object, Resource, copied
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -58,7 +57,7 @@ def _merge_list(value: list[Any], patch: list[Any], key: str) -> list[Any]:
 
 
 def _operations(item: Object, operations: Any) -> Object:
-    changed = copy.deepcopy(item)
+    changed = copied(item)
     if not isinstance(operations, list):
         raise bad_request("a JSON patch must be a list of operations")
     for each in operations:
