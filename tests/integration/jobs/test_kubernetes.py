@@ -12,11 +12,11 @@ from tests.integration.jobs.kubernetes_jobs import OVER, KubernetesJobs, kuberne
 from stoker.jobs.job import Job
 from stoker.jobs.provider import JobState, Phase
 
-END = 60
-"""Numbers that a worker counts, 20 a second at most."""
+END = 20
+"""Numbers that a worker counts."""
 
-LONG = 200
-ENDLESS = 100_000
+HOLD = (str(END), "hold", "8", "1")
+"""The first start stays at 8 until it is ended."""
 
 
 @pytest.fixture(scope="module")
@@ -41,50 +41,67 @@ class Disturbed:
 
 ENDED_BY = {
     "evicted": "evict",
-    "preempted": "preempt",
-    "pressed": "evict_for_memory",
     "memory": "kill_out_of_memory",
     "indexed": "evict",
+    "preempted": "preempt",
+    "pressed": "evict_for_memory",
 }
 """Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, the others are JobSets."""
 
 COUNTED = {"memory": 1, "fails": 2}
 """Job -> how many of its restarts count towards `max_restarts`."""
 
+WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    **dict.fromkeys(ENDED_BY, (HOLD, {})),
+    "indexed": (HOLD, {"settings": {"kind": "job"}}),
+    "mistake": ((str(END), "fail", "3", "2", "9"), {}),
+    "stopped": (HOLD, {}),
+    "saved": ((str(END), "fail", "9", "75", "1"), {}),
+    "fails": ((str(END), "fail", "9", "1", "2"), {}),
+    "hopeless": ((str(END), "fail", "3", "1", "9"), {"settings": {"max_restarts": 0}}),
+}
+"""Job -> command, settings of the target."""
+
+ALWAYS = ("evicted", "memory", "indexed", "mistake", "stopped")
+"""Those that run in `make test`; the others run in `make soak`."""
+
+
+def named(*names: str) -> list[Any]:
+    """Parameters, those of `make soak` with its mark."""
+    return [
+        name if name in ALWAYS else pytest.param(name, marks=pytest.mark.soak) for name in names
+    ]
+
 
 @pytest.fixture(scope="module")
-def disturbed(kubernetes: KubernetesJobs) -> Disturbed:
+def disturbed(kubernetes: KubernetesJobs, request: pytest.FixtureRequest) -> Disturbed:
     """Submit jobs, and end their pods each in another way."""
-    wanted: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-        **{name: ((str(LONG),), {}) for name in ENDED_BY},
-        "indexed": ((str(LONG),), {"settings": {"kind": "job"}}),
-        "saved": ((str(END), "fail", "20", "75", "1"), {}),
-        "fails": ((str(END), "fail", "20", "1", "2"), {}),
-        "hopeless": ((str(END), "fail", "3", "1", "9"), {"settings": {"max_restarts": 0}}),
-        "mistake": ((str(END), "fail", "3", "2", "9"), {}),
-        "stopped": ((str(ENDLESS),), {}),
-    }
+    chosen = request.config.getoption("markexpr")
+    names = [name for name in WANTED if name in ALWAYS or "not soak" not in chosen]
     made = {}
-    for name, (command, more) in wanted.items():
+    for name in names:
+        command, more = WANTED[name]
         made[name] = kubernetes.submit(name, *command, **more)
-    for name, action in ENDED_BY.items():
-        kubernetes.wait_for_number(made[name], 5, rank=1)
-        getattr(kubernetes.cluster, action)(kubernetes.pods(made[name])[1])
-    kubernetes.wait_for_number(made["stopped"], 5, rank=1)
+    kubernetes.wait_for_number(made["stopped"], 7, rank=0)
+    kubernetes.wait_for_number(made["stopped"], 7, rank=1)
     kubernetes.provider().stop(made["stopped"].id)
+    for name in filter(made.__contains__, ENDED_BY):
+        kubernetes.wait_for_number(made[name], 7, rank=0)
+        kubernetes.wait_for_number(made[name], 7, rank=1)
+        getattr(kubernetes.cluster, ENDED_BY[name])(kubernetes.pods(made[name])[1])
     return Disturbed(kubernetes, made)
 
 
-@pytest.mark.parametrize("name", [*ENDED_BY, "saved", "fails"])
+@pytest.mark.parametrize("name", named(*ENDED_BY, "saved", "fails"))
 def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
     job, state = disturbed.over(name)
 
     assert state.phase is Phase.DONE, (state, disturbed.jobs.log(job))
     assert state.restarts >= 1
-    disturbed.jobs.require_whole_count(job, LONG if name in ENDED_BY else END)
+    disturbed.jobs.require_whole_count(job, END)
 
 
-@pytest.mark.parametrize("name", ["evicted", "preempted", "memory", "saved", "fails"])
+@pytest.mark.parametrize("name", named("evicted", "preempted", "memory", "saved", "fails"))
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed, name: str) -> None:
     job, _ = disturbed.over(name)
 
@@ -92,7 +109,7 @@ def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed, 
     assert status["restartsCountTowardsMax"] == COUNTED.get(name, 0), disturbed.jobs.log(job)
 
 
-@pytest.mark.parametrize("name", ["evicted", "preempted"])
+@pytest.mark.parametrize("name", named("evicted", "preempted"))
 def test_all_workers_save_before_a_pod_goes(disturbed: Disturbed, name: str) -> None:
     job, _ = disturbed.over(name)
 
@@ -107,6 +124,7 @@ def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed) -> None:
     assert disturbed.jobs.starts(job) == 1
 
 
+@pytest.mark.soak
 def test_a_job_that_fails_too_often_says_so(disturbed: Disturbed) -> None:
     _, state = disturbed.over("hopeless")
 
