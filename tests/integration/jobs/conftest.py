@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.jobs.kubernetes_jobs import KubernetesJobs, kubernetes_jobs
 from tests.slurm_cluster import Cluster, slurm_cluster, wait_until
 
 from stoker.jobs.job import Job, Resources, write_job
@@ -125,6 +126,13 @@ def counting() -> Iterator[Counting]:
             yield Counting(cluster, runs, python)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> Iterator[KubernetesJobs]:
+    """A Kubernetes cluster on this machine."""
+    with kubernetes_jobs() as jobs:
+        yield jobs
 
 
 def comments(cluster: Cluster) -> list[str]:

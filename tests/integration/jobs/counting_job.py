@@ -83,6 +83,8 @@ def count(place: Path, incarnation: int) -> int:
             if not holds:
                 with numbers.open("a") as stream:
                     stream.write(f"{reached}\n")
+                if "STOKER_INCARNATION" in os.environ:
+                    print(f"counts {reached}", flush=True)
         if (
             how[:1] == ["fail"]
             and rank == 0

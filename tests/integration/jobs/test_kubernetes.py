@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.integration.jobs.kubernetes_jobs import OVER, KubernetesJobs, kubernetes_jobs
+from tests.integration.jobs.kubernetes_jobs import OVER, KubernetesJobs
 
 from stoker.jobs.job import Job
 from stoker.jobs.provider import JobState, Phase
@@ -19,19 +19,16 @@ HOLD = (str(END), "hold", "8", "1")
 """The first start stays at 8 until it is ended."""
 
 
-@pytest.fixture(scope="module")
-def kubernetes() -> Iterator[KubernetesJobs]:
-    """A cluster for all tests of the module."""
-    with kubernetes_jobs() as jobs:
-        yield jobs
-
-
 @dataclass
 class Disturbed:
     """Jobs whose pods are ended in the middle, all at the same time."""
 
     jobs: KubernetesJobs
     made: dict[str, Job]
+    followed: list[str]
+    """Lines of `stoker logs --follow` of the job `evicted`, during which the API server restarted."""
+
+    follower: threading.Thread
 
     def over(self, name: str) -> tuple[Job, JobState]:
         """One of them when it is over, and its state then."""
@@ -82,14 +79,24 @@ def disturbed(kubernetes: KubernetesJobs, request: pytest.FixtureRequest) -> Dis
     for name in names:
         command, more = WANTED[name]
         made[name] = kubernetes.submit(name, *command, **more)
+    followed: list[str] = []
+
+    def follow() -> None:
+        lines = kubernetes.provider().log_lines(made["evicted"].id, worker=None, follow=True)
+        followed.extend(lines)
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
     kubernetes.wait_for_number(made["stopped"], 7, rank=0)
     kubernetes.wait_for_number(made["stopped"], 7, rank=1)
     kubernetes.provider().stop(made["stopped"].id)
+    kubernetes.wait_for_number(made["evicted"], 7, rank=1)
+    kubernetes.cluster.restart_server()
     for name in filter(made.__contains__, ENDED_BY):
         kubernetes.wait_for_number(made[name], 7, rank=0)
         kubernetes.wait_for_number(made[name], 7, rank=1)
         getattr(kubernetes.cluster, ENDED_BY[name])(kubernetes.pods(made[name])[1])
-    return Disturbed(kubernetes, made)
+    return Disturbed(kubernetes, made, followed, follower)
 
 
 @pytest.mark.parametrize("name", named(*ENDED_BY, "saved", "fails"))
@@ -114,6 +121,31 @@ def test_all_workers_save_before_a_pod_goes(disturbed: Disturbed, name: str) -> 
     job, _ = disturbed.over(name)
 
     assert {"1-0", "1-1"} <= disturbed.jobs.saved(job), disturbed.jobs.log(job)
+
+
+def test_logs_are_followed_over_a_restart_of_the_server_and_an_eviction(
+    disturbed: Disturbed,
+) -> None:
+    disturbed.over("evicted")
+    disturbed.follower.join(60.0)
+
+    assert not disturbed.follower.is_alive()
+    for rank in range(2):
+        prefix = f"[worker {rank}] "
+        lines = [each for each in disturbed.followed if each.startswith(prefix)]
+        counted = [int(each.rpartition(" ")[2]) for each in lines if " counts " in each]
+        assert counted == list(range(END)), "\n".join(disturbed.followed)
+
+
+def test_events_of_the_job_and_its_pods_come_in_order(disturbed: Disturbed) -> None:
+    job, _ = disturbed.over("evicted")
+
+    events = disturbed.jobs.provider().events(job.id)
+
+    assert [each.at_s for each in events] == sorted(each.at_s for each in events)
+    reasons = [each.reason for each in events]
+    assert {"Scheduled", "Started", "Killing", "Completed", "SuccessfulCreate"} <= set(reasons)
+    assert {each.about.partition(" ")[0] for each in events} == {"JobSet", "Job", "Pod"}
 
 
 def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed) -> None:
