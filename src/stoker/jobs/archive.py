@@ -127,7 +127,7 @@ def pack(
         ) from None
     modes = {name: 0o755 if os.access(path, os.X_OK) else 0o644 for name, path in files.items()}
     sizes = {name: len(content) for name, content in contents.items()}
-    return Archive(content=_packed(contents, modes), sizes=sizes)
+    return Archive(content=packed(contents, modes), sizes=sizes)
 
 
 def unpack(archive: Path, digest: str, *, into: Path) -> Code:
@@ -198,7 +198,20 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-def _packed(contents: dict[str, bytes], modes: dict[str, int]) -> bytes:
+def read_hashes(content: bytes) -> dict[str, str]:
+    """Return name -> SHA-256 of the files of an archive, from its list."""
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+        listed: Any = tar.extractfile(HASHES)
+        return dict(json.load(listed))
+
+
+def packed(contents: dict[str, bytes], modes: dict[str, int]) -> bytes:
+    """Return an archive of files: the same files give the same bytes.
+
+    Args:
+        contents: Name in the archive -> bytes.
+        modes: Name -> mode; 0o644 where it is missing.
+    """
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     first = {HASHES: json.dumps(hashes, sort_keys=True, indent=0).encode()}
     buffer = io.BytesIO()

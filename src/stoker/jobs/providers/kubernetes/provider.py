@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.files import read_json, write_json
+from stoker.core.errors import UserError
 from stoker.jobs.archive import CODE
 from stoker.jobs.job import Job
 from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
-from stoker.jobs.provider import JobEvent, JobState, Phase
+from stoker.jobs.provider import JobEvent, JobState
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.creation import create, remove
+from stoker.jobs.providers.kubernetes.events import events_of, job_event
+from stoker.jobs.providers.kubernetes.kept import ENDED, forgotten, keep
 from stoker.jobs.providers.kubernetes.manifests.render import Manifests, render
 from stoker.jobs.providers.kubernetes.manifests.workload import KINDS, PLURALS, VERSIONS
 from stoker.jobs.providers.kubernetes.names import (
@@ -38,12 +38,10 @@ from stoker.jobs.providers.kubernetes.rights import (
     needed,
     require_queue,
     require_rights,
+    require_supported,
 )
 from stoker.jobs.providers.kubernetes.settings import Kind, KubernetesTarget
-from stoker.jobs.providers.kubernetes.state import STOP, Seen, known_state, time_s
-
-ENDED = "ended.json"
-"""File in the job's folder: how it ended, once that was seen; the cluster forgets a job after `keep_s`."""
+from stoker.jobs.providers.kubernetes.state import STOP, Seen, known_state
 
 STOP_MARGIN_S = 90.0
 """How much longer than the workers' grace `stop` waits for the end, seconds."""
@@ -81,7 +79,7 @@ class KubernetesProvider:
 
     def validate(self, job: Job) -> None:
         """Refuse what the cluster does not know or allow; it checks the job's object itself, without keeping it."""
-        _require_supported(job, self.settings)
+        require_supported(job, self.settings)
         kind = self._kind
         if self.settings.queue:
             require_queue(self._cluster, self.settings.queue)
@@ -166,19 +164,7 @@ class KubernetesProvider:
 
     def events(self, job_id: str) -> Sequence[JobEvent]:
         """Return what the cluster did with the job and its pods, the oldest first; it keeps an hour by default."""
-        found = []
-        for event in self._events(job_id):
-            about = event.get("involvedObject") or event.get("regarding") or {}
-            found.append(
-                JobEvent(
-                    at_s=_event_s(event),
-                    about=f"{about.get('kind', '')} {about.get('name', '')}".strip(),
-                    reason=str(event.get("reason", "")),
-                    message=" ".join(str(event.get("message", "")).split()),
-                    times=int(event.get("count") or 1),
-                )
-            )
-        return found
+        return [job_event(event) for event in self._events(job_id)]
 
     def log_lines(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
         """Yield what the pods that still exist have printed; with `follow` until the job is over."""
@@ -208,9 +194,9 @@ class KubernetesProvider:
         if seen is not None:
             state = known_state(seen, place)
             if state.phase.is_over:
-                _keep(place, state)
+                keep(place, state)
             return state
-        return _forgotten(job_id, place)
+        return forgotten(job_id, place)
 
     def _seen(self, job_id: str, place: Path) -> Seen | None:
         kind = self._kind_of(place)
@@ -241,83 +227,5 @@ class KubernetesProvider:
         return found[0] if found else None
 
     def _events(self, job_id: str) -> list[dict[str, Any]]:
-        name = object_name(job_id)
-        found = []
-        for event in self._cluster.all(self._cluster.path("v1", "events")):
-            about = str((event.get("involvedObject") or {}).get("name", ""))
-            if about == name or about.startswith(f"{name}-"):
-                found.append(event)
-        return sorted(found, key=_event_s)
-
-
-def _require_supported(job: Job, target: KubernetesTarget) -> None:
-    if job.after or job.resources.min_workers is not None:
-        raise ConfigError(
-            "a job on Kubernetes starts on its own, with all its workers",
-            got=Plain("jobs before it, or fewest workers"),
-            fix="Submit it without them.",
-        )
-    if not any(job.runs.is_relative_to(each.path) for each in target.volumes if not each.read_only):
-        paths = ", ".join(str(each.path) for each in target.volumes) or "none"
-        raise ConfigError(
-            "the folder of runs must lie on one of the target's `volumes`",
-            got=Plain(f"{job.runs}; volumes: {paths}"),
-            fix="Set `runs` in stoker.yaml to a folder below the path of a volume.",
-        )
-    missing = [name for name in job.secrets if name not in target.secrets]
-    if missing:
-        raise ConfigError(
-            "every --secret must be in `secrets` of the target",
-            got=Plain(", ".join(missing)),
-            fix=f"Add e.g. `secrets: {{{missing[0]}: SECRET/KEY}}`; the value stays on the cluster.",
-        )
-
-
-def _keep(place: Path, state: JobState) -> None:
-    """Note how a job ended, in its folder, where that can be written."""
-    if (place / ENDED).exists():
-        return
-    try:
-        write_json(place / ENDED, asdict(state))
-    except (UserError, OSError):  # another user's folder
-        return
-
-
-def _forgotten(job_id: str, place: Path) -> JobState:
-    submitted = read_submitted(place)
-    scheduler_id = submitted.scheduler_id if submitted else ""
-    if (place / STOP).exists():
-        return JobState(
-            id=job_id,
-            scheduler_id=scheduler_id,
-            phase=Phase.STOPPED,
-            reason="by stoker stop",
-            submitted_s=submitted.submitted_s if submitted else None,
-        )
-    if (place / ENDED).is_file():
-        kept = read_json(place / ENDED)
-        return JobState(**kept | {"phase": Phase(kept["phase"]), "nodes": tuple(kept["nodes"])})
-    reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
-    if submitted is not None:
-        reason = "the cluster does not know it any more: deleted, or over for longer than keep_s of the target"
-    return JobState(
-        id=job_id,
-        scheduler_id=scheduler_id,
-        phase=Phase.UNKNOWN,
-        reason=reason,
-        submitted_s=submitted.submitted_s if submitted else None,
-    )
-
-
-def _event_s(event: dict[str, Any]) -> float:
-    series = event.get("series") or {}
-    for text in (
-        event.get("lastTimestamp"),
-        series.get("lastObservedTime"),
-        event.get("eventTime"),
-        event.get("firstTimestamp"),
-        event["metadata"].get("creationTimestamp"),
-    ):
-        if (found := time_s(text)) is not None:
-            return found
-    return 0.0
+        listed = self._cluster.all(self._cluster.path("v1", "events"))
+        return events_of(listed, object_name(job_id))

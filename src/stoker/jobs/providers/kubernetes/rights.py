@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.job import Job
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.manifests.workload import KINDS, PLURALS, VERSIONS
 from stoker.jobs.providers.kubernetes.problems import NotFound
@@ -34,6 +35,34 @@ class Right:
         name = f"{self.resource}.{self.group}" if self.group else self.resource
         return (
             f"{self.verb} {name}/{self.subresource}" if self.subresource else f"{self.verb} {name}"
+        )
+
+
+def require_supported(job: Job, target: KubernetesTarget) -> None:
+    """Refuse what no cluster can run with this target; nothing is asked.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if job.after or job.resources.min_workers is not None:
+        raise ConfigError(
+            "a job on Kubernetes starts on its own, with all its workers",
+            got=Plain("jobs before it, or fewest workers"),
+            fix="Submit it without them.",
+        )
+    if not any(job.runs.is_relative_to(each.path) for each in target.volumes if not each.read_only):
+        paths = ", ".join(str(each.path) for each in target.volumes) or "none"
+        raise ConfigError(
+            "the folder of runs must lie on one of the target's `volumes`",
+            got=Plain(f"{job.runs}; volumes: {paths}"),
+            fix="Set `runs` in stoker.yaml to a folder below the path of a volume.",
+        )
+    missing = [name for name in job.secrets if name not in target.secrets]
+    if missing:
+        raise ConfigError(
+            "every --secret must be in `secrets` of the target",
+            got=Plain(", ".join(missing)),
+            fix=f"Add e.g. `secrets: {{{missing[0]}: SECRET/KEY}}`; the value stays on the cluster.",
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.core.errors import ConfigError
+from stoker.jobs.providers.kubernetes.pod.git import SOURCE
 
 Kind = Literal["job", "jobset", "tfjob"]
 """What a job is on the cluster: an Indexed Job, a JobSet, a TFJob of the training operator."""
@@ -22,7 +23,6 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
-_GIT = re.compile(r"git\+https://[^@#\s]+@[0-9a-f]{40}(#subdirectory=[^\s]+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +167,7 @@ class KubernetesTarget:
     def __post_init__(self) -> None:
         _require_names(self)
         _require_numbers(self)
-        if self.code not in ("auto", "configmap", "volume") and not _GIT.fullmatch(self.code):
+        if self.code not in ("auto", "configmap", "volume") and not SOURCE.fullmatch(self.code):
             raise ConfigError(
                 "code must be auto, configmap, volume, or git+https://HOST/REPOSITORY@COMMIT with all 40 digits",
                 got=self.code,

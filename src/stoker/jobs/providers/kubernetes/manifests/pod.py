@@ -84,12 +84,14 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
     facts = Facts(
         place=str(job.place),
         kind=kind,
+        python=target.python,
         workers=tuple(cluster_workers(job, kind)),
         grace_s=target.grace_s,
         start_s=target.start_s,
         max_restarts=target.max_restarts,
         time_limit_s=job.resources.time_limit_s,
         versions=versions(),
+        git=target.code if target.code.startswith("git+") else "",
     )
     return {
         "name": CONTAINER,

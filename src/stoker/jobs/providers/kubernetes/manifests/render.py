@@ -11,7 +11,7 @@ import yaml
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
-from stoker.jobs.archive import CODE
+from stoker.jobs.archive import CODE, EXPERIMENT, HASHES, read_hashes
 from stoker.jobs.job import Job
 from stoker.jobs.providers.kubernetes.manifests.network import (
     disruption_budget,
@@ -29,6 +29,9 @@ from stoker.jobs.providers.kubernetes.settings import KubernetesTarget
 
 MOST_CODE_BYTES = 900 << 10
 """Largest archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes it larger by a third."""
+
+GIT = "git+"
+"""Begins the setting `code` where it names a commit."""
 
 SPECIFICATION = "stoker/specification"
 """Annotation: fingerprint of what was asked for; the API fills in defaults, so objects cannot be compared."""
@@ -95,7 +98,7 @@ def render(
     if kind == "job":
         dependents.append(_object("v1", "Service", job, spec=service(job)))
     if has_code:
-        dependents.append(_config_map(job, code))
+        dependents.append(_config_map(job, target, code))
     if target.network_policy:
         policy = network_policy(job)
         dependents.append(_object("networking.k8s.io/v1", "NetworkPolicy", job, spec=policy))
@@ -134,15 +137,26 @@ def _object(version: str, kind: str, job: Job, **content: Any) -> dict[str, Any]
     return {"apiVersion": version, "kind": kind, "metadata": meta} | content
 
 
-def _config_map(job: Job, code: bytes) -> dict[str, Any]:
-    return _object(
-        "v1",
-        "ConfigMap",
-        job,
-        immutable=True,
-        data={"job.json": json.dumps(job.to_json(), indent=1) + "\n"},
-        binaryData={CODE: base64.b64encode(code).decode()},
-    )
+def _config_map(job: Job, target: KubernetesTarget, code: bytes) -> dict[str, Any]:
+    """Return what pods need to write the job's folder: with a commit of git the hashes of the files that it must hold."""
+    data = {"job.json": json.dumps(job.to_json(), indent=1) + "\n"}
+    if target.code.startswith(GIT):
+        data[HASHES] = json.dumps(_hashes_of_experiment(code), sort_keys=True)
+        return _object("v1", "ConfigMap", job, immutable=True, data=data)
+    packed = {CODE: base64.b64encode(code).decode()}
+    return _object("v1", "ConfigMap", job, immutable=True, data=data, binaryData=packed)
+
+
+def _hashes_of_experiment(code: bytes) -> dict[str, str]:
+    found = read_hashes(code) if code else {}
+    outside = [name for name in found if not name.startswith(f"{EXPERIMENT}/")]
+    if outside:
+        raise ConfigError(
+            "with `code: git+...` all code must lie in the experiment's folder",
+            got=Plain(outside[0]),
+            fix="Move it there, install it in the image, or use `code: auto`.",
+        )
+    return found
 
 
 def _is_in_config_map(target: KubernetesTarget, size: int) -> bool:
@@ -152,4 +166,5 @@ def _is_in_config_map(target: KubernetesTarget, size: int) -> bool:
             got=Plain(f"{size / 1024:,.0f} KiB"),
             fix="Name what is not code in .stokerignore, or set `code: volume` in the target.",
         )
-    return target.code in ("auto", "configmap") and size <= MOST_CODE_BYTES
+    is_small = target.code in ("auto", "configmap") and size <= MOST_CODE_BYTES
+    return is_small or target.code.startswith(GIT)

@@ -27,6 +27,9 @@ class Facts:
     kind: str
     """`job`, `jobset` or `tfjob`: who starts a pod again, and after which exit codes."""
 
+    python: str
+    """Python that has Stoker."""
+
     workers: tuple[str, ...]
     """`host:port` of each worker, by rank."""
 
@@ -38,6 +41,9 @@ class Facts:
 
     max_restarts: int
     """How many starts may fail, where the cluster itself does not count them."""
+
+    git: str = ""
+    """Where the code comes from, if neither from the volume nor from a ConfigMap."""
 
     time_limit_s: float | None = None
     """Longest run of one start, seconds."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import writable, write_atomic
-from stoker.jobs.archive import CODE
+from stoker.jobs.archive import CODE, HASHES
 from stoker.jobs.job import Job, read_job
+from stoker.jobs.providers.kubernetes.pod.git import code_of_commit
 
 DESCRIPTION = "job.json"
 
 
-def prepare_folder(place: Path, *, mounted: Path) -> Job:
+def prepare_folder(place: Path, *, mounted: Path, git: str = "") -> Job:
     """Complete the job's folder, and return its job.
 
     The machine of the submission wrote it if it sees the volume of the runs; else the first pods do.
@@ -21,6 +23,7 @@ def prepare_folder(place: Path, *, mounted: Path) -> Job:
     Args:
         place: The job's folder.
         mounted: Where the ConfigMap is, if there is one.
+        git: Repository and commit of the code; empty: it is in the volume or in the ConfigMap.
 
     Raises:
         ConfigError: neither has the job, or its code.
@@ -31,7 +34,11 @@ def prepare_folder(place: Path, *, mounted: Path) -> Job:
         _complete(place / DESCRIPTION, mounted / DESCRIPTION)
         job = read_job(place)
         if _digest(place / CODE) != job.code:
-            _complete(place / CODE, mounted / CODE, replaces=True)
+            if git:
+                hashes = json.loads((mounted / HASHES).read_bytes())
+                write_atomic(place / CODE, code_of_commit(git, hashes))
+            else:
+                _complete(place / CODE, mounted / CODE, replaces=True)
     return job
 
 

@@ -90,7 +90,8 @@ class _Task:
     def __init__(self, facts: Facts, environ: Mapping[str, str]) -> None:
         self._facts, self._environ = facts, environ
         place = Path(facts.place)
-        prepare_folder(place, mounted=Path(environ.get(CODE_VARIABLE) or CODE_FOLDER))
+        mounted = Path(environ.get(CODE_VARIABLE) or CODE_FOLDER)
+        prepare_folder(place, mounted=mounted, git=facts.git)
         self._member = Member(
             place=place,
             rank=_rank(environ, len(facts.workers)),
@@ -117,7 +118,7 @@ class _Task:
         return known
 
     def _run(self, start: Incarnation) -> int:
-        argv = [sys.executable, "-P", "-m", "stoker", "job-task", str(start.job)]
+        argv = [self._facts.python, "-P", "-m", "stoker", "job-task", str(start.job)]
         argv += ["--incarnation", str(start.number)]
         running: list[subprocess.Popen[bytes]] = []
         asked: list[object] = []
