@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.job_folder import submitted
 from tests.kubernetes_api.cluster import KubernetesCluster, kubernetes_cluster
-from tests.kubernetes_api.node.containers import Image
+from tests.kubernetes_api.node.containers import REPOSITORY, Image
 from tests.kubernetes_api.resources import JOB_SETS, Object
 from tests.slurm_cluster import wait_until
 
@@ -28,6 +28,9 @@ from stoker.jobs.providers.kubernetes.settings import KubernetesTarget, Volume
 IMAGE = "registry.test/stoker:1"
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 NAMESPACE = "team"
+
+REASON_S = 60.0
+"""Longest time until a job says why it waits, seconds: that of the documentation."""
 
 _COUNTS_IN_TASK = """\
 import sys
@@ -104,19 +107,19 @@ class KubernetesJobs:
             raise AssertionError(f"{last}\n{self.log(job)}") from None
         return last[0]
 
-    def wait_for_reason(self, job: Job, words: str, timeout_s: float = 60.0) -> JobState:
-        """Wait until a job says something."""
-        last: list[JobState] = []
+    def wait_for_reason(self, job: Job, *words: str, provider: KubernetesProvider) -> None:
+        """Wait until a job says all of these, in one line."""
+        reasons: list[str] = []
 
-        def there() -> bool:
-            last[:] = [self.state(job)]
-            return words in last[0].reason
+        def says() -> bool:
+            reasons.append(provider._state(job.id).reason)
+            return all(word in reasons[-1] for word in words)
 
         try:
-            wait_until(there, words, timeout_s)
+            wait_until(says, "reason", REASON_S)
         except AssertionError:
-            raise AssertionError(f"{words!r} is not in {last}\n{self.log(job)}") from None
-        return last[0]
+            raise AssertionError(f"{words} are not in {reasons[-1]!r}\n{self.log(job)}") from None
+        assert "\n" not in reasons[-1]
 
     def wait_for_number(self, job: Job, number: int, rank: int = 0) -> None:
         """Wait until a worker has counted so far."""
@@ -177,7 +180,7 @@ def kubernetes_jobs() -> Iterator[KubernetesJobs]:
     image = Image(
         programs=_programs(folder / "image"),
         environment={
-            "PYTHONPATH": "/image/site",
+            "PYTHONPATH": f"/image/site:{REPOSITORY / 'tests' / 'without_sklearn'}",
             "CUDA_VISIBLE_DEVICES": "-1",
             "STOKER_CACHE": "off",
             "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +16,7 @@ from tests.integration.jobs.kubernetes_jobs import OVER, KubernetesJobs
 from stoker.jobs.job import Job
 from stoker.jobs.provider import JobState, Phase
 
+ENDS = int(os.environ.get("STOKER_ENDS", "20"))
 END = 20
 """Numbers that a worker counts."""
 
@@ -173,3 +178,26 @@ def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturb
     assert disturbed.jobs.numbers(job, 0) == list(range(len(disturbed.jobs.numbers(job, 0))))
     assert disturbed.jobs.pods(job) == []
     disturbed.jobs.provider().stop(job.id)  # of one that is over: nothing
+
+
+@pytest.mark.soak
+def test_many_ends_of_many_jobs_lose_no_number(kubernetes: KubernetesJobs) -> None:
+    """Each is another one at another moment; what ends first is chosen by chance."""
+    chance = random.Random(30)
+    jobs = [
+        kubernetes.submit(f"soak-{number}", "3000", settings={"max_restarts": 1000, "kind": kind})
+        for number, kind in enumerate(("jobset", "jobset", "job"))
+    ]
+    for _ in range(ENDS):
+        job = chance.choice(jobs)
+        running = [pod for pod in kubernetes.pods(job) if pod["status"]["phase"] == "Running"]
+        if running:
+            action = chance.choice(sorted(set(ENDED_BY.values())))
+            with contextlib.suppress(AssertionError):  # it may have ended between the two calls
+                getattr(kubernetes.cluster, action)(chance.choice(running))
+        time.sleep(chance.uniform(2.0, 8.0))  # at any moment of a start
+    for job in jobs:
+        state = kubernetes.wait(job, *OVER, timeout_s=1200)
+        assert state.phase is Phase.DONE, (state, kubernetes.log(job))
+        kubernetes.require_whole_count(job, 3000)
+    assert sum(kubernetes.starts(job) - 1 for job in jobs) >= ENDS / 4

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs.kubernetes_jobs import OVER, KubernetesJobs
-from tests.slurm_cluster import wait_until
 
 from stoker.jobs.provider import Phase
 
@@ -46,18 +45,9 @@ def test_a_job_says_why_it_waits(
 ) -> None:
     job = kubernetes.submit(name, "3", settings=settings, workers=1, **more)
     provider = kubernetes.provider(**settings)
-    reasons: list[str] = []
 
-    def says() -> bool:
-        reasons.append(provider._state(job.id).reason)
-        return all(word in reasons[-1] for word in words)
-
-    try:
-        wait_until(says, "reason", 20.0)
-    except AssertionError:
-        raise AssertionError(f"{words} are not in {reasons[-1]!r}") from None
+    kubernetes.wait_for_reason(job, *words, provider=provider)
     assert provider._state(job.id).phase is Phase.WAITING
-    assert "\n" not in reasons[-1]
     provider.stop(job.id)
     assert provider._state(job.id).phase is Phase.STOPPED
     assert kubernetes.pods(job) == []

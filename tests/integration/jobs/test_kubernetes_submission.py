@@ -104,10 +104,14 @@ def refused(kubernetes: KubernetesJobs, name: str, **settings: Any) -> str:
     """What a submission is refused with, which leaves nothing."""
     job = kubernetes.job(name, "2")
     before = {each: names(kubernetes, each) for each in (JOB_SETS, JOBS, CONFIG_MAPS, SERVICES)}
-    with pytest.raises(UserError) as caught:
+
+    def submit() -> None:
         provider = kubernetes.provider(**settings)
         provider.validate(job)
         provider.submit(job)
+
+    with pytest.raises(UserError) as caught:
+        submit()
     assert "\n" not in str(caught.value)
     assert {each: names(kubernetes, each) for each in before} == before
     assert not (job.place / "submitted.json").exists()
