@@ -205,6 +205,10 @@ class KubernetesCluster:
     def add_queue(self, name: str, *, preempts: bool = False, **nominal: str) -> None:
         """Make a ClusterQueue and a LocalQueue `name` in namespace `team`, e.g. `cpu="4", gpus="2"`."""
         named = {
+            "memory": "1Ti",
+            "ephemeral-storage": "1Ti",
+        }  # Kueue refuses what it does not cover
+        named |= {
             ("nvidia.com/gpu" if key == "gpus" else key): each for key, each in nominal.items()
         }
         resources = [{"name": key, "nominalQuota": each} for key, each in named.items()]

@@ -31,6 +31,7 @@ class GarbageCollector:
                     self._delete(resource, item, "Background")
             for resource, item in everything:
                 if "deletionTimestamp" in item["metadata"]:
+                    self._fail_unscheduled(resource, item)
                     self._end(resource, item, children.get(item["metadata"]["uid"], []))
 
     def _end(
