@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kubernetes_api.resources import Object, Resource
+from tests.kubernetes_api.resources import PODS, Object, Resource
 from tests.kubernetes_api.server.api import Api
 from tests.kubernetes_api.storage import FOREGROUND, ORPHAN
 
@@ -33,6 +33,15 @@ class GarbageCollector:
                 if "deletionTimestamp" in item["metadata"]:
                     self._fail_unscheduled(resource, item)
                     self._end(resource, item, children.get(item["metadata"]["uid"], []))
+
+    def _fail_unscheduled(self, resource: Resource, item: Object) -> None:
+        """End a pod that no kubelet ends, as the pod garbage collector does: its job counts it then."""
+        if resource is not PODS or item["spec"].get("nodeName"):
+            return
+        if item["status"]["phase"] == "Pending":
+            self._api.storage.change(
+                PODS, item, lambda each: each["status"].update(phase="Failed"), status=True
+            )
 
     def _end(
         self, resource: Resource, item: Object, children: list[tuple[Resource, Object]]

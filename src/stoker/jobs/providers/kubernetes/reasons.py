@@ -29,10 +29,6 @@ _WAITING = {
 
 _UNSCHEDULABLE = (
     (
-        "didn't match Pod's node affinity",
-        "no node has the labels of node_selector; correct it: kubectl get nodes --show-labels",
-    ),
-    (
         "persistentvolumeclaim",
         "a claim of `volumes` cannot be used; list them: kubectl get persistentvolumeclaims",
     ),
@@ -43,10 +39,15 @@ _UNSCHEDULABLE = (
     ),
     (
         "untolerated taint",
-        "all nodes that fit have a taint; add it to `tolerations` of the target",
+        "no node fits: add its taint to `tolerations` of the target, or correct the labels of node_selector",
+    ),
+    (
+        "didn't match Pod's node affinity",
+        "no node has the labels of node_selector; correct it: kubectl get nodes --show-labels",
     ),
 )
-"""Part of the scheduler's message -> what it means; the first counts."""
+"""Part of the scheduler's message -> what it means; the first counts. The message has a part for every node, so what
+is true of nodes that were not meant comes last."""
 
 _DISRUPTED = {
     "PreemptionByScheduler": "was preempted by a pod of higher priority; it goes on when a node is free",
