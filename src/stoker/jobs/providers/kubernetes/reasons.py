@@ -39,7 +39,7 @@ _UNSCHEDULABLE = (
     ),
     (
         "untolerated taint",
-        "no node fits: add its taint to `tolerations` of the target, or correct the labels of node_selector",
+        "all nodes that fit have a taint; add it to `tolerations` of the target",
     ),
     (
         "didn't match Pod's node affinity",
