@@ -16,9 +16,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
-sys.path.append(str(ROOT / "benchmarks" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
 
 from figures import RESULTS, Figure, figure, spread, write
 from tests.integration.jobs.kubernetes_jobs import NAMESPACE, KubernetesJobs, kubernetes_jobs

@@ -58,6 +58,8 @@ class Kueue:
 
     def _workload(self, resource: Resource, item: Object) -> None:
         name = workload_name(item)
+        if "deletionTimestamp" in item["metadata"]:
+            return
         if self._storage.find(WORKLOADS, item["metadata"]["namespace"], name) is not None:
             return
         sets = _pod_sets(resource, item)
