@@ -34,6 +34,11 @@ class ContainerLog:
             self._lines.append((time.time(), line if line.endswith(b"\n") else line + b"\n"))
             self._changed.notify_all()
 
+    def wait(self, longest_s: float) -> None:
+        """Wait for its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_over, longest_s)
+
     def text(self) -> str:
         """All of it."""
         with self._changed:

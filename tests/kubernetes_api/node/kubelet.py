@@ -29,6 +29,9 @@ RETRY_S = 1.0
 CRASHES_S = 0.5
 """Delay before a container starts again, seconds; a real kubelet begins with 10."""
 
+MESSAGE_S, MESSAGE_CHARS = 1.0, 2048
+"""Longest wait for the end of a log that becomes the message of its container, and its length."""
+
 KILLED = 128 + signal.SIGKILL
 
 
@@ -236,6 +239,11 @@ class Kubelet:
         )
         ended: Object = {"exitCode": code if code >= 0 else KILLED, "reason": reason}
         ended |= {"startedAt": running.started, "finishedAt": now()}
+        policy = running.pod["spec"]["containers"][0].get("terminationMessagePolicy")
+        if code and policy == "FallbackToLogsOnError":
+            log = running.logs[-1]
+            log.wait(MESSAGE_S)
+            ended["message"] = log.text()[-MESSAGE_CHARS:]
         with self._lock:
             self._after(running, {"terminated": ended}, code)
         shutil.rmtree(running.folder / "volumes", ignore_errors=True)
