@@ -56,7 +56,7 @@ SOAKS := soak-train soak-serve soak-jobs
 .PHONY: help another-python setup demo test tf-serving-oracle soak $(SOAKS) $(SOAKS:%=run-%) check fmt lint types imports docs lock clean \
 	bench-data bench-images bench-tables bench-service bench-ingest \
 	bench-train bench-train-loop bench-train-scaling bench-train-checkpoints bench-train-ps \
-	bench-tune bench-serve bench-rollout bench-monitor bench-jobs rollout-picture slurm-picture test-gpu bench-gpu
+	bench-tune bench-serve bench-kubernetes bench-rollout bench-monitor bench-jobs rollout-picture slurm-picture test-gpu bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -178,7 +178,8 @@ run-soak-serve:
 
 run-soak-jobs:
 	@STOKER_ENDS=100 STOKER_TRAINING_ENDS=20 $(BIN)/python -m pytest -m "soak and not alone" $(addprefix --ignore=,$(CHAIN_AND_SERVER)) $(ARGS)
-	@STOKER_SUBMISSIONS=200 $(BIN)/python -m pytest -k lost_answers tests/integration/jobs/test_slurm.py $(ARGS)
+	@STOKER_SUBMISSIONS=200 $(BIN)/python -m pytest -k lost_answers tests/integration/jobs/test_slurm.py \
+	tests/integration/jobs/test_kubernetes_submission.py $(ARGS)
 	@STOKER_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/unit/data/test_sources_fuzz_csv.py \
 	tests/unit/data/test_sources_fuzz_jsonl.py $(ARGS)
 
@@ -247,6 +248,10 @@ bench-tune: $(STAMP) ## what tuning reaches, and whether it does so again (about
 bench-serve: $(STAMP) ## the server against its peers; needs wrk and h2load (about 15 minutes)
 	@$(BIN)/python benchmarks/serve/environments.py --uv $(UV)
 	@$(BIN)/python benchmarks/serve/run.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-kubernetes: $(STAMP) ## 200 submissions under lost answers, a list of 500 jobs, on the tests' API server (about 3 minutes)
+	@$(BIN)/python benchmarks/kubernetes/submissions.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-rollout: $(STAMP) ## routing, shadow, A/B tests, planted faults, checked answers; needs wrk and h2load (about 35 minutes)

@@ -115,6 +115,14 @@ AREAS = (
         "its HTTP engine alone.",
     ),
     Area(
+        title="Jobs on Kubernetes",
+        results=("kubernetes",),
+        command="make bench-kubernetes",
+        method="The official client and `stoker submit`'s code against an API server of the tests, in one process with it: 10 % "
+        "of all requests are lost, half of them after the server has carried them out, and each command that says so is "
+        "repeated. The time of a real server and its network comes on top.",
+    ),
+    Area(
         title="Rollout",
         results=("rollout/overhead", "rollout/shadow"),
         command="make bench-rollout",

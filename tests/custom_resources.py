@@ -53,16 +53,16 @@ def validate(custom: dict[str, Any], found: dict[str, Any]) -> None:
         if each["name"] == version
     )
     # Without a check of the schema itself, which takes longer than all the rest.
-    jsonschema.Draft202012Validator(_closed(schema)).validate(custom["spec"])
+    jsonschema.Draft202012Validator(closed_schema(schema)).validate(custom["spec"])
 
 
-def _closed(schema: Any) -> Any:
+def closed_schema(schema: Any) -> Any:
     """The schema, but without room for other fields."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [closed_schema(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
+    closed = {name: closed_schema(value) for name, value in schema.items()}
     has_fields = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
     if has_fields and not schema.get("x-kubernetes-preserve-unknown-fields"):
         closed.setdefault("additionalProperties", False)

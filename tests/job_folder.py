@@ -18,6 +18,7 @@ def submitted(
     runs: Path,
     *command: str,
     workers: int = 1,
+    gpus: int = 0,
     environment: Mapping[str, str] = MappingProxyType({}),
     secrets: tuple[str, ...] = (),
 ) -> Path:
@@ -40,7 +41,7 @@ def submitted(
         folder=experiment.resolve(),
         runs=runs.resolve(),
         code=hashlib.sha256(packed.getvalue()).hexdigest(),
-        resources=Resources(workers=workers),
+        resources=Resources(workers=workers, gpus=gpus),
         environment=dict(environment),
         secrets=secrets,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.jobs.kubernetes_jobs import KubernetesJobs, kubernetes_jobs
 from tests.slurm_cluster import Cluster, slurm_cluster, wait_until
 
 from stoker.jobs import places
@@ -135,6 +136,13 @@ def counting(cluster: Cluster) -> Iterator[Counting]:
         )
         python.chmod(0o755)
         yield Counting(cluster, runs, python)
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> Iterator[KubernetesJobs]:
+    """A Kubernetes cluster on this machine."""
+    with kubernetes_jobs() as jobs:
+        yield jobs
 
 
 def comments(cluster: Cluster) -> list[str]:

@@ -1,5 +1,7 @@
 """A stand-in for `stoker job-start` and `stoker job-task`, without TensorFlow: each worker counts.
 
+On Kubernetes it stands in for `stoker train` only, inside of the real `stoker job-task` (`in_task`).
+
 A worker appends one number after the other to its file and goes on from the last of it; USR1 and TERM end it
 with exit code 75 after it has "saved", which takes the longer the higher its rank. An older start of the job
 writes nothing once there is a newer one.
@@ -30,7 +32,8 @@ def alone(place: Path) -> Iterator[None]:
 
 
 def newest(place: Path) -> int:
-    return max((int(each.name) for each in (place / "incarnations").iterdir()), default=0)
+    names = [each.name for each in (place / "incarnations").iterdir()]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def start(place: Path) -> None:
@@ -51,9 +54,16 @@ def position(numbers: Path) -> int:
     return len(numbers.read_text().split()) if numbers.exists() else 0
 
 
+def own_rank() -> int:
+    if "SLURM_PROCID" in os.environ:
+        return int(os.environ["SLURM_PROCID"])
+    cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    return int(cluster.get("task", {}).get("index", 0))
+
+
 def count(place: Path, incarnation: int) -> int:
     """Count to the end; the exit code."""
-    rank = int(os.environ["SLURM_PROCID"])
+    rank = own_rank()
     _, end, *how = json.loads((place / "job.json").read_text())["command"]
     numbers = place / f"numbers-{rank}"
     log = place / "logs" / f"task-{rank}.log"
@@ -69,8 +79,13 @@ def count(place: Path, incarnation: int) -> int:
             reached = position(numbers)
             if reached >= int(end):
                 return 0
-            with numbers.open("a") as stream:
-                stream.write(f"{reached}\n")
+            # Until something ends it: a slow machine may take its time for that.
+            holds = how[:1] == ["hold"] and reached >= int(how[1]) and incarnation <= int(how[2])
+            if not holds:
+                with numbers.open("a") as stream:
+                    stream.write(f"{reached}\n")
+                if "STOKER_INCARNATION" in os.environ:
+                    print(f"counts {reached}", flush=True)
         if (
             how[:1] == ["fail"]
             and rank == 0
@@ -95,9 +110,20 @@ def main(arguments: list[str]) -> int:
     if verb == "job-start":
         start(Path(place))
         return 0
+    listen()
+    return count(Path(place), int(rest[1]))
+
+
+def in_task() -> int:
+    """Count as the command of a task: the job's folder and the number of the start stand in a variable."""
+    listen()
+    place, _, number = os.environ["STOKER_INCARNATION"].rpartition(":")
+    return count(Path(place), int(number))
+
+
+def listen() -> None:
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, take)
-    return count(Path(place), int(rest[1]))
 
 
 if __name__ == "__main__":

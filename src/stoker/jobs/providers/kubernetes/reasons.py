@@ -29,10 +29,6 @@ _WAITING = {
 
 _UNSCHEDULABLE = (
     (
-        "didn't match Pod's node affinity",
-        "no node has the labels of node_selector; correct it: kubectl get nodes --show-labels",
-    ),
-    (
         "persistentvolumeclaim",
         "a claim of `volumes` cannot be used; list them: kubectl get persistentvolumeclaims",
     ),
@@ -44,6 +40,10 @@ _UNSCHEDULABLE = (
     (
         "untolerated taint",
         "nodes that fit have a taint; add it to `tolerations` of the target",
+    ),
+    (
+        "didn't match Pod's node affinity",
+        "no node has the labels of node_selector; correct it: kubectl get nodes --show-labels",
     ),
 )
 """Part of the scheduler's message -> what it means."""

@@ -1,0 +1,178 @@
+"""Submissions to Kubernetes: once however often they are repeated, whole or not at all, each refusal in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.integration.jobs.kubernetes_jobs import NAMESPACE, KubernetesJobs
+from tests.kubernetes_api.resources import CONFIG_MAPS, JOB_SETS, JOBS, POLICIES, SERVICES, Resource
+from tests.kubernetes_api.server.access import EVERYTHING
+from tests.kubernetes_api.server.faults import Fault
+
+from stoker.core.errors import UserError
+from stoker.jobs.archive import CODE
+from stoker.jobs.job import Job
+from stoker.jobs.providers.kubernetes.names import object_name
+from stoker.jobs.providers.kubernetes.problems import AnswerLost
+
+SUBMISSIONS = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pods(kubernetes: KubernetesJobs) -> None:
+    """Nothing has to run."""
+    kubernetes.cluster.paused.set()
+
+
+def names(kubernetes: KubernetesJobs, resource: Resource) -> list[str]:
+    """Names of all objects of Stoker of a kind."""
+    found = kubernetes.cluster.storage.items(resource, NAMESPACE)
+    return [each["metadata"]["name"] for each in found]
+
+
+def submit_in_spite(kubernetes: KubernetesJobs, job: Job) -> str:
+    """Submit as a person does: after an answer that was lost, the same command again."""
+    for _ in range(3):
+        with contextlib.suppress(AnswerLost):
+            return kubernetes.provider().submit(job)
+    raise AssertionError("three submissions were lost")
+
+
+def test_lost_answers_make_no_second_job_and_lose_none(kubernetes: KubernetesJobs) -> None:
+    jobs = [kubernetes.job(f"many-{number}", "2") for number in range(SUBMISSIONS)]
+    kubernetes.cluster.faults.lose(0.1)
+    try:
+        found = [submit_in_spite(kubernetes, job) for job in jobs]
+    finally:
+        kubernetes.cluster.faults.lose(0.0)
+    # The process that submitted it was killed before it could note the answer.
+    (jobs[0].place / "submitted.json").unlink()
+    assert kubernetes.provider().submit(jobs[0]) == found[0]
+
+    wanted = sorted(object_name(job.id) for job in jobs)
+    for resource in (JOB_SETS, CONFIG_MAPS, POLICIES):
+        assert [each for each in names(kubernetes, resource) if each.startswith("many-")] == wanted
+    for job in jobs:
+        assert not kubernetes.job_set(job)["spec"]["suspend"]
+    assert sum(kubernetes.cluster.faults.counts.values()) > 0
+    listed = {state.id for state in kubernetes.provider().jobs()}
+    assert listed >= {job.id for job in jobs}
+
+
+@pytest.mark.parametrize(
+    ("fault", "method"), [(Fault.LOST, "POST"), (Fault.BUSY, "POST"), (Fault.BROKEN, "PATCH")]
+)
+def test_a_fault_of_the_server_is_not_seen(
+    kubernetes: KubernetesJobs, fault: Fault, method: str
+) -> None:
+    job = kubernetes.job(f"fault-{fault.name.lower()}", "2")
+    kubernetes.cluster.faults.plan(fault, "/jobsets", method=method)
+
+    kubernetes.provider().submit(job)
+
+    assert kubernetes.cluster.faults.counts[fault] >= 1
+    assert not kubernetes.job_set(job)["spec"]["suspend"]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_a_dry_run_prints_what_the_cluster_takes_and_makes_nothing(
+    kubernetes: KubernetesJobs, kind: str
+) -> None:
+    job = kubernetes.job(f"dry-{kind}", "2")
+    provider = kubernetes.provider(kind=kind)
+    before = kubernetes.cluster.storage.revision
+
+    provider.validate(job)
+    text = provider.describe(job, (job.place / CODE).read_bytes())
+
+    assert kubernetes.cluster.storage.revision == before
+    resources = {each.kind: each for each in kubernetes.cluster.api.resources}
+    kinds = []
+    for each in yaml.safe_load_all(text):
+        kinds.append(each["kind"])
+        kubernetes.cluster.api.create(resources[each["kind"]], each, dry_run=True)
+    assert kinds[0] == {"job": "Job", "jobset": "JobSet"}[kind]
+    assert {"ConfigMap", "NetworkPolicy"} <= set(kinds)
+
+
+def refused(kubernetes: KubernetesJobs, name: str, **settings: Any) -> str:
+    """What a submission is refused with, which leaves nothing."""
+    job = kubernetes.job(name, "2")
+    before = {each: names(kubernetes, each) for each in (JOB_SETS, JOBS, CONFIG_MAPS, SERVICES)}
+
+    def submit() -> None:
+        provider = kubernetes.provider(**settings)
+        provider.validate(job)
+        provider.submit(job)
+
+    with pytest.raises(UserError) as caught:
+        submit()
+    assert "\n" not in str(caught.value)
+    assert {each: names(kubernetes, each) for each in before} == before
+    assert not (job.place / "submitted.json").exists()
+    return str(caught.value)
+
+
+def test_missing_rights_are_named_and_the_smallest_role_is_enough(
+    kubernetes: KubernetesJobs,
+) -> None:
+    role = Path(__file__).parents[3] / "docs" / "how-to" / "kubernetes-rbac.yaml"
+    (rules,) = (
+        each["rules"] for each in yaml.safe_load_all(role.read_text()) if each["kind"] == "Role"
+    )
+    access = kubernetes.cluster.access
+    try:
+        access.rules = rules
+        kubernetes.submit("rights", "2")
+        kubernetes.submit("rights-queue", "2", settings={"kind": "job", "disruption_budget": True})
+        assert kubernetes.provider().jobs()
+        access.rules = [each for each in rules if each["resources"] != ["pods/log"]]
+        said = refused(kubernetes, "no-logs")
+    finally:
+        access.rules = [EVERYTHING]
+    assert "get pods/log" in said
+    assert "list pods" not in said
+    assert "kubernetes-rbac.yaml" in said
+
+
+def test_a_namespace_that_does_not_exist_is_one_line(kubernetes: KubernetesJobs) -> None:
+    assert "namespace must be one of" in refused(kubernetes, "nowhere", namespace="nowhere")
+
+
+def test_a_kind_that_is_not_installed_is_one_line(kubernetes: KubernetesJobs) -> None:
+    kubernetes.cluster.uninstall(JOB_SETS)
+    try:
+        said = refused(kubernetes, "no-kind", kind="jobset")
+        # Without a wish, it is an Indexed Job then.
+        job = kubernetes.job("falls-back", "2")
+        kubernetes.provider().submit(job)
+    finally:
+        kubernetes.cluster.install(JOB_SETS)
+    assert "not installed" in said
+    assert "kind: job" in said
+    assert object_name(job.id) in names(kubernetes, JOBS)
+
+
+def test_an_expired_token_is_one_line(kubernetes: KubernetesJobs) -> None:
+    path = kubernetes.cluster.kubeconfig(kubernetes.folder / "expired", token="old")
+    assert "may have expired" in refused(kubernetes, "expired", kubeconfig=path)
+
+
+def test_no_kubeconfig_is_one_line(
+    kubernetes: KubernetesJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(kubernetes.folder))
+    said = refused(kubernetes, "no-config", kubeconfig=kubernetes.folder / "none")
+    assert "kubeconfig" in said
+
+
+def test_a_full_quota_is_one_line_and_leaves_nothing(kubernetes: KubernetesJobs) -> None:
+    count = len(names(kubernetes, CONFIG_MAPS))
+    kubernetes.cluster.add_quota("objects", configmaps=str(count))
+    said = refused(kubernetes, "full")
+    assert "within the quota of its namespace" in said
