@@ -67,11 +67,16 @@ def lose_machine(training: Training, _: random.Random) -> None:
 
 
 def kill_worker(training: Training, chance: random.Random) -> None:
-    """Kill a process of a worker, without a warning."""
-    pids = worker_processes(training)
-    if pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(chance.choice(pids), signal.SIGKILL)
+    """Kill a process of a worker, without a warning; if there is none yet, the first that comes."""
+    found: list[int] = []
+
+    def there() -> bool:
+        found[:] = worker_processes(training, start=training.starts())
+        return bool(found)
+
+    wait_until(there, f"worker: {training.log()}", 300.0)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(chance.choice(found), signal.SIGKILL)
 
 
 def cancel(training: Training, _: random.Random) -> None:
@@ -102,14 +107,17 @@ PATIENT = ("limit", "stop")
 """Ends before which the workers have as long as they need to save; for others Slurm waits for seconds."""
 
 
-def worker_processes(training: Training) -> list[int]:
-    """The processes of the training's workers, by number."""
+def worker_processes(training: Training, *, start: int | None = None) -> list[int]:
+    """The processes of the training's workers, by number; with `start`, only those of that start."""
     found = []
+    own = str(training.notes).encode()
+    mark = b"" if start is None else f"STOKER_INCARNATION={training.place}:{start}\0".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            is_worker = b"job-task" in words or b"stoker.app.task.worker_process" in words
-            if is_worker and str(training.notes).encode() in (process / "environ").read_bytes():
+            environ = (process / "environ").read_bytes() + b"\0"
+            is_worker = b"stoker.app.task.worker_process" in words
+            if is_worker and own in environ and mark in environ:
                 found.append(int(process.name))
     return sorted(found)
 

@@ -1,6 +1,6 @@
 """Jobs on a real Slurm of this machine: the first step, lost answers, the list of 1,000 jobs (7 minutes).
 
-python benchmarks/jobs/run.py [--pairs 5] [--submissions 200] [--jobs 1000] [--out FILE]
+python benchmarks/jobs/run.py [--pairs 4] [--submissions 200] [--jobs 1000] [--out FILE]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from local_slurm import local_slurm
 def main() -> int:
     """Measure, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5, help="of a job and a start by hand")
+    parser.add_argument("--pairs", type=int, default=4, help="of a job and a start by hand")
     parser.add_argument("--submissions", type=int, default=200, help="under lost answers")
     parser.add_argument("--jobs", type=int, default=1000, help="of the list")
     parser.add_argument("--out", type=Path, default=RESULTS / "jobs.json")
