@@ -341,22 +341,26 @@ class TrainConfig:
             raise ConfigError(
                 "train.monitor must begin with val_", got=self.monitor, fix="E.g. val_loss."
             )
-        if not isinstance(self.loss_scale, str) and not 1 <= self.loss_scale <= MOST_SCALE:
-            raise ConfigError(
-                f"train.loss_scale must be from 1 to {MOST_SCALE:,}",
-                got=self.loss_scale,
-                fix="Set it to dynamic, or to a power of two such as 128.",
-            )
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ConfigError("train.clip_norm must be above 0", got=self.clip_norm)
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ConfigError(
-                "train.ema must lie between 0 and 1", got=self.ema, fix="E.g. train.ema: 0.999."
-            )
+        _require_update(self)
         if not self.watchdog_s > 0:
             raise ConfigError("train.watchdog_s must be above 0", got=self.watchdog_s)
         if self.elastic is not None:
             _require_elastic(self)
+
+
+def _require_update(config: TrainConfig) -> None:
+    if not isinstance(config.loss_scale, str) and not 1 <= config.loss_scale <= MOST_SCALE:
+        raise ConfigError(
+            f"train.loss_scale must be from 1 to {MOST_SCALE:,}",
+            got=config.loss_scale,
+            fix="Set it to dynamic, or to a power of two such as 128.",
+        )
+    if config.clip_norm is not None and not 0 < config.clip_norm < math.inf:
+        raise ConfigError("train.clip_norm must be above 0", got=config.clip_norm)
+    if config.ema is not None and not 0 < config.ema < 1:
+        raise ConfigError(
+            "train.ema must lie between 0 and 1", got=config.ema, fix="E.g. train.ema: 0.999."
+        )
 
 
 def _require_elastic(config: TrainConfig) -> None:
