@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
+from stoker.cluster.sizes import allowed_sizes
 from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
 from stoker.jobs.job import Job, Resources
+from stoker.train.elastic import require_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +50,28 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
         folder=experiment.folder,
         runs=runs.resolve(),
         code=archive.digest,
-        resources=request.resources,
+        resources=_resources(experiment, request),
         secrets=tuple(sorted(set(request.secrets))),
     )
     return experiment, job, archive
+
+
+def _resources(experiment: Experiment, request: JobRequest) -> Resources:
+    """Return what the job needs, with the fewest workers of an elastic training.
+
+    Raises:
+        ConfigError: an elastic training cannot have so many workers.
+    """
+    needs, elastic = request.resources, experiment.train.elastic
+    if elastic is None or request.verb not in ("run", "train"):
+        return needs
+    each = max(1, needs.gpus)
+    what = "workers" if each == 1 else "replicas over all workers"
+    require_size(elastic, needs.workers * each, what=what)
+    sizes = allowed_sizes(fewest=elastic.min, most=needs.workers)
+    # Workers with several replicas keep their number.
+    fewer = each == 1 and sizes[0] < needs.workers
+    return replace(needs, min_workers=sizes[0] if fewer else None)
 
 
 def _outside(experiment: Experiment) -> list[Path]:

@@ -96,7 +96,7 @@ def written_resources(graph: Any) -> list[Any]:
     Returns:
         Handles: of variables, tables and others.
     """
-    indices = auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph)
+    indices = auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
     read_only = {id(graph.inputs[index]) for index in indices}
     return [
         outer

@@ -75,7 +75,7 @@ class Unknown(layers.Layer):  # type: ignore[misc]
     """Writes to a variable that Keras does not know."""
 
     def build(self, shape: Any) -> None:
-        self.hidden = [tf.Variable(0.0, trainable=False)]
+        self.hidden = [tf.Variable(tf.constant(0.0), trainable=False)]
 
     def call(self, x: Any) -> Any:
         self.hidden[0].assign_add(1.0)
@@ -94,6 +94,29 @@ class Largest(keras.metrics.Metric):  # type: ignore[misc]
 
     def result(self) -> Any:
         return self.seen
+
+
+class Kept(layers.Layer):  # type: ignore[misc]
+    """Keeps which units of its first row were not dropped: each 0 or 1, and so a mean over virtual workers."""
+
+    def build(self, shape: Any) -> None:
+        self.units = self.add_weight(
+            shape=(shape[-1],), initializer="zeros", trainable=False, name="units"
+        )
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if training:
+            self.units.assign(keras.ops.cast(x[0] != 0, "float32"))
+        return x
+
+
+def masks(features: dict[str, Any]) -> keras.Model:
+    """Dropout of units that are never 0 by themselves."""
+    x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
+    x = Kept(name="kept")(layers.Dropout(0.5)(layers.Dense(64, activation="sigmoid")(x)))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+    return model
 
 
 def own_step(features: dict[str, Any]) -> keras.Model:
@@ -121,6 +144,7 @@ ALL = MODELS | {
     ),
     "metric": lambda features: on_top(layers.Dropout(0.2), features, metrics=[Largest()]),
     "own_step": own_step,
+    "masks": masks,
 }
 
 
@@ -178,8 +202,8 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
             ).metrics
     keras.mixed_precision.set_dtype_policy("float32")
     local = distribution.strategy.experimental_local_results
-    values = [np.asarray(local(v.value)[0]) for v in built.model.variables]
-    np.savez(out / "weights.npz", *values)
+    weights = {v.path.replace("/", "."): local(v.value)[0].numpy() for v in built.model.variables}
+    np.savez(out / "weights.npz", **weights)
     return {"losses": [losses[step] for step in sorted(losses)], "metrics": metrics}
 
 
@@ -195,7 +219,7 @@ def main() -> None:
     )
     for index, scenario in enumerate(scenarios):
         folder = out / str(index)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             results.append(train(scenario, data, transform, folder))
         except ConfigError as error:

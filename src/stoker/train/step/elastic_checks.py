@@ -86,9 +86,12 @@ def _trace(built: BuiltModel, batch: Batch, distribution: Distribution) -> tuple
 
         return called
 
+    # One for all replicas, each of which is traced in a thread of its own.
+    watched = Replaced(tf.distribute, **{name: noted(name) for name in _CONTEXT})
+
     def replica() -> tf.Tensor:
         use_keras_seeds(seeds)
-        with Replaced(tf.distribute, **{name: noted(name) for name in _CONTEXT}), unscaled_losses():
+        with watched, unscaled_losses():
             outputs = model(built.adapt(batch[0]), training=True)
             parts = loss_arguments(batch, outputs)
             loss = compute_loss(model, parts, training=True)

@@ -113,7 +113,7 @@ class VirtualWorkers:
             before = replica * here * size
             return size, before, tf.maximum(rows - before, 0)
         local = self.distribution.local_replicas
-        before = (replica % local) * here * self.batch_size
+        before = tf.math.floormod(replica, local) * here * self.batch_size
         has_own = rows <= local * here * self.batch_size  # else see `Calls.share_rows`
         return (
             tf.constant(self.batch_size),
