@@ -18,18 +18,17 @@ pytestmark = pytest.mark.timeout(3600)
 AGREES = 1e-5
 """Most relative difference of the losses in float32, over the first 100 steps after a change."""
 
-LONG = {"epochs": 10}
-"""140 steps of 16 rows, of which every fourteenth has 2: one virtual worker of four has rows then."""
+LONG = {"epochs": 20}
+"""140 steps of 32 rows, of which every seventh has 18: four virtual workers have 8, 8, 2 and none of them."""
 
 UPDATE = {"clip_norm": 0.5, "ema": 0.9, "scale_lr": "linear"}
 
 KEPT: dict[str, dict[str, Any]] = {
-    "one replica": {"model": "normed", "legs": [[1, None]], "settings": LONG, "batch_size": 4},
+    "one replica": {"model": "normed", "legs": [[1, None]], "settings": LONG},
     "2, 1 and 2": {
         "model": "normed",
         "legs": [[2, 20], [1, 40], [2, None]],
         "settings": LONG,
-        "batch_size": 4,
     },
     "float16": {
         "model": "normed",
@@ -109,7 +108,7 @@ def require_same(one: dict[str, Any], other: dict[str, Any], *, steps: int) -> N
 
 
 def test_losses_agree_after_changes_of_the_number_of_workers(trained: dict[str, Any]) -> None:
-    """With Dropout and BatchNormalization; the last step of an epoch has rows for one of four virtual workers."""
+    """With Dropout and BatchNormalization; in an epoch's last step one virtual worker has no rows."""
     require_same(trained["one replica"], trained["2, 1 and 2"], steps=140)
 
 
@@ -133,7 +132,7 @@ def test_virtual_workers_drop_units_of_their_own(trained: dict[str, Any]) -> Non
     """Their mean has other values than 0 and 1; and in a full step all of them count alike."""
     (units,) = [value for path, value in trained["masks"]["weights"].items() if "units" in path]
 
-    assert set(np.unique(units)) == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert {0.25, 0.5, 0.75} <= set(units) <= {0.0, 0.25, 0.5, 0.75, 1.0}
 
 
 @pytest.mark.parametrize("model", list(REFUSED))

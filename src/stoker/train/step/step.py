@@ -381,7 +381,7 @@ def _make_passes(
     def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
         # A replica without rows uses rows of others with weight zero: all replicas draw equally
         # many random numbers, and none computes the mean of nothing.
-        last = tf.maximum(first + rows, 1)
+        last = tf.clip_by_value(first + rows, 1, rows_of(element))
         begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
         loss, gradients = one_pass(batch, rows)
