@@ -75,7 +75,7 @@ def elastic_resources(experiment: Path, **needs: int) -> Resources:
     request = JobRequest(
         folder=experiment,
         overrides=["train.elastic={min: 2, max: 8}"],
-        resources=Resources(**needs),  # type: ignore[arg-type]  # numbers of workers and GPUs
+        resources=Resources(**needs),
     )
     return prepare_job(request)[1].resources
 

@@ -200,19 +200,10 @@ def _make_gradients(
     """Per replica: element, signals -> gradients of the global mean loss, equal on all."""
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
-    passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
     averages = distribution.shares_batches or settings.virtual_workers
     statistics = _statistics(built.model) if averages else []
-    virtual_workers = VirtualWorkers(
-        load=load,
-        one_pass=one_pass,
-        weights=built.model.trainable_variables,
-        statistics=statistics,
-        seeds=seed_states(built.model, seeds),
-        distribution=distribution,
-        count=settings.virtual_workers,
-        batch_size=settings.batch_size,
-        worker_rows_only=settings.worker_rows_only,
+    summed = _make_sums(
+        one_pass, load, built, statistics, distribution=distribution, settings=settings
     )
 
     def is_finite(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
@@ -227,17 +218,6 @@ def _make_gradients(
         rows = tf.cast(rows_of(batch), tf.float32)
         loss_sum = loss * rows
         return gradients, (loss_sum, rows, is_finite(gradients, loss_sum), signals)
-
-    def summed(element: Any) -> PassSums:
-        if settings.virtual_workers:
-            return virtual_workers(element)
-        first, rows = part_of_replica(
-            rows_of(element), distribution, worker_rows_only=settings.worker_rows_only
-        )
-        with distinct_replica_seeds(distribution.replicas):
-            gradients, loss_sum = passes(element, first, rows)
-        seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
-        return PassSums(gradients, seen, loss_sum, tf.cast(rows, tf.float32))
 
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
@@ -265,6 +245,42 @@ def _make_gradients(
         return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
 
     return whole if _is_plain(distribution, settings) else shared
+
+
+def _make_sums(
+    one_pass: Callable[..., tuple[tf.Tensor, Gradients]],
+    load: Callable[[Any], Batch],
+    built: BuiltModel,
+    statistics: list[Any],
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], PassSums]:
+    """Per replica: an element -> sums over the replica's rows of it."""
+    if settings.virtual_workers:
+        return VirtualWorkers(
+            load=load,
+            one_pass=one_pass,
+            weights=built.model.trainable_variables,
+            statistics=statistics,
+            seeds=seed_states(built.model, keras_seeds(distribution.strategy)),
+            distribution=distribution,
+            count=settings.virtual_workers,
+            batch_size=settings.batch_size,
+            worker_rows_only=settings.worker_rows_only,
+        )
+    passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
+
+    def sums(element: Any) -> PassSums:
+        first, rows = part_of_replica(
+            rows_of(element), distribution, worker_rows_only=settings.worker_rows_only
+        )
+        with distinct_replica_seeds(distribution.replicas):
+            gradients, loss_sum = passes(element, first, rows)
+        seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
+        return PassSums(gradients, seen, loss_sum, tf.cast(rows, tf.float32))
+
+    return sums
 
 
 def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
