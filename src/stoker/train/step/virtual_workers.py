@@ -36,7 +36,7 @@ class PassSums(NamedTuple):
     """Scalar float32."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class VirtualWorkers:
     """The virtual workers of a replica; a function of an element, to be called where replicas run."""
 
