@@ -27,6 +27,7 @@ from stoker.rollout.state.webhook import Webhook
 from stoker.telemetry.catalogue.all import METRICS
 from stoker.telemetry.catalogue.metric import Metric, Writer
 from stoker.train.config import CheckpointConfig, MemoryConfig, TensorBoardConfig, TrainConfig
+from stoker.train.elastic import ElasticConfig
 from stoker.train.health.divergence import DivergenceConfig
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -43,6 +44,7 @@ SECTIONS: list[tuple[str, type]] = [
     ("train.augment.random_resized_crop", RandomResizedCrop),
     ("train.augment.color_jitter", ColorJitter),
     ("train.checkpoint", CheckpointConfig),
+    ("train.elastic", ElasticConfig),
     ("train.divergence", DivergenceConfig),
     ("train.memory", MemoryConfig),
     ("train.tensorboard", TensorBoardConfig),

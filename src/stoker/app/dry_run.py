@@ -155,6 +155,7 @@ def _two_steps(
     settings = StepSettings(
         batch_size=resolved.batch_size,
         accumulate=resolved.accumulate,
+        virtual_workers=resolved.virtual_workers,
         xla=resolved.xla,
         reduction_dtype=train.reduction_dtype,
         reduction_bytes_per_pack=train.reduction_bytes_per_pack,

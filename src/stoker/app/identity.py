@@ -63,6 +63,9 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
     """
     experiment = context.experiment
     became = asdict(resolved)
+    if experiment.train.elastic is not None:
+        # Which devices share the virtual workers does not change the weights.
+        became |= {"strategy": "elastic", "replicas": "elastic"}
     settings = {
         name: f"auto: {became[name]}" if value == "auto" and name in became else value
         for name, value in training_settings(experiment).items()
@@ -101,7 +104,11 @@ def training_settings(experiment: Experiment) -> dict[str, Any]:
     settings: dict[str, Any] = experiment.to_json()["train"]
     # How batches are prepared does not change them, except for the decoder of images.
     decoder = settings.pop("feed")["decoder"]
-    named = {} if decoder == "auto" else {"feed": {"decoder": decoder}}
+    named: dict[str, Any] = {} if decoder == "auto" else {"feed": {"decoder": decoder}}
+    # Absent without it, as in earlier versions; the fewest workers change nothing.
+    elastic = settings.pop("elastic")
+    if elastic is not None:
+        named["elastic"] = {"max": elastic["max"]}
     return {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT} | named
 
 

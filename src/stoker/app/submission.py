@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
+from stoker.cluster.sizes import allowed_sizes
 from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.submission import find_predecessors
 from stoker.jobs.sweep import Element, Sweep, combinations
+from stoker.train.elastic import require_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +55,7 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
         folder=experiment.folder,
         runs=runs.resolve(),
         code=archive.digest,
-        resources=request.resources,
+        resources=_resources(experiment, request),
         secrets=tuple(sorted(set(request.secrets))),
         after=find_predecessors(request.after, runs.resolve()),
     )
@@ -83,6 +85,24 @@ def prepare_sweep(
     elements = [Element(job=job.id, settings=each) for job, each in zip(jobs, found, strict=True)]
     sweep = Sweep(name=job.name, runs=job.runs, elements=tuple(elements))
     return experiment, sweep, jobs, archive
+
+
+def _resources(experiment: Experiment, request: JobRequest) -> Resources:
+    """Return what the job needs, with the fewest workers of an elastic training.
+
+    Raises:
+        ConfigError: an elastic training cannot have so many workers.
+    """
+    needs, elastic = request.resources, experiment.train.elastic
+    if elastic is None or request.verb not in ("run", "train"):
+        return needs
+    each = max(1, needs.gpus)
+    what = "workers" if each == 1 else "replicas over all workers"
+    require_size(elastic, needs.workers * each, what=what)
+    sizes = allowed_sizes(fewest=elastic.min, most=needs.workers)
+    # Workers with several replicas keep their number.
+    fewer = each == 1 and sizes[0] < needs.workers
+    return replace(needs, min_workers=sizes[0] if fewer else None)
 
 
 def _outside(experiment: Experiment) -> list[Path]:

@@ -13,10 +13,11 @@ Sources: srun(1), "OUTPUT ENVIRONMENT VARIABLES"; Kubernetes, "Indexed Job for P
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.cluster.nodelist import expand_nodelist
 from stoker.cluster.resolver import ClusterSpec, read_tf_config
+from stoker.cluster.sizes import allowed_sizes
 from stoker.core.errors import ConfigError, Plain
 
 RANK, TASKS = "STOKER_RANK", "STOKER_TASKS"
@@ -46,18 +47,26 @@ class Place:
     """Addresses of all tasks, if the launcher has chosen them: `TF_CONFIG`."""
 
     @property
+    def is_spare(self) -> bool:
+        """Whether an elastic job was started as more tasks than can share its work, and this one is not needed."""
+        return self.rank >= self.tasks
+
+    @property
     def others(self) -> tuple[str, ...]:
         """Names or addresses of other machines of the job, for the choice of the own address."""
         names = [name for name in (self.launcher, *self.nodes) if name and name != self.node]
         return tuple(dict.fromkeys(names))
 
 
-def find_place(environ: Mapping[str, str], *, workers: int) -> Place:
+def find_place(
+    environ: Mapping[str, str], *, workers: int, min_workers: int | None = None
+) -> Place:
     """Return the place of this process.
 
     Args:
         environ: Set by the launcher.
         workers: Number of tasks that the job was submitted with.
+        min_workers: Fewest tasks of an elastic job; None: only `workers` tasks are right.
 
     Raises:
         ConfigError: the environment contradicts itself or the job.
@@ -73,13 +82,18 @@ def find_place(environ: Mapping[str, str], *, workers: int) -> Place:
         found = Place(rank=cluster.rank, tasks=cluster.trainers, cluster=cluster)
     else:
         found = Place(rank=0, tasks=1)
-    if found.tasks != workers:
+    sizes = (workers,) if min_workers is None else allowed_sizes(fewest=min_workers, most=workers)
+    if found.tasks in sizes:
+        return found
+    fewer = [size for size in sizes if size < found.tasks <= workers]
+    # Those that another launcher has given addresses wait for all of them.
+    if not fewer or found.cluster is not None:
         raise ConfigError(
-            f"a job of {workers} workers must be started as {workers} tasks",
+            f"a job of {workers} workers must be started as {' or '.join(map(str, sizes))} tasks",
             got=Plain(f"{found.tasks} tasks"),
             fix="Start each task with its rank: `srun --ntasks=N`, an Indexed Job, or STOKER_RANK and STOKER_TASKS.",
         )
-    return found
+    return replace(found, tasks=fewer[-1])
 
 
 def _slurm(environ: Mapping[str, str]) -> Place:

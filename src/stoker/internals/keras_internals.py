@@ -36,7 +36,7 @@ USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "Model": ("_compile_metrics", "_compute_loss", "_layers", "_symbolic_build"),
         "CompileMetrics": ("_user_metrics", "_user_weighted_metrics"),
-        "Layer": ("_get_call_context", "_inbound_nodes"),
+        "Layer": ("_get_call_context", "_inbound_nodes", "_seed_generators"),
         "Node": ("input_tensors",),
         "KerasTensor": ("_keras_history",),
         "KerasHistory": ("operation", "node_index"),
@@ -88,6 +88,11 @@ def build_for_own_step(model: keras.Model, batch: Any) -> None:
 def sublayers(layer: keras.Layer) -> list[Any]:
     """Return the layers that a layer tracks, those without a place in `Model.layers` too."""
     return list(layer._layers)
+
+
+def seed_generators(layer: keras.Layer) -> list[SeedGenerator]:
+    """Return the generators of random numbers that a layer tracks."""
+    return list(layer._seed_generators)
 
 
 def layer_of(tensor: Any) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl.api import StagingError
 from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
 from tensorflow.python.eager.polymorphic_function import concrete_function
-from tensorflow.python.framework import config, kernels, ops
+from tensorflow.python.framework import auto_control_deps_utils, config, kernels, ops
 from tensorflow.python.ops import (  # type: ignore[attr-defined]  # TensorFlow has no types here
     gen_stateless_random_ops_v2,
     random_ops_util,
@@ -38,6 +38,7 @@ __all__ = [
     "session_callable",
     "source_of",
     "without_options",
+    "written_resources",
 ]
 
 USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -50,6 +51,7 @@ USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Context": ("enable_graph_collection", "disable_graph_collection", "export_run_metadata"),
         "FuncRegistry": ("_funcs",),
         "ops": ("uid",),
+        "auto_control_deps_utils": ("get_read_only_resource_input_indices_graph",),
         "concrete_function": ("_inference_name",),
         "config": ("is_op_determinism_enabled",),
         "kernels": ("get_registered_kernels_for_op",),
@@ -65,6 +67,7 @@ USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 MODULES = (
     *(ops, concrete_function, config, kernels, script_ops, random_ops_util),
+    auto_control_deps_utils,
     gen_stateless_random_ops_v2,
 )
 """The modules among `USED_NAMES`."""
@@ -82,6 +85,24 @@ def call_flat(function: Any, tensors: Sequence[Any], captures: Sequence[Any]) ->
 def called_function(graph: Any, name: str) -> Any:
     """Return a function that a graph's operation calls; None if the graph does not hold it."""
     return graph._get_function(name)
+
+
+def written_resources(graph: Any) -> list[Any]:
+    """Return the resources from outside that a function's graph, or a function that it calls, may write.
+
+    Args:
+        graph: Of a concrete function, traced outside of other functions.
+
+    Returns:
+        Handles: of variables, tables and others.
+    """
+    indices = auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
+    read_only = {id(graph.inputs[index]) for index in indices}
+    return [
+        outer
+        for outer, inner in graph.captures
+        if inner.dtype == tf.resource and id(inner) not in read_only
+    ]
 
 
 @contextmanager

@@ -43,7 +43,8 @@ class Resources:
     """Tasks that train together, one process each."""
 
     min_workers: int | None = None
-    """Fewest tasks of a start, of an elastic job; None: every start has `workers`."""
+    """Fewest tasks of a start, of an elastic job, whose starts have as many tasks as the target has room for:
+    divisors of `workers` from this number on. None: every start has `workers`."""
 
     gpus: int = 0
     """GPUs of each worker."""

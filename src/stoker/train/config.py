@@ -12,6 +12,7 @@ from stoker.cluster.devices import Devices
 from stoker.core.errors import ConfigError, Plain
 from stoker.data.feed.config import FeedConfig
 from stoker.data.feed.images.augment import AugmentConfig
+from stoker.train.elastic import ElasticConfig, require_elastic_settings
 from stoker.train.health.divergence import DivergenceConfig
 
 
@@ -216,9 +217,14 @@ class TrainConfig:
     """Replicas of this process. auto: one per GPU. Without GPUs, the CPU is split into as many.
     With a TPU, set the number of its cores."""
 
+    elastic: ElasticConfig | None = None
+    """Let a restart go on with another number of workers: `{min: 2, max: 8}`. The global batch is
+    cut into `max` parts of `batch_size` rows, however many workers there are. null: a run keeps its
+    number of workers."""
+
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
-    """Factor of the learning rate: 1, n, or the square root of n, with n = accumulate x replicas,
-    the global batch over `batch_size`."""
+    """Factor of the learning rate: 1, n, or the square root of n, with n = accumulate x replicas
+    (or the virtual workers of `elastic`), the global batch over `batch_size`."""
 
     clip_norm: float | None = None
     """Largest global norm of all gradients, after reduction over replicas."""
@@ -335,20 +341,36 @@ class TrainConfig:
             raise ConfigError(
                 "train.monitor must begin with val_", got=self.monitor, fix="E.g. val_loss."
             )
-        if not isinstance(self.loss_scale, str) and not 1 <= self.loss_scale <= MOST_SCALE:
-            raise ConfigError(
-                f"train.loss_scale must be from 1 to {MOST_SCALE:,}",
-                got=self.loss_scale,
-                fix="Set it to dynamic, or to a power of two such as 128.",
-            )
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ConfigError("train.clip_norm must be above 0", got=self.clip_norm)
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ConfigError(
-                "train.ema must lie between 0 and 1", got=self.ema, fix="E.g. train.ema: 0.999."
-            )
+        _require_update(self)
         if not self.watchdog_s > 0:
             raise ConfigError("train.watchdog_s must be above 0", got=self.watchdog_s)
+        if self.elastic is not None:
+            _require_elastic(self)
+
+
+def _require_update(config: TrainConfig) -> None:
+    if not isinstance(config.loss_scale, str) and not 1 <= config.loss_scale <= MOST_SCALE:
+        raise ConfigError(
+            f"train.loss_scale must be from 1 to {MOST_SCALE:,}",
+            got=config.loss_scale,
+            fix="Set it to dynamic, or to a power of two such as 128.",
+        )
+    if config.clip_norm is not None and not 0 < config.clip_norm < math.inf:
+        raise ConfigError("train.clip_norm must be above 0", got=config.clip_norm)
+    if config.ema is not None and not 0 < config.ema < 1:
+        raise ConfigError(
+            "train.ema must lie between 0 and 1", got=config.ema, fix="E.g. train.ema: 0.999."
+        )
+
+
+def _require_elastic(config: TrainConfig) -> None:
+    require_elastic_settings(
+        {
+            f"train.accumulate: {config.accumulate}": config.accumulate > 1,
+            f"train.reduction_dtype: {config.reduction_dtype}": config.reduction_dtype != "float32",
+            f"train.strategy: {config.strategy}": config.strategy in ("parameter_server", "tpu"),
+        }
+    )
 
 
 def _require_count(name: str, value: int | Auto, *, least: int, most: int) -> None:
@@ -400,6 +422,10 @@ class ResolvedTraining:
     lr_factor: float
     """Factor of the learning rate."""
 
+    virtual_workers: int = 0
+    """Slices of the global batch of an elastic training, dealt out evenly to the replicas; 0: it is
+    not elastic."""
+
     xla_trial: bool = False
     """Whether XLA is tried during the run, which starts without it."""
 
@@ -409,7 +435,7 @@ class ResolvedTraining:
     @property
     def global_batch(self) -> int:
         """Samples per step."""
-        return self.batch_size * self.accumulate * self.replicas
+        return self.batch_size * self.accumulate * (self.virtual_workers or self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -431,6 +457,9 @@ class AutoInputs:
 
     batches_from_elsewhere: bool = False
     """Whether batches come from a user's own dataset or from a data service."""
+
+    data_service: bool = False
+    """Whether batches come from a data service."""
 
     tuned: bool = False
     """Whether there is a lock file: settings found by `stoker tune` are not measured again."""
@@ -458,6 +487,14 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
         )
     gpus = len(inputs.devices.gpus)
     strategy, why = _strategy(config, inputs)
+    virtual = config.elastic.max if config.elastic is not None else 0
+    if virtual:
+        require_elastic_settings(
+            {
+                "parameter servers": strategy == "parameter_server",
+                "data.service": inputs.data_service,
+            }
+        )
     local = _replicas(config, gpus, strategy)
     replicas = local * (inputs.workers if strategy == "multi_worker" else 1)
     on_tpu = strategy == "tpu"
@@ -465,9 +502,9 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
     batch_size = (
         config.batch_size
         if config.batch_size != "auto"
-        else max(1, _auto_batch_size(inputs.rows) // (replicas * config.accumulate))
+        else max(1, _auto_batch_size(inputs.rows) // ((virtual or replicas) * config.accumulate))
     )
-    parts = config.accumulate * replicas
+    parts = config.accumulate * (virtual or replicas)
     epoch_steps = inputs.rows / (batch_size * parts)
     if on_tpu:
         _require_whole_step(inputs.rows, batch_size * parts)
@@ -484,6 +521,7 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
         precision=precision,
         xla=config.xla is True,
         xla_trial=not untried,
+        virtual_workers=virtual,
         strategy=strategy,
         lr_factor={"none": 1.0, "linear": float(parts), "sqrt": math.sqrt(parts)}[config.scale_lr],
         why={
@@ -506,6 +544,8 @@ def _why_xla_is_not_tried(config: TrainConfig, inputs: AutoInputs, strategy: Str
         "train.memory takes all memory, and the compiler needs some": not config.memory.growth
         and config.memory.limit_mb is None,
         "stoker.lock.yaml has the measured settings": inputs.tuned,
+        "train.elastic: another number of workers would decide differently": config.elastic
+        is not None,
         f"train.strategy is {strategy}, and XLA is tried on one device only": strategy
         != "one_device",
     }

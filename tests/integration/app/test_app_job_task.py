@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -66,6 +67,24 @@ def test_a_task_runs_the_command_on_the_paths_of_the_job(experiment: Path, tmp_p
     assert sorted(path.name for path in experiment.iterdir()) == [
         *("model.py", "stoker.yaml", "trips.csv")
     ]
+
+
+def test_a_task_that_an_elastic_job_does_not_need_says_so_and_ends_at_once(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted(experiment, tmp_path / "runs", "train", workers=4)
+    description = json.loads((job / "job.json").read_text())
+    description["resources"]["min_workers"] = 2
+    (job / "job.json").write_text(json.dumps(description))
+    monkeypatch.setenv("STOKER_RANK", "2")
+    monkeypatch.setenv("STOKER_TASKS", "3")
+
+    with task(job) as process:
+        said, error = process.communicate(timeout=HANG_S)
+
+    assert (process.returncode, error) == (0, "")
+    assert said == "task 2 is not needed: 2 workers share the work evenly, not more\n"
+    assert said.strip() in (job / "logs" / "task-2.log").read_text()
 
 
 def test_a_mistake_of_the_user_and_a_request_to_end_have_codes_of_their_own(

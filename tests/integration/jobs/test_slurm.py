@@ -122,6 +122,14 @@ def test_a_job_says_why_it_waits_and_a_waiting_job_can_be_stopped(counting: Coun
     counting.provider().stop(first.id)
 
 
+def test_an_elastic_job_starts_on_as_many_nodes_as_there_are(counting: Counting) -> None:
+    """Of at most four workers; the partition has two machines."""
+    job = counting.submit("elastic", "5", resources={"workers": 4, "min_workers": 2})
+
+    assert counting.wait(job, *OVER, timeout_s=300).phase is Phase.DONE
+    assert [len(counting.numbers(job, rank)) for rank in range(4)] == [5, 5, 0, 0]
+
+
 def test_secrets_reach_the_workers_and_stand_in_no_file(
     counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,12 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "own loss": {"model": "own_loss"},
     "own loss on 2": {"model": "own_loss", "replicas": 2},
+    "own loss on 2, more passes than rows": {
+        "model": "own_loss",
+        "replicas": 2,
+        "settings": {"accumulate": 8},
+        "global_batch": 208,
+    },
     "sent as bfloat16": {
         "model": "plain",
         "replicas": 2,
@@ -162,6 +168,13 @@ def test_the_same_global_batch_trains_to_the_same_weights(
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
     for name, value in trained[one][0]["metrics"].items():
         assert trained[other][0]["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+def test_a_pass_beyond_the_rows_of_a_short_batch_counts_nothing(trained: dict[str, Any]) -> None:
+    """The last batch has 2 rows for 16 passes; the mean of no rows would be NaN, which no weight of 0 makes 0."""
+    metrics = trained["own loss on 2, more passes than rows"][0]["metrics"]
+
+    assert np.isfinite(metrics["loss"])
 
 
 @pytest.mark.parametrize("name", in_both([name for name in SCENARIOS if "dropped" not in name]))

@@ -13,8 +13,9 @@ from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.identity import asked_settings, run_identity
 from stoker.app.training.setup import resolve_once
 from stoker.core.errors import UserError
-from stoker.train.checkpoints.identity import changes
+from stoker.train.checkpoints.identity import Identity, changes
 from stoker.train.config import ResolvedTraining, TrainConfig
+from stoker.train.elastic import ElasticConfig
 
 BEFORE = ResolvedTraining(
     batch_size=64,
@@ -64,6 +65,40 @@ def test_fewer_devices_than_a_run_began_with_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"2 here \(2 GPUs .* it started with 4 \(4 GPUs"):
         resolve_once(begun(tmp_path), TrainConfig(), now)
+
+
+ELASTIC = TrainConfig(elastic=ElasticConfig(min=2, max=4))
+
+
+def test_an_elastic_training_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+    before = replace(BEFORE, virtual_workers=4, batch_size=16, strategy="multi_worker", workers=4)
+    resolve_once(tmp_path, ELASTIC, before)
+    (tmp_path / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
+    now = replace(before, replicas=2, workers=1, strategy="mirrored", steps_per_call=9)
+
+    resolved = resolve_once(tmp_path, ELASTIC, now)
+
+    assert (resolved.replicas, resolved.strategy) == (2, "mirrored")
+    assert (resolved.steps_per_call, resolved.global_batch) == (50, 64)
+    with pytest.raises(UserError, match="must have 2, 4 workers: the divisors of 4 from"):
+        resolve_once(tmp_path, ELASTIC, replace(now, replicas=1, strategy="one_device"))
+    with pytest.raises(UserError, match="must have 2, 4 replicas over all workers"):
+        resolve_once(tmp_path, ELASTIC, replace(now, replicas=8))
+
+
+def test_the_fewest_workers_are_no_part_of_a_run_and_virtual_ones_are(folder: Path) -> None:
+    def identity(*overrides: str) -> Identity:
+        return run_identity(load_experiment(folder, overrides=overrides), source="s")
+
+    plain, elastic = identity(), identity("train.elastic={min: 2, max: 8}")
+
+    assert not changes(elastic, identity("train.elastic={max: 8}"))
+    (change,) = changes(elastic, identity("train.elastic={max: 4}"))
+    assert str(change) == "configuration train.elastic.max was 8 and is 4"
+    assert [str(each) for each in changes(plain, elastic)] == [
+        "configuration train.elastic.max is new"
+    ]
+    assert not [name for name in plain["configuration"] if "elastic" in name], "as before"
 
 
 @pytest.fixture

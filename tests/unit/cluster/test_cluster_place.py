@@ -84,6 +84,37 @@ def test_a_cluster_that_another_launcher_has_set_stays_as_it_is() -> None:
     assert place.cluster.workers == tuple(cluster["worker"])
 
 
+@pytest.mark.parametrize(("started", "size"), [(8, 8), (7, 4), (5, 4), (4, 4), (3, 2), (2, 2)])
+def test_an_elastic_job_uses_as_many_tasks_as_can_share_its_work_evenly(
+    started: int, size: int
+) -> None:
+    places = [
+        find_place(slurm(rank, SLURM_NTASKS=str(started)), workers=8, min_workers=2)
+        for rank in range(started)
+    ]
+
+    assert {place.tasks for place in places} == {size}
+    assert [place.is_spare for place in places] == [rank >= size for rank in range(started)]
+
+
+@pytest.mark.parametrize("started", [1, 9])
+def test_an_elastic_job_of_too_few_or_too_many_tasks_names_the_allowed_numbers(
+    started: int,
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_place(slurm(0, SLURM_NTASKS=str(started)), workers=8, min_workers=2)
+
+    assert "a job of 8 workers must be started as 2 or 4 or 8 tasks" in caught.value.line()
+
+
+def test_tasks_that_another_launcher_has_given_addresses_are_all_needed() -> None:
+    cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.3:2222"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})
+
+    with pytest.raises(ConfigError, match="must be started as 2 or 4 tasks"):
+        find_place({"TF_CONFIG": config}, workers=4, min_workers=2)
+
+
 @pytest.mark.parametrize(
     ("environ", "rule"),
     [

@@ -61,6 +61,44 @@ def test_the_script_is_bash_and_its_options_are_those_that_were_asked_for() -> N
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+def test_an_elastic_job_takes_a_range_of_nodes_and_starts_a_task_on_each(tmp_path: Path) -> None:
+    wanted = job(runs=tmp_path, resources=Resources(workers=8, min_workers=2, gpus=1))
+    script = render(wanted, SlurmTarget())
+
+    found = options(script)
+    assert {"--nodes=2-8", "--ntasks-per-node=1"} <= set(found)
+    assert not any(option.startswith("--ntasks=") for option in found), "it would need eight nodes"
+    head = script.partition("\nsay() {")[0]
+    shown = 'printf "%s\\n" "$workers" "${step[@]}"'
+    done = subprocess.run(
+        ["bash"],
+        input=f"SLURM_JOB_NUM_NODES=5\n{head}\n{shown}",
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["5", "--ntasks=5"]
+
+
+def test_an_elastic_job_has_one_worker_on_each_node_and_fits_where_its_fewest_do() -> None:
+    wanted = job(resources=Resources(workers=8, min_workers=2))
+    group = NodeGroup(
+        partition="gpu",
+        is_default=True,
+        nodes=4,
+        cpus=8,
+        memory_mib=1024,
+        gpus=0,
+        time_limit="infinite",
+    )
+
+    require_capacity(wanted, SlurmTarget(), [group])
+    with pytest.raises(ConfigError, match="at most the 4 machines"):
+        require_capacity(job(resources=Resources(workers=8)), SlurmTarget(), [group])
+    with pytest.raises(ConfigError, match="an elastic job must have one worker on each node"):
+        render(wanted, SlurmTarget(nodes=4))
+
+
 def test_names_that_are_code_stay_names(tmp_path: Path) -> None:
     hostile = "$(touch x)`touch x`'; touch x; '\"\\"
     target = SlurmTarget(environment={"A": hostile}, modules=(hostile,), python=f"/{hostile}")

@@ -72,6 +72,25 @@ def test_the_same_experiment_is_the_same_job_and_any_difference_another(experime
     assert prepare_job(JobRequest(folder=experiment))[1].id != job.id
 
 
+def elastic_resources(experiment: Path, **needs: int) -> Resources:
+    request = JobRequest(
+        folder=experiment,
+        overrides=["train.elastic={min: 2, max: 8}"],
+        resources=Resources(**needs),
+    )
+    return prepare_job(request)[1].resources
+
+
+def test_a_job_of_an_elastic_training_names_its_fewest_workers(experiment: Path) -> None:
+    assert elastic_resources(experiment, workers=8).min_workers == 2
+    assert elastic_resources(experiment, workers=4).min_workers == 2
+    assert elastic_resources(experiment, workers=2).min_workers is None, "there are no fewer"
+    assert elastic_resources(experiment, workers=4, gpus=2).min_workers is None
+    for needs in ({"workers": 6}, {"workers": 1}, {"workers": 8, "gpus": 2}):
+        with pytest.raises(ConfigError, match=r"must have 2, 4, 8 (workers|replicas)"):
+            elastic_resources(experiment, **needs)
+
+
 def test_paths_of_a_submission_mean_the_same_on_the_machines_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

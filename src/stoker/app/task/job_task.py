@@ -99,7 +99,10 @@ class _Task:
         self._start, self._job, self._out = start, job, out
         # Those of the job win over what the machine has.
         self._environ = {**os.environ, **job.environment}
-        self._place = find_place(self._environ, workers=job.resources.workers)
+        needs = job.resources
+        self._place = find_place(
+            self._environ, workers=needs.workers, min_workers=needs.min_workers
+        )
         secrets = _secrets(job, self._environ)
         self._log = TaskLog(start.job / LOGS / f"task-{self._place.rank}.log", secrets=secrets)
         self._child: Child | None = None
@@ -120,6 +123,11 @@ class _Task:
     def run(self) -> int:
         """Run the command to its end; the errors are those of `run_task`."""
         self._log.write(f"start {self._start.number} on {machine_name().partition('/')[0]}")
+        if self._place.is_spare:
+            self._take(
+                f"task {self._place.rank} is not needed: {self._place.tasks} workers share the work evenly, not more"
+            )
+            return EXIT_DONE
         try:
             code = self._run()
         except UserError as error:

@@ -13,11 +13,13 @@ import yaml
 from stoker.app.context import Context, Done
 from stoker.app.experiment import Experiment
 from stoker.app.task.worker_process import DONE, ERROR, WorkerSpec
+from stoker.cluster.devices import find_devices
 from stoker.cluster.launch import LaunchSettings, WorkerFailed, launch
 from stoker.cluster.launch.member import Beat
 from stoker.core.errors import EXIT_SUPERSEDED, ConfigError, Plain, Preempted, UserError
 from stoker.core.files import read_json, scratch_folder, write_json
 from stoker.core.incarnation import require_newest
+from stoker.train.elastic import require_size
 
 SPEC = "spec.json"
 """File with the input of the workers."""
@@ -36,9 +38,11 @@ def on_workers(
         log: Receives the output lines of all processes.
 
     Raises:
-        ConfigError: `train.strategy` is for a single process.
+        ConfigError: `train.strategy` is for a single process, or an elastic training cannot have so many workers.
     """
     require_strategy(experiment, servers=servers)
+    if experiment.train.elastic is not None and not servers:
+        _require_elastic_size(experiment, workers)
     settings = LaunchSettings(
         workers=workers,
         servers=servers,
@@ -62,6 +66,19 @@ def require_strategy(experiment: Experiment, *, servers: int) -> None:
             got=experiment.train.strategy,
             fix="Remove it from stoker.yaml, or train without --workers and TF_CONFIG.",
         )
+
+
+def _require_elastic_size(experiment: Experiment, workers: int) -> None:
+    """Refuse a wrong number of workers before anything starts."""
+    settings = experiment.train
+    each = (
+        settings.replicas
+        if settings.replicas != "auto"
+        else max(1, len(find_devices().gpus) // workers)
+    )
+    if settings.elastic is not None:
+        what = "workers" if each == 1 else "replicas over all workers"
+        require_size(settings.elastic, workers * each, what=what)
 
 
 def train_on_workers(

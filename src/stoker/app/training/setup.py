@@ -22,6 +22,7 @@ from stoker.train.callbacks.callbacks import load_callbacks
 from stoker.train.callbacks.hooks import require_label_of_each_output
 from stoker.train.checkpoints.store import places
 from stoker.train.config import TEST_SWITCH, AutoInputs, ResolvedTraining, TrainConfig, resolve
+from stoker.train.elastic import require_size
 from stoker.train.health.precision import apply_tf32
 from stoker.train.model.remat import rematerialize
 from stoker.train.parameter_server.cluster import ClusterConnection, connect
@@ -49,13 +50,17 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         now: What every `auto` would become on this machine.
 
     Raises:
-        UserError: this machine does not have the devices that the run started with.
+        UserError: this machine does not have the devices that the run started with, or an elastic
+            training cannot have so many.
     """
+    if config.elastic is not None:
+        require_size(config.elastic, now.replicas, what=_counted(now))
     resolved = now
     if places(folder / CHECKPOINTS) and (folder / RESOLVED).is_file():
         before = ResolvedTraining(**read_json(folder / RESOLVED))
         _require_same_loop(before, now)
-        if before.replicas != now.replicas and config.replicas == "auto":
+        fixed = config.elastic is None
+        if fixed and before.replicas != now.replicas and config.replicas == "auto":
             raise UserError(
                 "a continued run must have as many replicas as it started with",
                 got=Plain(
@@ -65,11 +70,18 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
                 fix="Continue on a machine with as many devices, or train in a new run.",
             )
         kept = {name: getattr(before, name) for name in AUTOS if getattr(config, name) == "auto"}
+        if not fixed:
+            kept.pop("strategy", None)
         if "xla" in kept:
             kept["xla_trial"] = before.xla_trial
         resolved = replace(now, **kept, why=before.why)
     write_json(folder / RESOLVED, asdict(resolved))
     return resolved
+
+
+def _counted(resolved: ResolvedTraining) -> str:
+    """Return what an elastic training counts: its workers, or their replicas."""
+    return "workers" if resolved.replicas == resolved.workers else "replicas over all workers"
 
 
 def _require_same_loop(before: ResolvedTraining, now: ResolvedTraining) -> None:
@@ -117,13 +129,14 @@ def resolve_here(
             parameter_servers=0 if cluster is None else len(cluster.servers),
             batches_from_elsewhere=own
             or (isinstance(data, IngestConfig) and data.service is not None),
+            data_service=isinstance(data, IngestConfig) and data.service is not None,
             tuned=(context.experiment.folder / LOCK).is_file(),
             tries_xla_on_cpu=TEST_SWITCH in os.environ,
         ),
     )
     if not own:
         return resolved
-    parts = resolved.replicas * resolved.accumulate
+    parts = (resolved.virtual_workers or resolved.replicas) * resolved.accumulate
     return replace(resolved, batch_size=-(-resolved.batch_size // parts))
 
 

@@ -61,6 +61,12 @@ def tune(
         UserError: the experiment cannot be measured; its files are unchanged.
         BusyError: another process measures it.
     """
+    if experiment.train.elastic is not None:
+        raise ConfigError(
+            "`stoker tune` needs a training whose step does not depend on the number of workers it may get",
+            got=Plain("train.elastic"),
+            fix="Tune without it, `--set train.elastic=null`, and take over what does not change the batch.",
+        )
     with locked_folder(experiment) as folder:
         trials = Trials(experiment, folder / TRIALS, progress=progress)
         names = (f"{number:02d}" for number in count(1))

@@ -52,6 +52,11 @@ class Calls:
     """Number of workers that share each step. In a step with fewer rows than workers, every worker gets
     all rows."""
 
+    share_rows: int = 0
+    """Rows of each worker in a full step of an elastic training, whose workers fill up one after the other: a
+    shorter step has rows for the first ones only. A worker without rows gets `share_rows` + 1 of them, which
+    it must not count. 0: the shares of a step differ by at most one row."""
+
     @property
     def call_rows(self) -> int:
         """Rows of a whole call."""
@@ -103,7 +108,14 @@ class Calls:
         """Return a dataset of this worker's rows of each step, [rows] int64, and the epoch."""
         size = self.batch_size
 
+        def filled(rows: tf.Tensor) -> tf.Tensor:
+            first, most = self.worker * self.share_rows, self.share_rows
+            spare = tf.repeat(rows[-1:], most + 1)
+            return tf.cond(tf.size(rows) > first, lambda: rows[first : first + most], lambda: spare)
+
         def share(rows: tf.Tensor) -> tf.Tensor:
+            if self.share_rows:
+                return filled(rows)
             count, workers = tf.size(rows, tf.int64), self.workers
             own = rows[count * self.worker // workers : count * (self.worker + 1) // workers]
             return rows if workers == 1 else tf.cond(count < workers, lambda: rows, lambda: own)

@@ -10,11 +10,18 @@ import random
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from stoker.core.threads import Replaced
-from stoker.internals.keras_internals import SeedGenerator, global_seed_generator, use_global_seeds
+from stoker.internals.keras_internals import (
+    SeedGenerator,
+    global_seed_generator,
+    seed_generators,
+    use_global_seeds,
+)
+from stoker.train.model.keras_model import walk_layers
 
 _APART = 0x9E3779B97F4A7C15 >> 1
 """Odd, with bits everywhere: the seeds of replicas are far apart."""
@@ -63,14 +70,34 @@ _plain_next = SeedGenerator.next
 def _next_of_replica(generator: SeedGenerator, *args: Any, **kwargs: Any) -> tf.Tensor:
     seed = _plain_next(generator, *args, **kwargs)
     context = tf.distribute.get_replica_context()
-    if context is None:
-        return seed
-    number = tf.cast(context.replica_id_in_sync_group, seed.dtype)
+    return seed if context is None else seed_of_part(seed, context.replica_id_in_sync_group)
+
+
+def seed_of_part(seed: tf.Tensor, number: Any) -> tf.Tensor:
+    """Return the seed with which a part of a step draws; that of part 0 is the seed itself.
+
+    Args:
+        seed: [2], a generator's state.
+        number: Of the part, scalar: its replica or its virtual worker.
+    """
+    number = tf.cast(number, seed.dtype)
     own = tf.stack([number * tf.constant(_APART, seed.dtype), tf.zeros_like(number)])
     return tf.bitwise.bitwise_xor(seed, own)
 
 
 _DRAWN_APART = Replaced(SeedGenerator, next=_next_of_replica)
+
+
+def seed_states(model: keras.Model, generator: SeedGenerator) -> list[Any]:
+    """Return the states of all generators that a step of a model may draw from, Keras's own included.
+
+    Args:
+        model: Built.
+        generator: From `keras_seeds`.
+    """
+    layers = [model, *(layer for _, layer in walk_layers(model))]
+    states = [generator.state, *(each.state for layer in layers for each in seed_generators(layer))]
+    return list({id(state): state for state in states}.values())
 
 
 def host_seeds() -> dict[str, Any]:

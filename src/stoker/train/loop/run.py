@@ -57,6 +57,7 @@ from stoker.train.step.custom_train_step import (
     first_pass,
     has_custom_train_step,
 )
+from stoker.train.step.elastic_checks import require_elastic_model
 from stoker.train.step.multi_step import step_of
 from stoker.train.step.one_program import steps_within_program_time
 from stoker.train.step.oom import Split, is_out_of_memory
@@ -137,6 +138,8 @@ class Run:
                 what="a first batch through the model and its loss",
             )
             self._average = prepare_optimizer(model, self.config, setup.resolved)
+            if setup.resolved.virtual_workers:
+                require_elastic_model(self.built, source.load(source.sample), self.distribution)
             if not has_custom_train_step(model):
                 # Checked before an epoch is trained.
                 require_monitored(self.config.monitor, ["val_loss", *results(model, "val_")])

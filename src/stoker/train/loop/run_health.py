@@ -168,6 +168,9 @@ class RunHealth:
         if self._distribution.workers > 1:
             several = "all workers would have to agree on a smaller one, and only one ran out"
             raise does_not_fit(split, error, uncut=several) from error
+        if self._resolved.virtual_workers:
+            elastic = "train.elastic has cut it into virtual workers of that many rows"
+            raise does_not_fit(split, error, uncut=elastic, accumulates=False) from error
         if has_custom_train_step(self._built.model):
             name = type(self._built.model).__name__
             own = f"{name}.train_step takes a whole batch, which cannot be split"

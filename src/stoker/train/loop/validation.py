@@ -21,7 +21,8 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import compare_with_reference
 from stoker.train.setup.strategy import Distribution
 from stoker.train.setup.whole_batches import Share, shares
-from stoker.train.step.step import Batch, loss_arguments, part_of_replica, rows_of, unscaled_losses
+from stoker.train.step.parts import part_of_replica, rows_of
+from stoker.train.step.step import Batch, loss_arguments, unscaled_losses
 
 UNREAD = 2
 """Batches that may be in progress while the next one is prepared; the host does not wait."""

@@ -65,17 +65,17 @@ def _sum(gradient: Any) -> tf.Tensor:
 def reduced(
     gradients: Gradients,
     facts: tf.Tensor,
-    statistics: list[Any],
+    statistics: list[tf.Tensor],
     *,
     sent_as: tf.DType,
     packs: tf.distribute.experimental.CommunicationOptions,
-) -> tuple[Gradients, tf.Tensor]:
-    """Sum gradients over all replicas; BatchNorm's statistics become their mean by rows.
+) -> tuple[Gradients, list[tf.Tensor], tf.Tensor]:
+    """Sum gradients and statistics over all replicas.
 
     Args:
         gradients: A replica's sums over its rows.
         facts: [n] float32, summed too: the sum of the losses, the rows, and others.
-        statistics: Keras variables.
+        statistics: A replica's statistics, each times its rows.
         sent_as: Dtype in which gradients are sent.
         packs: How many gradients are sent at a time.
     """
@@ -83,20 +83,17 @@ def reduced(
     # epoch would fail.
     there = [dense(gradient) for gradient in gradients if gradient is not None]
     sent = [tf.cast(gradient, sent_as) for gradient in there]
-    rows = facts[1]
-    seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
     if sent_as is tf.float32:
         # One exchange of everything is faster than two.
-        sums = _sum_over_replicas([*sent, *seen, facts], packs)
+        sums = _sum_over_replicas([*sent, *statistics, facts], packs)
     else:
-        sums = [*_sum_over_replicas(sent, packs), *_sum_over_replicas([*seen, facts], packs)]
-    facts = sums[-1]
-    for variable, total in zip(statistics, sums[len(sent) : -1], strict=True):
-        variable.value.assign(total / tf.cast(facts[1], total.dtype))
+        sums = [*_sum_over_replicas(sent, packs), *_sum_over_replicas([*statistics, facts], packs)]
     summed = iter(sums[: len(sent)])
-    return [
-        None if gradient is None else tf.cast(next(summed), tf.float32) for gradient in gradients
-    ], facts
+    return (
+        [None if gradient is None else tf.cast(next(summed), tf.float32) for gradient in gradients],
+        sums[len(sent) : -1],
+        sums[-1],
+    )
 
 
 def _sum_over_replicas(

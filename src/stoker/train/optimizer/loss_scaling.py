@@ -179,7 +179,8 @@ def may_defer_finite_check(
         return True  # The user's step has written before anybody could look.
     # Float16 overflows regularly; a clipped value or a constraint may be finite although the
     # gradient was not. A loss scale on the device checks each gradient before that.
-    hidden = not scales_on_device(model, replicas=resolved.replicas) and (
+    replicas = max(resolved.replicas, resolved.virtual_workers)
+    hidden = not scales_on_device(model, replicas=replicas) and (
         isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer)
         or model.optimizer.clipvalue is not None
         or any(getattr(v, "constraint", None) is not None for v in model.trainable_variables)

@@ -147,6 +147,7 @@ def build_step(
     settings = StepSettings(
         batch_size=position.batch_size,
         accumulate=position.accumulate,
+        virtual_workers=setup.resolved.virtual_workers,
         xla=setup.resolved.xla,
         reduction_dtype=setup.config.reduction_dtype,
         reduction_bytes_per_pack=setup.config.reduction_bytes_per_pack,
@@ -372,6 +373,9 @@ def _calls(setup: RunSetup, feed: TrainFeed, position: Position) -> Calls:
         skipped_steps=position.in_epoch % per_call,
         worker=setup.distribution.worker,
         workers=setup.distribution.workers,
+        share_rows=setup.resolved.virtual_workers
+        * setup.resolved.batch_size
+        // setup.distribution.workers,
     )
 
 

@@ -23,13 +23,12 @@ from stoker.train.optimizer.loss_scaling import all_finite, build_once
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.id_checks import checked_ids
 from stoker.train.setup.strategy import Distribution
+from stoker.train.step.parts import part_of_replica, rows_of
 from stoker.train.step.step import (
     Batch,
     StepSettings,
     loss_arguments,
     make_train_step,
-    part_of_replica,
-    rows_of,
 )
 from stoker.train.step.step_totals import StepResult
 

@@ -16,7 +16,12 @@ import tensorflow as tf
 
 from stoker.core.threads import Replaced
 from stoker.internals.keras_internals import compute_loss, disable_gradient_reduction, losses_module
-from stoker.train.checkpoints.seeds import distinct_replica_seeds, keras_seeds, use_keras_seeds
+from stoker.train.checkpoints.seeds import (
+    distinct_replica_seeds,
+    keras_seeds,
+    seed_states,
+    use_keras_seeds,
+)
 from stoker.train.config import ReductionDtype
 from stoker.train.context.local_step import LocalStepTime
 from stoker.train.model.keras_model import (
@@ -33,7 +38,9 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution, in_packs
 from stoker.train.step.jit import jit
 from stoker.train.step.one_program import OneProgram
+from stoker.train.step.parts import part_of_replica, rows_of
 from stoker.train.step.step_totals import StepResult
+from stoker.train.step.virtual_workers import PassSums, VirtualWorkers
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
@@ -48,6 +55,9 @@ class StepSettings:
 
     accumulate: int = 1
     """Passes per update."""
+
+    virtual_workers: int = 0
+    """Virtual workers of an elastic training, each with a pass of its own per update; 0: none."""
 
     steps_per_program: int = 1
     """Steps per XLA program, if XLA compiles the whole step: full batches of known shapes follow
@@ -83,33 +93,6 @@ def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:
     features, labels, *weights = batch
     parts = {"x": features, "y": labels, "y_pred": outputs}
     return parts | {"sample_weight": weights[0]} if weights else parts
-
-
-def rows_of(element: Any) -> tf.Tensor:
-    """Return the rows of an element or a batch, int32."""
-    return tf.shape(tf.nest.flatten(element)[0])[0]
-
-
-def part_of_replica(
-    count: tf.Tensor, distribution: Distribution, *, worker_rows_only: bool
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return this replica's rows of an element; shares differ by at most one row.
-
-    Args:
-        count: Rows of the element, int32.
-        distribution: Devices that share the element.
-        worker_rows_only: Whether the element holds only this worker's rows.
-
-    Returns:
-        The first row, and the number of rows.
-    """
-    parts = distribution.local_replicas if worker_rows_only else distribution.replicas
-    if parts == 1 or distribution.takes_whole_batches:
-        return tf.constant(0), count
-    context = tf.distribute.get_replica_context()
-    part = tf.cast(context.replica_id_in_sync_group, tf.int32) % parts
-    first = count * part // parts
-    return first, count * (part + 1) // parts - first
 
 
 def make_train_step(
@@ -217,8 +200,11 @@ def _make_gradients(
     """Per replica: element, signals -> gradients of the global mean loss, equal on all."""
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
-    passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
-    statistics = _statistics(built.model) if distribution.shares_batches else []
+    averages = distribution.shares_batches or settings.virtual_workers
+    statistics = _statistics(built.model) if averages else []
+    summed = _make_sums(
+        one_pass, load, built, statistics, distribution=distribution, settings=settings
+    )
 
     def is_finite(gradients: Gradients, loss_sum: tf.Tensor) -> tf.Tensor:
         seen = gradients if settings.checks_before_update else []
@@ -235,27 +221,25 @@ def _make_gradients(
 
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
-        first, rows = part_of_replica(
-            rows_of(element), distribution, worker_rows_only=settings.worker_rows_only
-        )
-        with distinct_replica_seeds(distribution.replicas):
-            gradients, loss_sum = passes(element, first, rows)
+        gradients, seen, loss_sum, rows = summed(element)
         requests = tf.unstack(tf.cast(signals, tf.float32))
-        facts = tf.stack([loss_sum, tf.cast(rows, tf.float32), *requests])
+        facts = tf.stack([loss_sum, rows, *requests])
         local = settings.local_step
         if local is not None:
             local.before_reduction([gradients, facts])
         if distribution.shares_batches:
-            gradients, facts = reduced(
+            gradients, seen, facts = reduced(
                 gradients,
                 facts,
-                statistics,
+                seen,
                 sent_as=tf.as_dtype(settings.reduction_dtype),
                 packs=in_packs(settings.reduction_bytes_per_pack),
             )
         if local is not None:
             local.after_reduction(facts)
         loss_sum, total = facts[0], facts[1]
+        for variable, one in zip(statistics, seen, strict=True):
+            variable.value.assign(one / tf.cast(total, one.dtype))
         gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]
         finite = is_finite(gradients, loss_sum)
         return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))
@@ -263,9 +247,46 @@ def _make_gradients(
     return whole if _is_plain(distribution, settings) else shared
 
 
+def _make_sums(
+    one_pass: Callable[..., tuple[tf.Tensor, Gradients]],
+    load: Callable[[Any], Batch],
+    built: BuiltModel,
+    statistics: list[Any],
+    *,
+    distribution: Distribution,
+    settings: StepSettings,
+) -> Callable[[Any], PassSums]:
+    """Per replica: an element -> sums over the replica's rows of it."""
+    if settings.virtual_workers:
+        return VirtualWorkers(
+            load=load,
+            one_pass=one_pass,
+            weights=built.model.trainable_variables,
+            statistics=statistics,
+            seeds=seed_states(built.model, keras_seeds(distribution.strategy)),
+            distribution=distribution,
+            count=settings.virtual_workers,
+            batch_size=settings.batch_size,
+            worker_rows_only=settings.worker_rows_only,
+        )
+    passes = _make_passes(one_pass, load, built, distribution=distribution, settings=settings)
+
+    def sums(element: Any) -> PassSums:
+        first, rows = part_of_replica(
+            rows_of(element), distribution, worker_rows_only=settings.worker_rows_only
+        )
+        with distinct_replica_seeds(distribution.replicas):
+            gradients, loss_sum = passes(element, first, rows)
+        seen = [variable.value * tf.cast(rows, variable.value.dtype) for variable in statistics]
+        return PassSums(gradients, seen, loss_sum, tf.cast(rows, tf.float32))
+
+    return sums
+
+
 def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
     """Return whether a step is one pass of one replica over a whole element."""
-    return settings.accumulate == 1 and not distribution.shares_batches
+    passes = max(settings.accumulate, settings.virtual_workers)
+    return passes == 1 and not distribution.shares_batches
 
 
 def _make_one_program(
@@ -376,7 +397,7 @@ def _make_passes(
     def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
         # A replica without rows uses rows of others with weight zero: all replicas draw equally
         # many random numbers, and none computes the mean of nothing.
-        last = tf.maximum(first + rows, 1)
+        last = tf.clip_by_value(first + rows, 1, rows_of(element))
         begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
         loss, gradients = one_pass(batch, rows)
@@ -431,9 +452,12 @@ def _statistics(model: Any) -> list[Any]:
 def _make_apply(
     built: BuiltModel, distribution: Distribution, settings: StepSettings
 ) -> Callable[[Gradients], None]:
-    update = _make_update(built, settings, replicas=distribution.replicas)
-    if not settings.xla or distribution.shares_batches:
-        # The update exchanges values between replicas, which XLA cannot compile.
+    update = _make_update(
+        built, settings, replicas=max(distribution.replicas, settings.virtual_workers)
+    )
+    if not settings.xla or distribution.shares_batches or settings.virtual_workers:
+        # The update exchanges values between replicas, which XLA cannot compile; in an elastic
+        # training it is the same for one replica.
         return update
     compiled = jit(update, role="update")
 

@@ -48,7 +48,8 @@ def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup])
         max(each.memory_mib for each in chosen) / _MIB,
         f"GiB of memory of a machine in {where}",
     )
-    _at_most(needs.workers // per_node, sum(each.nodes for each in chosen), f"machines of {where}")
+    fewest = needs.min_workers or needs.workers
+    _at_most(fewest // per_node, sum(each.nodes for each in chosen), f"machines of {where}")
     _require_time(needs.time_limit_s, chosen[0])
 
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
 from stoker.jobs.job import Job
 from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.environment.launch import launch_lines, require_lines
@@ -93,11 +93,11 @@ def render(
         place,
         f"comment={shlex.quote(comment(job, name))}",
         f"python={shlex.quote(python)}",
-        f"workers={job.resources.workers}",
+        f"workers={_workers(job)}",
         f"max_restarts={target.max_restarts}",
         f"save_s={target.grace_s - SAVE_MARGIN_S}",
         f"preempted_s={PREEMPTED_S}",
-        f"step=({' '.join(shlex.quote(option) for option in _step_options(job, target))})",
+        f'step=("--ntasks=$workers" {" ".join(map(shlex.quote, _step_options(job, target)))})',
         *launch_lines(job, target, python),
         f"secrets=({' '.join(job.secrets)})",
         "",
@@ -123,8 +123,8 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("partition", target.partition),
         ("account", target.account),
         ("qos", target.qos),
-        ("nodes", needs.workers // per_node),
-        ("ntasks", needs.workers),
+        ("nodes", _nodes(job, per_node)),
+        ("ntasks", None if needs.min_workers else needs.workers),
         ("ntasks-per-node", per_node),
         ("cpus-per-task", needs.cpus),
         ("mem", needs.memory_gib and f"{math.ceil(needs.memory_gib * per_node * 1024)}M"),
@@ -161,9 +161,15 @@ def workers_per_node(job: Job, target: SlurmTarget) -> int:
     """Return how many workers each machine gets.
 
     Raises:
-        ConfigError: they cannot be spread evenly.
+        ConfigError: they cannot be spread evenly, or an elastic job has several on each machine.
     """
     nodes = target.nodes or job.resources.workers
+    if job.resources.min_workers and nodes != job.resources.workers:
+        raise ConfigError(
+            "an elastic job must have one worker on each node",
+            got=Plain(f"{job.resources.workers} workers on {nodes} nodes"),
+            fix="Remove `nodes` of the target, or train.elastic.",
+        )
     if job.resources.workers % nodes:
         raise ConfigError(
             f"the workers of a job must be a multiple of the target's nodes ({nodes})",
@@ -171,6 +177,18 @@ def workers_per_node(job: Job, target: SlurmTarget) -> int:
             fix="Change the number of workers, or `nodes` of the target.",
         )
     return job.resources.workers // nodes
+
+
+def _nodes(job: Job, per_node: int) -> str:
+    needs = job.resources
+    if needs.min_workers:
+        return f"{needs.min_workers}-{needs.workers}"
+    return str(needs.workers // per_node)
+
+
+def _workers(job: Job) -> str:
+    """As many as Slurm gave machines to an elastic job; tasks that are too many end at once."""
+    return "$SLURM_JOB_NUM_NODES" if job.resources.min_workers else str(job.resources.workers)
 
 
 def _gpus(gpus: int, per_node: int, target: SlurmTarget) -> tuple[str, object]:
@@ -182,7 +200,7 @@ def _gpus(gpus: int, per_node: int, target: SlurmTarget) -> tuple[str, object]:
 
 def _step_options(job: Job, target: SlurmTarget) -> list[str]:
     needs = job.resources
-    options = [f"--ntasks={needs.workers}"]
+    options = []
     if needs.cpus:
         options.append(f"--cpus-per-task={needs.cpus}")  # srun does not take it from the job
     if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:

@@ -1,0 +1,85 @@
+"""The `train.elastic` section: a training that may go on with another number of workers.
+
+The global batch is cut into `max` slices, one for each virtual worker. Each replica runs the passes of several
+virtual workers one after another, so nothing but the order of sums depends on the number of replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.cluster.sizes import allowed_sizes
+from stoker.core.errors import ConfigError, Plain
+
+MOST_WORKERS = 1024
+"""Most virtual workers: a larger setting is probably a typo, and a step would be that many passes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElasticConfig:
+    """The `train.elastic` section; with it, a training may go on with another number of workers."""
+
+    max: int
+    """Number of virtual workers, into which every global batch is cut, and the most workers. It is part of the
+    run: another value is another training."""
+
+    min: int = 1
+    """Fewest workers. Allowed numbers are the divisors of `max` from `min` on."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.max <= MOST_WORKERS:
+            raise ConfigError(
+                f"train.elastic.max must be from 2 to {MOST_WORKERS:,}",
+                got=self.max,
+                fix="Remove train.elastic to always train with the same number of workers.",
+            )
+        if not 1 <= self.min <= self.max:
+            raise ConfigError(
+                f"train.elastic.min must be from 1 to train.elastic.max ({self.max})", got=self.min
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Allowed numbers of workers."""
+        return allowed_sizes(fewest=self.min, most=self.max)
+
+
+def require_size(elastic: ElasticConfig, workers: int, *, what: str = "workers") -> None:
+    """Refuse a number of workers among which the virtual ones cannot be dealt out evenly.
+
+    Args:
+        elastic: The setting.
+        workers: Number of workers, or of replicas if a worker has several.
+        what: What is counted.
+
+    Raises:
+        ConfigError: Names the allowed numbers.
+    """
+    if workers in elastic.sizes:
+        return
+    sizes = ", ".join(map(str, elastic.sizes))
+    raise ConfigError(
+        f"an elastic training of {elastic.max} virtual workers must have {sizes} {what}: "
+        f"the divisors of {elastic.max} from train.elastic.min ({elastic.min}) on",
+        got=Plain(f"{workers}"),
+        fix="`stoker train --workers N` sets the number.",
+    )
+
+
+def require_elastic_settings(conflicts: Mapping[str, bool]) -> None:
+    """Refuse settings with which the result would depend on the number of workers.
+
+    Args:
+        conflicts: Setting as it is written -> whether it is set.
+
+    Raises:
+        ConfigError: Names them.
+    """
+    found = [setting for setting, is_set in conflicts.items() if is_set]
+    if found:
+        raise ConfigError(
+            "with train.elastic a step must not depend on the number of workers",
+            got=Plain(" and ".join(found)),
+            fix="Remove it, or remove train.elastic.",
+        )
