@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -99,68 +100,31 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, _Gathered] = {}
+        by_version: dict[int, list[AnsweredRun]] = {}
         for run in self._taken():
-            version = run.routes[0].version
-            gathered = by_version.get(version)
-            if gathered is None:
-                gathered = by_version[version] = _Gathered()
-            gathered.add(run)
-        for version, gathered in by_version.items():
-            took_s = _count(gathered, counts.setdefault(version, VersionCounts()), keys, slow_s)
+            by_version.setdefault(run.routes[0].version, []).append(run)
+        for version, runs in by_version.items():
+            of_version = counts.setdefault(version, VersionCounts())
+            took_s = _count(_gathered(runs), of_version, keys, slow_s)
             if times_count:
-                counts[version].latency.update(buckets_of(took_s).tolist())
+                of_version.latency.update(buckets_of(took_s).tolist())
         return bool(by_version)
 
-    def _taken(self) -> Iterator[AnsweredRun]:
-        try:
-            while True:  # others may add meanwhile
-                yield self._waiting.popleft()
-        except IndexError:
-            return
+    def _taken(self) -> list[AnsweredRun]:
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]  # others only add
 
 
 @dataclass(slots=True)
 class _Gathered:
     """The requests of many runs of one version, one after the other."""
 
-    routes: list[Route] = field(default_factory=list)
-    came_s: list[float] = field(default_factory=list)
-    ended_s: list[float] = field(default_factory=list)
-    patience_s: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    values: list[Values] = field(default_factory=list)
-    all_count: bool = True
+    routes: list[Route]
+    took_s: NDArray[np.float64]
+    in_time: NDArray[np.bool_]
+    rows: list[int]
+    values: list[Values]
+    all_count: bool
     """Whether each request counts, for each gate: none has a key."""
-
-    _route: Route | None = None
-    """The last one that was looked at; most are the same object."""
-
-    _output: str = ""
-    """Name of the first output that holds numbers, in the last run."""
-
-    def add(self, run: AnsweredRun) -> None:
-        """Gather the requests of a run."""
-        for route in run.routes:
-            if route is not self._route:
-                self._route = route
-                self.all_count &= route.counts and route.key is None
-        number, values = len(run.routes), run.outputs.get(self._output)
-        if values is None or not _holds_numbers(values):
-            self._output = first_of_numbers(run.outputs)
-            values = run.outputs.get(self._output)
-        if values is not None and not values.ndim:
-            values = values.reshape(1)
-        sizes = run.sizes or (0 if values is None else len(values),)
-        if values is None or len(values) != sum(sizes):
-            sizes = (0,) * number
-        else:
-            self.values.append(values)
-        self.routes += run.routes
-        self.came_s += run.came_s
-        self.ended_s += (run.ended_s,) * number
-        self.patience_s += run.patience_s
-        self.rows += sizes
 
     def predictions(self) -> NDArray[np.float64]:
         """[rows] the predictions of all requests, one after the other."""
@@ -170,12 +134,43 @@ class _Gathered:
             return np.concatenate([np.empty(0), *map(predictions_of, self.values)])
 
 
+def _gathered(runs: Sequence[AnsweredRun]) -> _Gathered:
+    """Gather the requests of runs of one version."""
+    routes_of, came_s, patience_s, sizes_of, outputs_of, ended_s = zip(*runs, strict=True)
+    routes = list(chain.from_iterable(routes_of))
+    took_s = np.repeat(ended_s, list(map(len, routes_of))) - list(chain.from_iterable(came_s))
+    different = {id(route): route for route in routes}.values()  # most are the same object
+    rows: list[int] = []
+    values: list[Values] = []
+    name = ""
+    for each, sizes, outputs in zip(routes_of, sizes_of, outputs_of, strict=True):
+        found = outputs.get(name)
+        if found is None or not _holds_numbers(found):
+            name = first_of_numbers(outputs)
+            found = outputs.get(name)
+        if found is not None and not found.ndim:
+            found = found.reshape(1)
+        sizes = sizes or (0 if found is None else len(found),)
+        if found is None or len(found) != sum(sizes):
+            sizes = (0,) * len(each)
+        else:
+            values.append(found)
+        rows += sizes
+    return _Gathered(
+        routes=routes,
+        took_s=took_s,
+        in_time=took_s <= list(chain.from_iterable(patience_s)),
+        rows=rows,
+        values=values,
+        all_count=all(route.counts and route.key is None for route in different),
+    )
+
+
 def _count(
     waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> NDArray[np.float64]:
     """Add answers of one version to its counts; return the durations that count, seconds."""
-    took_s = np.array(waiting.ended_s) - np.array(waiting.came_s)
-    good = took_s <= np.array(waiting.patience_s)
+    took_s, good = waiting.took_s, waiting.in_time
     values = waiting.predictions()
     owners = np.repeat(np.arange(len(good)), waiting.rows)
     finite = np.isfinite(values)
