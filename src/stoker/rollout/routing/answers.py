@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+import threading
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,17 +54,17 @@ def one_answer(
 
 
 class WaitingAnswers:
-    """Answers in the order in which they came; may be used by many threads.
+    """Answers that are gathered by version until they are counted; may be used by many threads.
 
-    To let one wait is one call and one tuple: next to a run of a model, whose memory has replaced the processor's
-    caches, each line of Python takes four times as long as in a loop of its own.
+    Of an answer only what counts is held: each object that stays next to a run of a model, whose memory has replaced
+    the processor's caches, costs more than a line of Python.
     """
 
     def __init__(self) -> None:
         """Start without any."""
-        self._waiting: deque[AnsweredRun] = deque()
-        self.clear = self._waiting.clear
-        """Forget all that wait."""
+        self._lock = threading.Lock()
+        self._gathered: dict[int, _Gathered] = {}
+        self._runs = 0
 
     def add(self, run: AnsweredRun) -> bool:
         """Let answers wait.
@@ -72,14 +72,20 @@ class WaitingAnswers:
         Returns:
             Whether all that wait must be counted now.
         """
-        waiting = self._waiting
-        waiting.append(run)
-        if len(waiting) >= MOST_WAITING:
-            return True
-        for values in run.outputs.values():  # noqa: SIM110 - `any` takes four times as long for one output
-            if values.nbytes > MOST_BYTES:
-                return True
-        return False
+        version = run.routes[0].version
+        with self._lock:
+            gathered = self._gathered.get(version)
+            if gathered is None:
+                gathered = self._gathered[version] = _Gathered()
+            held_bytes = gathered.add(run)
+            self._runs += 1
+            return self._runs >= MOST_WAITING or held_bytes > MOST_BYTES
+
+    def clear(self) -> dict[int, _Gathered]:
+        """Forget all that wait; return them by version."""
+        with self._lock:
+            gathered, self._gathered, self._runs = self._gathered, {}, 0
+        return gathered
 
     def count(
         self,
@@ -100,31 +106,54 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, list[AnsweredRun]] = {}
-        for run in self._taken():
-            by_version.setdefault(run.routes[0].version, []).append(run)
-        for version, runs in by_version.items():
-            of_version = counts.setdefault(version, VersionCounts())
-            took_s = _count(_gathered(runs), of_version, keys, slow_s)
+        by_version = self.clear()
+        for version, gathered in by_version.items():
+            took_s = _count(gathered, counts.setdefault(version, VersionCounts()), keys, slow_s)
             if times_count:
-                of_version.latency.update(buckets_of(took_s).tolist())
+                counts[version].latency.update(buckets_of(took_s).tolist())
         return bool(by_version)
 
-    def _taken(self) -> list[AnsweredRun]:
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]  # others only add
 
-
-@dataclass(slots=True)
 class _Gathered:
     """The requests of many runs of one version, one after the other."""
 
-    routes: list[Route]
-    took_s: NDArray[np.float64]
-    in_time: NDArray[np.bool_]
-    rows: list[int]
-    values: list[Values]
-    all_count: bool
-    """Whether each request counts, for each gate: none has a key."""
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+        self.took_s, self.patience_s = array("d"), array("d")
+        self.rows: list[int] = []
+        self.values: list[Values] = []
+        self.all_count = True
+        """Whether each request counts, for each gate: none has a key."""
+
+        self._route: Route | None = None  # the last one; most are the same object
+        self._output = ""  # name of the first output that holds numbers, in the last run
+
+    def add(self, run: AnsweredRun) -> int:
+        """Gather the requests of a run; return the bytes of its numbers."""
+        routes, ended_s = run.routes, run.ended_s
+        for route in routes:
+            if route is not self._route:
+                self._route = route
+                self.all_count &= route.counts and route.key is None
+        self.routes += routes
+        self.took_s.extend([ended_s - came_s for came_s in run.came_s])
+        self.patience_s.extend(run.patience_s)
+        values = self._numbers(run.outputs)
+        sizes = run.sizes or (0 if values is None else len(values),)
+        if values is None or len(values) != sum(sizes):
+            self.rows += (0,) * len(routes)
+            return 0
+        self.rows += sizes
+        self.values.append(values)
+        return values.nbytes
+
+    def _numbers(self, outputs: Mapping[str, Values]) -> Values | None:
+        """The first output by name that holds numbers, None without one."""
+        values = outputs.get(self._output)
+        if values is None or not _holds_numbers(values):
+            self._output = first_of_numbers(outputs)
+            values = outputs.get(self._output)
+        return values.reshape(1) if values is not None and not values.ndim else values
 
     def predictions(self) -> NDArray[np.float64]:
         """[rows] the predictions of all requests, one after the other."""
@@ -134,43 +163,12 @@ class _Gathered:
             return np.concatenate([np.empty(0), *map(predictions_of, self.values)])
 
 
-def _gathered(runs: Sequence[AnsweredRun]) -> _Gathered:
-    """Gather the requests of runs of one version."""
-    routes_of, came_s, patience_s, sizes_of, outputs_of, ended_s = zip(*runs, strict=True)
-    routes = list(chain.from_iterable(routes_of))
-    took_s = np.repeat(ended_s, list(map(len, routes_of))) - list(chain.from_iterable(came_s))
-    different = {id(route): route for route in routes}.values()  # most are the same object
-    rows: list[int] = []
-    values: list[Values] = []
-    name = ""
-    for each, sizes, outputs in zip(routes_of, sizes_of, outputs_of, strict=True):
-        found = outputs.get(name)
-        if found is None or not _holds_numbers(found):
-            name = first_of_numbers(outputs)
-            found = outputs.get(name)
-        if found is not None and not found.ndim:
-            found = found.reshape(1)
-        sizes = sizes or (0 if found is None else len(found),)
-        if found is None or len(found) != sum(sizes):
-            sizes = (0,) * len(each)
-        else:
-            values.append(found)
-        rows += sizes
-    return _Gathered(
-        routes=routes,
-        took_s=took_s,
-        in_time=took_s <= list(chain.from_iterable(patience_s)),
-        rows=rows,
-        values=values,
-        all_count=all(route.counts and route.key is None for route in different),
-    )
-
-
 def _count(
     waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> NDArray[np.float64]:
     """Add answers of one version to its counts; return the durations that count, seconds."""
-    took_s, good = waiting.took_s, waiting.in_time
+    took_s = np.array(waiting.took_s)
+    good = took_s <= np.array(waiting.patience_s)
     values = waiting.predictions()
     owners = np.repeat(np.arange(len(good)), waiting.rows)
     finite = np.isfinite(values)
