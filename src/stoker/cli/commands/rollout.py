@@ -318,7 +318,7 @@ def _lines(found: Rollout) -> list[str]:
 
 
 def _stage_line(found: Rollout) -> str:
-    """Which stage it is, or what the first one waits for."""
+    """Which stage it is, what the first one waits for, or in which one the rollout ended."""
     from stoker.rollout.control.controller import MEASURED_REQUESTS
     from stoker.rollout.counts.counts import MEASURED, requests_of
     from stoker.rollout.state.state import Phase
@@ -328,7 +328,12 @@ def _stage_line(found: Rollout) -> str:
     if state.phase is Phase.MEASURING:
         seen = requests_of(found.counts, stage=MEASURED, version=state.baseline)
         return f"{stage}, after {MEASURED_REQUESTS:,} requests of version {state.baseline}; {seen:,} so far"
-    return f"{stage}, for {time.time() - state.began_s:.0f} s"
+    since_s = time.time() - state.began_s
+    return (
+        f"{stage}, for {since_s:.0f} s"
+        if state.is_active
+        else f"ended {since_s:.0f} s ago in {stage}"
+    )
 
 
 def _smallest_fault(found: Rollout) -> list[str]:
