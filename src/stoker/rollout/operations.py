@@ -141,8 +141,6 @@ class ModelRollouts:
             if state is None and alone:
                 # Without a state, a server would answer from the next version as soon as it is pushed.
                 return first_version(candidate, settings=settings, now_s=time.time(), who=self.who)
-            from stoker.rollout.signatures import check_compatible
-
             serving = self._newest_other(candidate) if baseline is None else baseline
             begun = start(
                 state,
@@ -155,6 +153,8 @@ class ModelRollouts:
             folders = [
                 self._repository.path(self._model, each) for each in (begun.baseline, candidate)
             ]
+            from stoker.rollout.signatures import check_compatible  # imports TensorFlow
+
             check_compatible(*folders)
             check_fits(*folders, server_bytes=server_bytes)
             check_queries(self._model, begun)
@@ -177,14 +177,14 @@ class ModelRollouts:
                 baseline could not call it.
             DataError: a version is damaged.
         """
-        from stoker.rollout.signatures import check_compatible
-
         paths = {version: self._repository.path(self._model, version) for version in test.shares}
         for path in paths.values():
             verify(path)
 
         def begin(state: RolloutState | None) -> RolloutState:
             begun = begin_test(state, test, settings=settings, now_s=time.time(), who=self.who)
+            from stoker.rollout.signatures import check_compatible  # imports TensorFlow
+
             for version in paths.keys() - {test.baseline}:
                 check_compatible(paths[test.baseline], paths[version])
             return begun

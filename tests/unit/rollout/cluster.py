@@ -37,7 +37,12 @@ class Cluster:
         hooks = Hooks("m", self.folder, gate_folder=gate_folder, clock=clock)
         return Controller(self.folder, hooks=hooks, clock=clock, now=clock)
 
+    @property
+    def candidate(self) -> Path:
+        return self.folder.parent / "2"
+
     def start(self, settings: RolloutSettings = SETTINGS) -> None:
+        self.candidate.mkdir(parents=True, exist_ok=True)
         files = StateFiles(self.folder)
         state = start(None, 2, serving=1, settings=settings, now_s=self.now_s)
         event = Event(what="start", who="me", why="", at_s=self.now_s)

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.rollout.cluster import SETTINGS, Cluster, run
 
 from stoker.rollout.control.controller import (
+    GONE_S,
     MEASURED_REQUESTS,
     TAKEOVER_S,
     Controller,
@@ -19,12 +20,12 @@ from stoker.rollout.counts.counts import MEASURED, read_counts
 from stoker.rollout.gates.gates import Action
 from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(folder=tmp_path)
+    return Cluster(folder=tmp_path / FOLDER)
 
 
 def test_a_good_candidate_gets_all_traffic_stage_by_stage(cluster: Cluster) -> None:
@@ -138,6 +139,23 @@ def test_a_candidate_that_a_server_cannot_load_is_rolled_back(cluster: Cluster) 
 
     assert run(cluster, cluster.controller(), 3)[-1] is Phase.ROLLED_BACK
     assert cluster.state().reason == "it cannot be loaded: variables are missing"
+
+
+def test_a_candidate_whose_folder_is_removed_is_rolled_back_unless_it_comes_back(
+    cluster: Cluster,
+) -> None:
+    cluster.start(replace(SETTINGS, step_time_s=3_600))
+    controller = cluster.controller()
+    run(cluster, controller, 10)
+    assert cluster.state().phase is Phase.RUNNING
+
+    for seconds, phase in ((GONE_S - 5, Phase.RUNNING), (GONE_S + 5, Phase.ROLLED_BACK)):
+        cluster.candidate.rmdir()
+        run(cluster, controller, int(seconds))
+        assert cluster.state().phase is phase
+        cluster.candidate.mkdir()
+        run(cluster, controller, 1)
+    assert cluster.state().reason == "its folder is missing for 60 s"
 
 
 def test_of_two_controllers_one_judges(cluster: Cluster) -> None:

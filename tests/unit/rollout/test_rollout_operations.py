@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from tensorflow.core.protobuf import saved_model_pb2
 
-from stoker.core.errors import DataError, UserError
+from stoker.cli.main import invoke
+from stoker.core.errors import EXIT_DONE, DataError, UserError
 from stoker.registry.repository import Repository
-from stoker.rollout.counts.counts import write_counts
+from stoker.rollout.counts.counts import MEASURED, write_counts
+from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.memory import check_fits, version_bytes
 from stoker.rollout.operations import ModelRollouts, operator
 from stoker.rollout.signatures import check_compatible
@@ -53,6 +55,18 @@ def root(tmp_path: Path) -> Path:
     for noise in "ab":
         repository.push(saved_model(tmp_path / noise, noise=noise), "taxi")
     return tmp_path / "models"
+
+
+def test_status_shows_how_many_requests_the_first_stage_waits_for(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ModelRollouts(root, "taxi").start(2, RolloutSettings(stages="10,100"), why="")
+    counts = {MEASURED: {1: VersionCounts(requests=41)}}
+    write_counts(root / "taxi" / FOLDER, counts, {}, rollout=1, server="a")
+
+    assert invoke(["rollout", "status", "taxi", "--models", str(root)], debug=False) == EXIT_DONE
+
+    assert "stage 1: 10 %, after 1,000 requests of version 1; 41 so far" in capsys.readouterr().out
 
 
 def test_an_operator_takes_a_version_from_start_to_rollback(root: Path) -> None:

@@ -402,6 +402,14 @@ def test_while_a_stage_warms_up_no_request_is_slow_and_errors_count(model: Path)
     assert (counts.requests, counts.bad, counts.latency) == (2, 1, Counter())
 
 
+def test_a_server_whose_clock_is_a_day_late_judges_latency_after_the_warm_up(model: Path) -> None:
+    state = replace(begun(), began_s=time.time() + 86_400.0)
+    router = put(model, replace(state, settings=replace(state.settings, warm_up_s=0.0)))
+    router.answered("m", Route(version=2, otherwise=1), good=True, took_s=5.0, outputs=None)
+    router.refresh(served(model))
+    assert read_counts(model / FOLDER, rollout=1)[0][2].latency.total() == 1
+
+
 def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
     router = put(model, begun())
     assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0

@@ -180,7 +180,9 @@ def status(state: StateFolder = None, as_json: AsJson = False) -> None:
         if not found.programs:
             print_result("nothing is started; start it: stoker monitor up")
     if any(each.state == "ended" for each in found.programs):
-        raise CheckFailed("A program has ended", fix="Start both again: stoker monitor up.")
+        raise CheckFailed(
+            "A program has ended", fix="Run stoker monitor down, then stoker monitor up."
+        )
 
 
 def _of_experiment(experiment: Path | None) -> tuple[Slo, Path]:

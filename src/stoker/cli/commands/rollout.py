@@ -305,10 +305,7 @@ def _lines(found: Rollout) -> list[str]:
     if state.is_test:
         return [_summary(state), "see `stoker rollout result`"]
     stage = found.counts.get(state.stage, {})
-    lines = [
-        _summary(state),
-        f"stage {state.stage + 1}: {state.current}, for {time.time() - state.began_s:.0f} s",
-    ]
+    lines = [_summary(state), _stage_line(found)]
     if state.reason:
         lines.append(f"reason: {state.reason}")
     lines += [
@@ -318,6 +315,25 @@ def _lines(found: Rollout) -> list[str]:
     lines += _smallest_fault(found)
     lines += [f"  shadow: {figures}" for figures in found.shadow_stages().values()]
     return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]
+
+
+def _stage_line(found: Rollout) -> str:
+    """Which stage it is, what the first one waits for, or in which one the rollout ended."""
+    from stoker.rollout.control.controller import MEASURED_REQUESTS
+    from stoker.rollout.counts.counts import MEASURED, requests_of
+    from stoker.rollout.state.state import Phase
+
+    state = found.state
+    stage = f"stage {state.stage + 1}: {state.current}"
+    if state.phase is Phase.MEASURING:
+        seen = requests_of(found.counts, stage=MEASURED, version=state.baseline)
+        return f"{stage}, after {MEASURED_REQUESTS:,} requests of version {state.baseline}; {seen:,} so far"
+    since_s = time.time() - state.began_s
+    return (
+        f"{stage}, for {since_s:.0f} s"
+        if state.is_active
+        else f"ended {since_s:.0f} s ago in {stage}"
+    )
 
 
 def _smallest_fault(found: Rollout) -> list[str]:

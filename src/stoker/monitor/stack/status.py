@@ -103,7 +103,11 @@ def _problem(started: Started, state: str) -> str:
         return (
             f"the disk of {Path(started.log).parent} was full: series are missing; free some space"
         )
-    return f"it has ended: see {started.log}, and run stoker monitor up" if state == "ended" else ""
+    return (
+        f"it has ended: see {started.log}, then run stoker monitor down and up"
+        if state == "ended"
+        else ""
+    )
 
 
 def _ask(address: str, path: str) -> dict[str, Any]:

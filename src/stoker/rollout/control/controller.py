@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.core.files import write_json
+from stoker.registry.repository import version_folders
 from stoker.rollout.control.hooks import Hooks
 from stoker.rollout.counts.counts import (
     MEASURED,
@@ -46,6 +47,9 @@ _log = logging.getLogger(__name__)
 
 TAKEOVER_S = 10.0
 """Without a sign of life of the controller for this long, by its own clock, a server takes its place."""
+
+GONE_S = 60.0
+"""A version whose folder is missing for this long is rolled back, seconds; over NFS a folder can appear a minute late."""
 
 MEASURED_REQUESTS = 1_000
 """Requests of the baseline from which its latency is known well enough."""
@@ -109,6 +113,7 @@ class Controller:
         self._lease: int | None = None
         self._beats = 0
         self._seen: tuple[object, float] = (None, clock())
+        self._gone_s: float | None = None  # when the candidate's folder was first missed
 
     def step(self) -> Decision | None:
         """Judge, and change the state if that follows.
@@ -151,8 +156,8 @@ class Controller:
 
     def _judge(self, stored: Stored, state: RolloutState) -> Decision:
         counts, failures = read_all(self._folder, rollout=state.rollout)
-        failed = failures.get(state.candidate)
-        if failed is not None:
+        failed = failures.get(state.candidate) or self._gone(state.candidate)
+        if failed:
             decision = Decision(action=Action.ROLL_BACK, reason=failed)
             return self._follow(stored, state, decision)
         if state.phase is Phase.MEASURING:
@@ -164,6 +169,16 @@ class Controller:
         if decision.action is Action.COMPARE or state.share < 1.0:
             state = replace(state, explained=at_full_traffic(stages))
         return self._follow(stored, state, decision)
+
+    def _gone(self, version: int) -> str:
+        """Why a version cannot go on whose folder is missing: no server that starts has it; empty if it can."""
+        if version in version_folders(self._folder.parent):
+            self._gone_s = None
+            return ""
+        if self._gone_s is None:
+            self._gone_s = self._clock()
+        missed_s = self._clock() - self._gone_s
+        return f"its folder is missing for {missed_s:.0f} s" if missed_s >= GONE_S else ""
 
     def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
         """Do what was decided, once the webhooks let it go on."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.split import TrafficSplit
@@ -31,6 +32,9 @@ class Routing:
     copied: float = 0.0
     """Share of the requests that are copied to the candidate."""
 
+    taken_s: float = field(default_factory=time.monotonic)
+    """When this process took up the state, by the monotonic clock."""
+
     @property
     def stage(self) -> int:
         """The stage whose counts its answers are part of."""
@@ -43,9 +47,14 @@ class Routing:
         return min(self.state.slow_s.values(), default=math.inf) if active else math.inf
 
     def is_warming_up(self, now_s: float) -> bool:
-        """Whether a stage has just begun, so that its latency is not judged."""
-        state = self.state
-        return state.phase is Phase.RUNNING and now_s < state.began_s + state.settings.warm_up_s
+        """Whether a stage has just begun, so that its latency is not judged; a wrong clock does not make it last."""
+        state, warm_up_s = self.state, self.state.settings.warm_up_s
+        known_s = time.monotonic() - self.taken_s
+        return (
+            state.phase is Phase.RUNNING
+            and now_s < state.began_s + warm_up_s
+            and known_s < warm_up_s
+        )
 
 
 def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:

@@ -37,8 +37,9 @@ _log = logging.getLogger(__name__)
 LEAST_ROWS = 200
 """A window with fewer rows goes on: chance alone explains a difference of 0.1 then."""
 
-INTERVAL_S = 0.1
-"""Shortest time between two sampled requests of a version, seconds: the cost has a limit at any load."""
+INTERVAL_S = 0.5
+"""Shortest time between two sampled requests of a version, seconds: the cost has a limit at any load, and a window of
+the default 300 s still has three times `LEAST_ROWS`."""
 
 REQUEST_ROWS = 64
 """Most rows of a request that are taken."""
