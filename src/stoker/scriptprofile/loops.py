@@ -21,6 +21,7 @@ from stoker.scriptprofile.observations import (
     Place,
     Reached,
     Stage,
+    to_place,
 )
 
 LEAST_STEPS = 5
@@ -221,6 +222,16 @@ class Loop(ABC):
     def steps_per_execution(self) -> int:
         """Steps of one call of the compiled function."""
         return int(self.model.get("steps_per_execution", 1))
+
+    @property
+    def made_at(self) -> Place:
+        """The line that made the model; where it is not known, the loop's."""
+        return to_place(self.model.get("made")) or self.place
+
+    @property
+    def compiled_at(self) -> Place:
+        """The line that compiled the model; where it is not known, the loop's."""
+        return to_place(self.model.get("compiled")) or self.place
 
     def user_stages(self) -> list[Stage]:
         """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
