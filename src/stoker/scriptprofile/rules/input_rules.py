@@ -311,17 +311,22 @@ def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
     )
 
 
+def given_by_generator(loop: Loop, number: int) -> tuple[str, str]:
+    """The kind of a finding about a generator, stage `number`, and what it gives: a sample or a batch."""
+    if any(each.kind in BATCHES for each in loop.stages[:number]):
+        return "generator_rows", "sample"
+    return "generator_batches", "batch"
+
+
 def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
     for number, stage in enumerate(loop.stages):
         if stage.kind != "from_generator" or not stage.in_user_code:
             continue
-        above = {each.kind for each in loop.stages[:number]}
-        per_row = bool(above & BATCHES)
+        kind, given = given_by_generator(loop, number)
         yield ScriptFinding(
-            kind="generator_rows" if per_row else "generator_batches",
+            kind=kind,
             place=stage.place,
-            observation=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; "
-            f"{waiting.text}",
+            observation=f"a Python generator gives one {given} at a time; {waiting.text}",
             why="Each element goes through one Python thread, which also runs your training loop: "
             "no number of cores makes it faster.",
             change="dataset = tf.data.Dataset.from_tensor_slices(paths_or_arrays).map(load, "
