@@ -32,7 +32,7 @@ their lengths vary."""
 
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
-    """[rows] how many values each list holds; -1 if there is no list.
+    """[rows] how many values each list holds; -1 for a missing list.
 
     Args:
         lists: [rows] of type list, large_list, fixed_size_list, or null.
