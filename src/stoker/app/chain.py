@@ -41,7 +41,9 @@ from stoker.core.files import (
 )
 from stoker.core.fingerprint import fingerprint, library_versions
 from stoker.core.log_lines import set_facts
-from stoker.core.observed_reads import Observer, Reads, observing
+from stoker.core.reads.hooks import observing
+from stoker.core.reads.observer import Observer
+from stoker.core.reads.reads import Reads
 from stoker.core.signals import ends_when_asked
 from stoker.core.user_code import require_function
 from stoker.data.dataset import load_dataset

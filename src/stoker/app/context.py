@@ -75,7 +75,7 @@ class LoopFacts(TypedDict):
     """What a training loop measured of itself."""
 
     busy_fraction: float | None
-    """None with parameter servers: workers wait for them too, so there is no ceiling."""
+    """None with parameter servers: workers wait for them too, so it is unknown."""
 
     input_wait: float
     step_time_s: float

@@ -45,7 +45,7 @@ from stoker.core.incarnation import (
     parse_incarnation,
     require_newest,
 )
-from stoker.core.observed_reads import Reads, Snapshot, snapshot
+from stoker.core.reads.reads import Reads, Snapshot, snapshot
 from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
 from stoker.train.checkpoints.store import places, read_manifest
 

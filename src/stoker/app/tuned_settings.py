@@ -22,14 +22,14 @@ _LOG = logging.getLogger("stoker")
 class LoadedExperiment:
     """One reading of `stoker.yaml` and of the lock file."""
 
-    asked: Experiment
+    written: Experiment
     """The settings of `stoker.yaml` and of `--set`."""
 
     used: Experiment
     """The same with the settings of the lock file that are still valid."""
 
     lock_note: str
-    """One line about the lock file for the user; empty if there is no lock file."""
+    """One line about the lock file for the user; empty without a lock file."""
 
 
 def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> LoadedExperiment:
@@ -48,7 +48,7 @@ def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> LoadedExperime
     if lock is not None:
         named = {assignment.partition("=")[0].strip() for assignment in overrides}
         used, note = _locked(experiment, lock, named=named)
-    return LoadedExperiment(asked=experiment, used=used, lock_note=note)
+    return LoadedExperiment(written=experiment, used=used, lock_note=note)
 
 
 def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:

@@ -252,10 +252,10 @@ def print_dry_run(console: Console, rehearsal: DryRunResult) -> None:
     console.print()
     console.print(_memory(steps))
     console.print()
-    asked = " and ".join(served.signatures)
+    signatures = " and ".join(served.signatures)
     console.print(
         f"served: untrained, {shown_bytes(served.size_bytes)} on the disk, one row answered by "
-        f"{escape(asked)}: {escape(', '.join(served.outputs))}",
+        f"{escape(signatures)}: {escape(', '.join(served.outputs))}",
         soft_wrap=True,
     )
 

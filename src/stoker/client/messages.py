@@ -10,85 +10,51 @@ tensorflow/tensorflow, core/framework/{tensor,tensor_shape}.proto, core/protobuf
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from google.protobuf import descriptor_pb2
+from typing import Any
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 RELOAD_CONFIG = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
-_PACKAGE = "stoker.client"
-
-FIELDS: dict[str, dict[str, tuple[int, str]]] = {
-    "Int64Value": {"value": (1, "int64")},
-    "Any": {"type_url": (1, "string"), "value": (2, "bytes")},
-    "Dim": {"size": (1, "int64"), "name": (2, "string")},
-    "TensorShapeProto": {"dim": (2, "Dim*"), "unknown_rank": (3, "bool")},
-    "TensorProto": {
-        "dtype": (1, "int32"),
-        "tensor_shape": (2, "TensorShapeProto"),
-        "tensor_content": (4, "bytes"),
-        "float_val": (5, "float*"),
-        "double_val": (6, "double*"),
-        "int_val": (7, "int32*"),
-        "string_val": (8, "bytes*"),
-        "scomplex_val": (9, "float*"),
-        "int64_val": (10, "int64*"),
-        "bool_val": (11, "bool*"),
-        "dcomplex_val": (12, "double*"),
-        "half_val": (13, "int32*"),
-        "uint32_val": (16, "uint32*"),
-        "uint64_val": (17, "uint64*"),
-    },
-    "ModelSpec": {
-        "name": (1, "string"),
-        "version": (2, "Int64Value"),
-        "signature_name": (3, "string"),
-        "version_label": (4, "string"),
-    },
-    "TensorEntry": {"key": (1, "string"), "value": (2, "TensorProto")},
-    "PredictRequest": {
-        "model_spec": (1, "ModelSpec"),
-        "inputs": (2, "TensorEntry*"),
-        "output_filter": (3, "string*"),
-    },
-    "PredictResponse": {"outputs": (1, "TensorEntry*"), "model_spec": (2, "ModelSpec")},
-    "GetModelMetadataRequest": {
-        "model_spec": (1, "ModelSpec"),
-        "metadata_field": (2, "string*"),
-    },
-    "AnyEntry": {"key": (1, "string"), "value": (2, "Any")},
-    "GetModelMetadataResponse": {"model_spec": (1, "ModelSpec"), "metadata": (2, "AnyEntry*")},
-    "TensorInfo": {"dtype": (2, "int32"), "tensor_shape": (3, "TensorShapeProto")},
-    "TensorInfoEntry": {"key": (1, "string"), "value": (2, "TensorInfo")},
-    "SignatureDef": {
-        "inputs": (1, "TensorInfoEntry*"),
-        "outputs": (2, "TensorInfoEntry*"),
-        "method_name": (3, "string"),
-    },
-    "SignatureDefEntry": {"key": (1, "string"), "value": (2, "SignatureDef")},
-    "SignatureDefMap": {"signature_def": (1, "SignatureDefEntry*")},
-    "GetModelStatusRequest": {"model_spec": (1, "ModelSpec")},
-    "StatusProto": {"error_code": (1, "int32"), "error_message": (2, "string")},
-    "ModelVersionStatus": {
-        "version": (1, "int64"),
-        "state": (2, "int32"),
-        "status": (3, "StatusProto"),
-    },
-    "GetModelStatusResponse": {"model_version_status": (1, "ModelVersionStatus*")},
+MESSAGES = {
+    "Int64Value": "int64 value=1",
+    "Any": "string type_url=1; bytes value=2",
+    "Dim": "int64 size=1; string name=2",
+    "TensorShapeProto": "Dim* dim=2; bool unknown_rank=3",
+    "TensorProto": (
+        "int32 dtype=1; TensorShapeProto tensor_shape=2; bytes tensor_content=4; "
+        "float* float_val=5; double* double_val=6; int32* int_val=7; bytes* string_val=8; "
+        "float* scomplex_val=9; int64* int64_val=10; bool* bool_val=11; "
+        "double* dcomplex_val=12; int32* half_val=13; uint32* uint32_val=16; "
+        "uint64* uint64_val=17"
+    ),
+    "ModelSpec": (
+        "string name=1; Int64Value version=2; string signature_name=3; string version_label=4"
+    ),
+    "TensorEntry": "string key=1; TensorProto value=2",
+    "PredictRequest": "ModelSpec model_spec=1; TensorEntry* inputs=2; string* output_filter=3",
+    "PredictResponse": "TensorEntry* outputs=1; ModelSpec model_spec=2",
+    "GetModelMetadataRequest": "ModelSpec model_spec=1; string* metadata_field=2",
+    "AnyEntry": "string key=1; Any value=2",
+    "GetModelMetadataResponse": "ModelSpec model_spec=1; AnyEntry* metadata=2",
+    "TensorInfo": "int32 dtype=2; TensorShapeProto tensor_shape=3",
+    "TensorInfoEntry": "string key=1; TensorInfo value=2",
+    "SignatureDef": "TensorInfoEntry* inputs=1; TensorInfoEntry* outputs=2; string method_name=3",
+    "SignatureDefEntry": "string key=1; SignatureDef value=2",
+    "SignatureDefMap": "SignatureDefEntry* signature_def=1",
+    "GetModelStatusRequest": "ModelSpec model_spec=1",
+    "StatusProto": "int32 error_code=1; string error_message=2",
+    "ModelVersionStatus": "int64 version=1; int32 state=2; StatusProto status=3",
+    "GetModelStatusResponse": "ModelVersionStatus* model_version_status=1",
     # A serialized ModelServerConfig: on the wire a message is its bytes.
-    "ReloadConfigRequest": {"config": (1, "bytes")},
-    "ReloadConfigResponse": {"status": (1, "StatusProto")},
+    "ReloadConfigRequest": "bytes config=1",
+    "ReloadConfigResponse": "StatusProto status=1",
 }
-"""Message -> field -> its number and type; `*` marks repeated fields.
+"""Message -> its fields.
 
-On the wire, a map is a repeated message of key and value, and an enumeration is an int32.
+A map is written as a repeated message of key and value, and an enumeration as an int32: on the wire they are the same.
 """
-
-_SCALARS = ("int32", "int64", "uint32", "uint64", "float", "double", "bool", "string", "bytes")
 
 
 def message(name: str) -> Any:
@@ -98,37 +64,7 @@ def message(name: str) -> Any:
 
 @functools.cache
 def _classes() -> dict[str, Any]:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from stoker.core.protobuf_messages import describe_messages, message_classes
 
-    file = descriptor_pb2.FileDescriptorProto(
-        name="stoker/client.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for name, fields in FIELDS.items():
-        made = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            made.field.append(_field(field, number, kind))
-    # A pool of its own, so that the messages do not clash with TensorFlow's if it is loaded.
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in FIELDS
-    }
-
-
-def _field(name: str, number: int, kind: str) -> descriptor_pb2.FieldDescriptorProto:
-    from google.protobuf import descriptor_pb2
-
-    plain = kind.removesuffix("*")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    field = kinds(
-        name=name,
-        number=number,
-        label=kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL,
-    )
-    if plain in _SCALARS:
-        field.type = kinds.Type.Value(f"TYPE_{plain.upper()}")
-    else:
-        field.type = kinds.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{plain}"
-    return field
+    file = describe_messages("stoker.client", MESSAGES, file_name="stoker/client.proto")
+    return message_classes(file, MESSAGES)[1]

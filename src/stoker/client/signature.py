@@ -82,7 +82,7 @@ def chosen(signatures: Mapping[str, SignatureSpec], name: str) -> SignatureSpec:
     """
     wanted = name or DEFAULT_SIGNATURE
     if wanted not in signatures:
-        # Keras exports its initializer as a signature that nobody calls.
+        # Keras exports its initializer as a signature, which is never called.
         known = sorted(name for name in signatures if not name.startswith("__"))
         raise UserError(f"{wanted!r} must be a signature of the model", fix=nearest(wanted, known))
     return signatures[wanted]

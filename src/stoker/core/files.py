@@ -36,7 +36,12 @@ def sha256_file(path: Path) -> str:
 
 def fsync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk: only then does a rename survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
+    _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -243,11 +248,7 @@ def hash_folder(folder: Path) -> dict[str, str]:
 def fsync_tree(folder: Path) -> None:
     """Flush every file and every name below a folder to disk."""
     for path in list_files(folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _fsync(path)
     for path in [*folder.rglob("*"), folder]:
         if path.is_dir() and not path.is_symlink():
             fsync_folder(path)

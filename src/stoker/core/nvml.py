@@ -80,10 +80,8 @@ def open_driver() -> None:
     Raises:
         NvmlError: no driver answers.
     """
-    try:
+    with _driver_answers():
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NvmlError(error) from None
 
 
 def close_driver() -> None:
@@ -100,10 +98,8 @@ def driver_version() -> str:
     Raises:
         NvmlError: it no longer answers.
     """
-    try:
+    with _driver_answers():
         return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
-        raise NvmlError(error) from None
 
 
 def gpu_count() -> int:
@@ -112,8 +108,15 @@ def gpu_count() -> int:
     Raises:
         NvmlError: it no longer answers.
     """
-    try:
+    with _driver_answers():
         return int(pynvml.nvmlDeviceGetCount())
+
+
+@contextmanager
+def _driver_answers() -> Iterator[None]:
+    """Raise `NvmlError` where NVML fails inside the block."""
+    try:
+        yield
     except pynvml.NVMLError as error:
         raise NvmlError(error) from None
 

@@ -67,7 +67,7 @@ def heard(
 
 @contextmanager
 def ends_when_asked() -> Iterator[None]:
-    """End the process immediately when it is asked to, with the exit code of a preempted run.
+    """End the process immediately at SIGTERM or Slurm's SIGUSR1, with the exit code of a preempted run.
 
     For work that loses nothing when it is killed. A signal with a handler of the user's is left to
     that handler.

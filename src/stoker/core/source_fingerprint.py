@@ -91,7 +91,7 @@ def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, f
     """Return the fingerprint of `module:function` by source alone, for a run whose reads are observed.
 
     If the source cannot be followed (a star import, `getattr`), the modules that it names count
-    whole. Files and environment variables that it reads do not count: `observed_reads` covers
+    whole. Files and environment variables that it reads do not count: `core.reads` covers
     those.
 
     Args:
@@ -260,7 +260,7 @@ class _LenientWalk(_Walk):
         self._whole: set[str] = set()
 
     def reads(self, module: str) -> None:
-        """Ignored: reads are observed, see `observed_reads`."""
+        """Ignored: reads are observed, see `core.reads`."""
 
     def cannot_follow(self, module: str) -> None:
         if module in self._whole:

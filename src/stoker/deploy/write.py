@@ -225,17 +225,14 @@ def _fill(template: str, **values: str) -> str:
     return Template(text).substitute(values)
 
 
-def pinned_requirements(root: str = "stoker") -> list[str]:
-    """Return `name==version` of all dependencies of a package, as installed here.
-
-    Args:
-        root: The package; not part of the result.
+def pinned_requirements() -> list[str]:
+    """Return `name==version` of all dependencies of Stoker, as installed here; not Stoker itself.
 
     Raises:
         UserError: a dependency is not installed.
     """
     found: dict[str, str] = {}
-    todo = [(root, frozenset[str]())]
+    todo = [("stoker", frozenset[str]())]
     seen = set()
     while todo:
         name, extras = todo.pop()

@@ -22,7 +22,7 @@ def finding_section(finding: DeviceFinding | None) -> Html:
 
 
 def device_section(found: DeviceTime | None, *, why: str = "") -> Html:
-    """The section of a page; empty if there is no device to trace.
+    """The section of a page; empty without a device to trace.
 
     Args:
         found: The device time.

@@ -138,7 +138,7 @@ class DeviceTime:
     """Kernel class -> layer type (`BatchNormalization`) -> share of the time, over all layers."""
 
     of_cpu: bool = False
-    """Whether CPU operations were used in place of kernels, because there is no GPU."""
+    """Whether CPU operations were used in place of kernels, for lack of a GPU."""
 
     @property
     def busy(self) -> float:

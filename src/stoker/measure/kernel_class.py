@@ -198,7 +198,7 @@ _TRANSPOSES = re.compile(
 """TensorFlow's own and cuDNN's; a model may also have them for other reasons."""
 
 _PIECES = re.compile(r"SquaredDifference|squared_?difference", re.IGNORECASE)
-"""Kernels that compute a batch's variance if there is no fused kernel."""
+"""Kernels that compute a batch's variance without a fused kernel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

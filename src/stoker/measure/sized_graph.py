@@ -78,7 +78,7 @@ def ordered(nodes: Mapping[str, Any], results: Iterable[str]) -> list[Any]:
 
 
 def wanted_of(nodes: Iterable[Any], results: Iterable[str]) -> dict[str, set[int]]:
-    """Node -> which of its outputs somebody reads; of a node with several, by their number."""
+    """Node -> which of its outputs are read; of a node with several, by their number."""
     found: dict[str, set[int]] = {}
     references = [*results, *(each for node in nodes for each in node.input)]
     for reference in references:

@@ -79,7 +79,7 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
 
 
 class _Written:
-    """A definition as `bodies_of` takes it: a concrete function that nobody can call."""
+    """A definition as `bodies_of` takes it: a concrete function that cannot be called."""
 
     def __init__(self, definition: Any) -> None:
         self.graph, self.outputs, self._definition = self, (), definition

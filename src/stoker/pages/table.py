@@ -40,7 +40,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], *, class_: str = "") -> H
     Args:
         columns: Their titles: `Number`, `Prose`, `Code` or `Fill`; any other is a column of names,
             at the left, which break only where they are very long. No head if all are empty.
-        rows: As many cells as columns; nothing is drawn if there are no rows.
+        rows: As many cells as columns; without rows nothing is drawn.
         class_: A further class for the style.
     """
     kinds = [_KINDS.get(type(title), "text") for title in columns]

@@ -124,7 +124,7 @@ def session_config(
     GPU memory grows on demand. A fraction is a limit enforced by TensorFlow's allocator. It refers
     to the memory of the device that the session sees, so it is right for a MIG instance too.
 
-    Without a GPU, a call runs in its caller's thread: there is no hand-over, and a load at low
+    Without a GPU, a call runs in its caller's thread: it is not handed over, and a load at low
     priority stays there. With a GPU, kernels end in threads of the driver; CPU operations after
     them would run there and delay other calls. So TensorFlow's own threads are used, as by default.
     Which of the two is faster on a GPU has not been measured.

@@ -97,7 +97,7 @@ def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
-    """A step's count; why there is no figure."""
+    """A step's count; why it is unknown."""
     if "graph" not in step:
         return None, "its graph was not kept"
     import tensorflow as tf
@@ -107,7 +107,7 @@ def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
     try:
         tally = count_step(step, folder)
     except (ValueError, TypeError, KeyError, RuntimeError, tf.errors.OpError) as error:
-        # Graphs of another TensorFlow, or with operations of somebody else's.
+        # Graphs of another TensorFlow, or with operations of other libraries.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return None, f"its graph could not be read here: {lines[0][:200]}"
     if tally.unknown:

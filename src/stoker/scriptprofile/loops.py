@@ -21,6 +21,7 @@ from stoker.scriptprofile.observations import (
     Place,
     Reached,
     Stage,
+    to_place,
 )
 
 LEAST_STEPS = 5
@@ -30,7 +31,7 @@ MOST_BUSY = 1.5
 """A higher U is not a measurement: on one batch a step can only be quicker."""
 
 UNPARTED = "input, Python, Keras"
-"""The part of a step of `fit` that is not the compiled step, where nobody sees how long it waits."""
+"""The part of a step of `fit` that is not the compiled step, whose wait cannot be seen."""
 
 OVER = 1.005
 """U from which on it is more than 100 % when it is written."""
@@ -47,7 +48,7 @@ MUCH_INPUT_CPU = 0.2
 """Share of the time of all cores that the script may use: from here on the input's CPU time matters."""
 
 ITS_INPUT = "its input"
-"""The part of a step whose wait nobody sees, which one batch that is there does without."""
+"""The part of a step whose wait cannot be seen; a step on a batch that is there already does without it."""
 
 TRANSFER = "transfer to the GPU"
 """The part of the compiled step that copying a batch takes where nothing else runs: the most that it
@@ -132,7 +133,7 @@ class Loop(ABC):
     """Its name for people."""
 
     no_wait: ClassVar[str] = ""
-    """Why nobody sees how long a step waits for its input."""
+    """Why it is unknown how long a step waits for its input."""
 
     least_steps: ClassVar[int] = LEAST_STEPS
 
@@ -221,6 +222,16 @@ class Loop(ABC):
     def steps_per_execution(self) -> int:
         """Steps of one call of the compiled function."""
         return int(self.model.get("steps_per_execution", 1))
+
+    @property
+    def made_at(self) -> Place:
+        """The line that made the model; where it is not known, the loop's."""
+        return to_place(self.model.get("made")) or self.place
+
+    @property
+    def compiled_at(self) -> Place:
+        """The line that compiled the model; where it is not known, the loop's."""
+        return to_place(self.model.get("compiled")) or self.place
 
     def user_stages(self) -> list[Stage]:
         """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
@@ -463,7 +474,7 @@ class CallLoop(OwnLoop):
 
 @dataclass(frozen=True, kw_only=True)
 class InnerLoop(OwnLoop):
-    """A loop inside a tf.function, whose steps nobody sees: a call of it is a whole pass."""
+    """A loop inside a tf.function, whose steps cannot be seen: a call of it is a whole pass."""
 
     kind = "inside"
     title = "loop inside of a tf.function"

@@ -232,7 +232,7 @@ class Reached:
         return None if achieved is None or not self.peak_per_s else achieved / self.peak_per_s
 
     def why_none(self) -> str:
-        """Why there is no MFU."""
+        """Why the MFU is unknown."""
         return self.no_operations or self.no_peak
 
 

@@ -21,7 +21,7 @@ BY_SIGNAL = 128
 """Added to a signal's number in an exit code, as shells do."""
 
 Ending = Literal["itself", "time", "signal"]
-"""The script ended by itself; its time was up; Stoker was asked to end."""
+"""The script ended by itself; its time was up; Stoker received a signal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ class ScriptProfile:
         return f"{loop.title} in {loop.place}{model}{process}"
 
     def nothing_found(self) -> str:
-        """The text where there is no finding."""
+        """The text for a script without a finding."""
         if self.minor:
             return "Nothing that was looked for costs enough here to be a finding."
         return "Nothing that was looked for was found."

@@ -12,48 +12,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-    text_format,
-    wrappers_pb2,
-)
+from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from stoker.core.errors import ConfigError, Plain
-
-_Kind = descriptor_pb2.FieldDescriptorProto
+from stoker.core.protobuf_messages import describe_messages, message_classes
 
 _MAX_BYTES = 4 << 20
 """Largest file that is read: a configuration of ten thousand models has one megabyte."""
 
-_INT64 = ".google.protobuf.Int64Value"
-_MESSAGES: dict[str, list[tuple[str, int, Any, bool]]] = {
-    "BatchingParameters": [
-        ("max_batch_size", 1, _INT64, False),
-        ("batch_timeout_micros", 2, _INT64, False),
-        ("max_enqueued_batches", 3, _INT64, False),
-        ("num_batch_threads", 4, _INT64, False),
-        ("thread_pool_name", 5, ".google.protobuf.StringValue", False),
-        ("allowed_batch_sizes", 6, _Kind.TYPE_INT64, True),
-        ("pad_variable_length_inputs", 7, _Kind.TYPE_BOOL, False),
-        ("enable_large_batch_splitting", 8, ".google.protobuf.BoolValue", False),
-        ("max_execution_batch_size", 9, _INT64, False),
-    ],
-    "SSLConfig": [
-        ("server_key", 1, _Kind.TYPE_STRING, False),
-        ("server_cert", 2, _Kind.TYPE_STRING, False),
-        ("custom_ca", 3, _Kind.TYPE_STRING, False),
-        ("client_verify", 4, _Kind.TYPE_BOOL, False),
-    ],
-    "PrometheusConfig": [
-        ("enable", 1, _Kind.TYPE_BOOL, False),
-        ("path", 2, _Kind.TYPE_STRING, False),
-    ],
-    "MonitoringConfig": [("prometheus_config", 1, ".stoker.serve.PrometheusConfig", False)],
+_MESSAGES = {
+    "Int64Value": "int64 value=1",
+    "StringValue": "string value=1",
+    "BoolValue": "bool value=1",
+    "BatchingParameters": (
+        "Int64Value max_batch_size=1; Int64Value batch_timeout_micros=2; "
+        "Int64Value max_enqueued_batches=3; Int64Value num_batch_threads=4; "
+        "StringValue thread_pool_name=5; int64* allowed_batch_sizes=6; "
+        "bool pad_variable_length_inputs=7; BoolValue enable_large_batch_splitting=8; "
+        "Int64Value max_execution_batch_size=9"
+    ),
+    "SSLConfig": "string server_key=1; string server_cert=2; string custom_ca=3; bool client_verify=4",
+    "PrometheusConfig": "bool enable=1; string path=2",
+    "MonitoringConfig": "PrometheusConfig prometheus_config=1",
 }
-"""Message -> its fields: name, number, type (a name where it is a message), whether repeated."""
+"""Message -> its fields."""
+
+_CLASSES = message_classes(
+    describe_messages("stoker.serve", _MESSAGES, file_name="stoker/serve/text_files.proto"),
+    _MESSAGES,
+)[1]
 
 
 def read_text_file(path: Path, message: str | Message, *, full_name: str) -> Any:
@@ -96,34 +84,3 @@ def parse_text(raw: bytes, message: str | Message, *, full_name: str, source: st
             f"Error parsing text-format {full_name}",
             got=Plain(f"{source}: {error}".rstrip(".")),
         ) from error
-
-
-def _described() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="stoker/serve/text_files.proto", package="stoker.serve", syntax="proto3"
-    )
-    file.dependency.append(wrappers_pb2.DESCRIPTOR.name)
-    for name, fields in _MESSAGES.items():
-        described = file.message_type.add(name=name)
-        for field, number, kind, repeated in fields:
-            added = described.field.add(name=field, number=number)
-            added.label = _Kind.LABEL_REPEATED if repeated else _Kind.LABEL_OPTIONAL
-            added.type = _Kind.TYPE_MESSAGE if isinstance(kind, str) else kind
-            if isinstance(kind, str):
-                added.type_name = kind
-    return file
-
-
-def _classes() -> dict[str, Any]:
-    pool = descriptor_pool.DescriptorPool()
-    wrappers = descriptor_pb2.FileDescriptorProto()
-    wrappers_pb2.DESCRIPTOR.CopyToProto(wrappers)
-    pool.Add(wrappers)
-    pool.Add(_described())
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"stoker.serve.{name}"))
-        for name in _MESSAGES
-    }
-
-
-_CLASSES = _classes()

@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import stoker
 from stoker.app.chain import ChainResult, StageOutcome, run_chain
-from stoker.app.experiment import load_experiment
+from stoker.app.experiment import Experiment, load_experiment
+from stoker.data.columns import to_numpy
+from stoker.data.dataset import load_dataset
+from stoker.data.features.preprocessing.transform import Transform, load_transform
 from stoker.train.context import utilization
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
@@ -115,6 +120,22 @@ class Folder:
         recorder = Recorder()
         experiment = load_experiment(self.path, overrides=overrides)
         return run_chain(experiment, recorder, until=until), recorder
+
+
+class Trained:
+    """A finished run, its transform and its dataset."""
+
+    def __init__(self, folder: Path) -> None:
+        self.experiment: Experiment = load_experiment(folder)
+        self.chain: ChainResult = stoker.run(self.experiment)
+        self.transform: Transform = load_transform(self.chain.output("transform"))
+        self.dataset = load_dataset(self.chain.output("ingest"))
+
+    def rows(self, split: str) -> dict[str, Any]:
+        """Serving column -> a split's raw values."""
+        columns = self.transform.serving_columns
+        table = self.dataset.table(split, columns=[column.name for column in columns])
+        return {column.name: to_numpy(column, table.column(column.name)) for column in columns}
 
 
 @contextmanager

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.chain import StageOutcome, run_chain
+from stoker.app.chain import run_chain
 from stoker.app.experiment import load_experiment
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.dataset import load_dataset
+
+from .conftest import Recorder
 
 YAML = """\
 name: early
@@ -20,24 +22,16 @@ label: bought
 """
 
 
-class Watcher:
+class Watcher(Recorder):
     """A listener that does something in the moment when a stage's key is known and its work begins."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
         self.meanwhile = meanwhile
-
-    def log(self, line: str) -> None:
-        """Say nothing."""
 
     def stage_began(self, stage: str) -> None:
         if stage == "ingest":
             self.meanwhile()
-
-    def progress(self, line: str, share: float | None) -> None:
-        """Say nothing."""
-
-    def stage_ended(self, outcome: StageOutcome) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from stoker.core.errors import ConfigError
 from stoker.data.dataset import load_dataset
 from stoker.data.ingest.image_store import is_raw
 
+from .conftest import Recorder
+
 SETTINGS = """
 name: stripes
 data:
@@ -39,18 +41,6 @@ def build(features):
     model.optimizer.learning_rate = 0.005
     return model
 """
-
-
-class Silent:
-    """A listener for nobody."""
-
-    def log(self, line: str) -> None: ...
-
-    def stage_began(self, stage: str) -> None: ...
-
-    def progress(self, line: str, share: float | None) -> None: ...
-
-    def stage_ended(self, outcome: object) -> None: ...
 
 
 def picture(rng: np.random.Generator, *, lying: bool) -> np.ndarray[Any, Any]:
@@ -80,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, tmp_path: Path, *overrides: str) -> ChainResult:
     places = [f"runs={tmp_path}/runs", f"models={tmp_path}/models"]
-    return run_chain(load_experiment(folder, overrides=[*places, *overrides]), Silent())
+    return run_chain(load_experiment(folder, overrides=[*places, *overrides]), Recorder())
 
 
 AUGMENTED = (

@@ -22,19 +22,9 @@ from stoker.scaffold import write_experiment
 from stoker.train.setup.build_model import build_model
 from stoker.train.setup.label_checks import findings
 
+from .conftest import Recorder
+
 ROWS = 200
-
-
-class Silent:
-    """A listener that ignores everything."""
-
-    def log(self, line: str) -> None: ...
-
-    def stage_began(self, stage: str) -> None: ...
-
-    def progress(self, line: str, share: float | None) -> None: ...
-
-    def stage_ended(self, outcome: object) -> None: ...
 
 
 def write_csv(path: Path, columns: dict[str, Sequence[Any]]) -> Path:
@@ -105,7 +95,7 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
     write_experiment(tmp_path / "made", write_csv(tmp_path / "data.csv", columns), label=name)
     experiment = load_experiment(tmp_path / "made")
 
-    chain = run_chain(experiment, Silent(), until="transform")
+    chain = run_chain(experiment, Recorder(), until="transform")
 
     transform = open_transform(experiment, chain.output("transform"))
     built = build_model(
@@ -148,7 +138,7 @@ def test_columns_that_decide_a_label_of_preprocessing_fn_are_found(tmp_path: Pat
         "    return outputs | {'price': tf.where(price > 20.0, 'high', 'low')}\n"
     )
 
-    chain = run_chain(load_experiment(tmp_path), Silent(), until="transform")
+    chain = run_chain(load_experiment(tmp_path), Recorder(), until="transform")
 
     assert chain.results["analyze"]["of_columns"] == []
     found = chain.results["transform"]["of_columns"]

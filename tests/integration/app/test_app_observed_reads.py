@@ -20,7 +20,9 @@ import pytest
 from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
 from stoker.app.run_folder import read_changes, runs_newest_first
-from stoker.core.observed_reads import Reads
+from stoker.core.reads.reads import Reads
+
+from .conftest import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 
@@ -52,22 +54,6 @@ def callbacks():
 """
 
 
-class Lines:
-    """Keeps the messages of the chain."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str) -> None:
-        self.lines.append(line)
-
-    def stage_began(self, stage: str) -> None: ...
-
-    def progress(self, line: str, share: float | None) -> None: ...
-
-    def stage_ended(self, outcome: object) -> None: ...
-
-
 def write(folder: Path, *, imports: str = "", read: str = "pass", callbacks: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = MODEL_PY.replace("IMPORTS", imports).replace("READ", read)
@@ -78,8 +64,8 @@ def write(folder: Path, *, imports: str = "", read: str = "pass", callbacks: str
     return folder
 
 
-def train(folder: Path, listener: Lines | None = None) -> ChainResult:
-    return run_chain(load_experiment(folder), listener or Lines(), until="train")
+def train(folder: Path, listener: Recorder | None = None) -> ChainResult:
+    return run_chain(load_experiment(folder), listener or Recorder(), until="train")
 
 
 def ran(result: ChainResult) -> list[str]:
@@ -348,13 +334,13 @@ def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
             name.write_bytes(content)
         (folder / "images" / "new.png").unlink(missing_ok=True)
     edits["file h5py.bin has changed"]()
-    lines = Lines()
+    lines = Recorder()
     assert train(folder, lines).results["train"]["epochs"] == 4
     assert "file h5py.bin has changed" in "\n".join(lines.lines)
     assert "(continued)" not in "\n".join(lines.lines)
 
     names["h5py"].write_bytes(kept[names["h5py"]])
-    lines = Lines()
+    lines = Recorder()
     result = train(folder, lines)
 
     assert result.results["train"]["epochs"] == 4

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.integration.app.stage_results import undeclared
 
-from stoker.app.chain import ChainResult, StageOutcome, run_chain
+from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.run_folder import Resume, Run
 from stoker.app.smoke_test import smoke_test
@@ -26,6 +26,8 @@ from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state.state import Phase
 from stoker.train.checkpoints.store import newest_good
+
+from .conftest import Recorder
 
 ALL = ["ingest", "analyze", "transform", "train", "export", "evaluate", "push"]
 
@@ -76,27 +78,17 @@ class Own:
     path: Path
     worked: list[str] = field(default_factory=list)
 
-    def log(self, line: str) -> None:
-        """Nothing is looked at."""
-
-    def stage_began(self, stage: str) -> None:
-        """Nothing is looked at."""
-
-    def progress(self, line: str, share: float | None) -> None:
-        assert share is None or 0 <= share <= 1
-
-    def stage_ended(self, outcome: StageOutcome) -> None:
-        if not outcome.skipped:
-            self.worked.append(outcome.stage)
-
     def edit(self, name: str, old: str, new: str) -> None:
         text = (self.path / name).read_text()
         assert old in text
         (self.path / name).write_text(text.replace(old, new))
 
     def run(self, *, until: str = "push", again: bool = False) -> ChainResult:
-        self.worked.clear()
-        return run_chain(load_experiment(self.path), self, until=until, resume=Resume(again=again))
+        recorder, resume = Recorder(), Resume(again=again)
+        try:
+            return run_chain(load_experiment(self.path), recorder, until=until, resume=resume)
+        finally:
+            self.worked = recorder.worked
 
 
 def write(path: Path, *, model: str = MODEL_PY, settings: str = STOKER_YAML) -> Path:

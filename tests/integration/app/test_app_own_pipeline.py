@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from tests.integration.train.killed import TIMEOUT_S, Trainer
 
-from stoker.app.chain import ChainResult, StageOutcome, run_chain
+from stoker.app.chain import ChainResult, run_chain
 from stoker.app.experiment import load_experiment
 from stoker.train.checkpoints.store import STATE, best
+
+from .conftest import Recorder
 
 SETTINGS = """\
 name: mine
@@ -67,23 +69,6 @@ def build(features):
 MEMORY = "data.pipeline.cache=memory"
 
 
-class Silent:
-    """Keeps what was done."""
-
-    def __init__(self) -> None:
-        self.worked: list[str] = []
-
-    def log(self, line: str) -> None: ...
-
-    def stage_began(self, stage: str) -> None: ...
-
-    def progress(self, line: str, share: float | None) -> None: ...
-
-    def stage_ended(self, outcome: StageOutcome) -> None:
-        if not outcome.skipped:
-            self.worked.append(outcome.stage)
-
-
 def write(path: Path, *, model: str = MODEL_PY, settings: str = SETTINGS) -> Path:
     path.mkdir(parents=True)
     (path / "stoker.yaml").write_text(settings)
@@ -92,7 +77,7 @@ def write(path: Path, *, model: str = MODEL_PY, settings: str = SETTINGS) -> Pat
 
 
 def train(path: Path, *overrides: str) -> tuple[ChainResult, list[str]]:
-    listener = Silent()
+    listener = Recorder()
     result = run_chain(load_experiment(path, overrides=overrides), listener, until="train")
     return result, listener.worked
 

@@ -38,7 +38,7 @@ from stoker.train.config import TrainConfig
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.feeds import open_feeds
 
-from .conftest import Folder
+from .conftest import Folder, Recorder
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 ROWS = 1000
@@ -63,21 +63,9 @@ class Trained:
         return {name: np.resize(values, ROWS) for name, values in read.items()}
 
 
-class Silent:
-    """A listener for nobody."""
-
-    def log(self, line: str) -> None: ...
-
-    def stage_began(self, stage: str) -> None: ...
-
-    def progress(self, line: str, share: float | None) -> None: ...
-
-    def stage_ended(self, outcome: object) -> None: ...
-
-
 def train(folder: Path, *overrides: str) -> Trained:
     experiment = load_experiment(folder, overrides=overrides)
-    chain = run_chain(experiment, Silent())
+    chain = run_chain(experiment, Recorder())
     transform = load_transform(chain.output("transform"))
     resolved = chain.results["train"]["resolved"]
     prepare_process(precision=resolved["precision"], seed=0, deterministic=False)

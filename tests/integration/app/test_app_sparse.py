@@ -16,12 +16,8 @@ import tensorflow as tf
 
 import stoker
 import stoker.transform as st
-from stoker.app.chain import ChainResult
-from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.experiment import load_experiment
 from stoker.core.errors import ConfigError, DataError
-from stoker.data.columns import to_numpy
-from stoker.data.dataset import load_dataset
-from stoker.data.features.preprocessing.transform import load_transform
 from stoker.data.feed.pipeline import Feed
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_EXAMPLES, make_examples
 from stoker.registry.callpath import load_model
@@ -29,6 +25,8 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.train.config import TrainConfig
 from stoker.train.setup.feeds import open_feeds
+
+from .conftest import Trained
 
 SIZE = 50
 
@@ -82,19 +80,8 @@ def write_folder(folder: Path, *, last: dict[str, Any] | None = None) -> Path:
     return folder
 
 
-class Trained:
-    """A finished run and the eval split's raw rows."""
-
-    def __init__(self, folder: Path) -> None:
-        self.experiment: Experiment = load_experiment(folder)
-        self.chain: ChainResult = stoker.run(self.experiment)
-        self.transform = load_transform(self.chain.output("transform"))
-        self.dataset = load_dataset(self.chain.output("ingest"))
-
-    def rows(self, split: str) -> dict[str, Any]:
-        columns = self.transform.serving_columns
-        table = self.dataset.table(split, columns=[column.name for column in columns])
-        return {column.name: to_numpy(column, table.column(column.name)) for column in columns}
+class Sparse(Trained):
+    """A finished run, and what its feature must be."""
 
     def dense(self, split: str) -> np.ndarray[Any, Any]:
         """What the feature must be: by NumPy, row by row."""
@@ -114,11 +101,11 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(write_folder(tmp_path_factory.mktemp("sparse") / "sparse"))
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Sparse:
+    return Sparse(write_folder(tmp_path_factory.mktemp("sparse") / "sparse"))
 
 
-def test_the_training_feed_gives_the_dense_vectors(trained: Trained) -> None:
+def test_the_training_feed_gives_the_dense_vectors(trained: Sparse) -> None:
     feed, _ = open_feeds(trained.dataset, trained.transform, config=TrainConfig(), memory_bytes=0)
     assert isinstance(feed, Feed)
     with feed.in_order(batch_size=feed.rows) as batches:
@@ -129,7 +116,7 @@ def test_the_training_feed_gives_the_dense_vectors(trained: Trained) -> None:
 
 
 @pytest.fixture(scope="module")
-def url(trained: Trained) -> Iterator[str]:
+def url(trained: Sparse) -> Iterator[str]:
     root = trained.experiment.models_root
     server = Server(ServeConfig(root=root, rest_port=0, grpc_port=0, lame_duck_s=0.0, drain_s=5))
     server.start()
@@ -147,7 +134,7 @@ def post(url: str, body: Any) -> Any:
 
 
 def test_examples_and_padded_lists_are_answered_as_evaluate_answers_them(
-    trained: Trained, url: str
+    trained: Sparse, url: str
 ) -> None:
     rows = trained.rows("eval")
     loaded = load_model(trained.chain.output("export"))
@@ -166,7 +153,7 @@ def test_examples_and_padded_lists_are_answered_as_evaluate_answers_them(
 
 
 def test_a_row_that_is_not_a_sparse_vector_is_refused_and_the_next_one_answered(
-    trained: Trained, url: str
+    trained: Sparse, url: str
 ) -> None:
     refused = {
         "places from 0 to 49": {"at": [3, 50], "value": [1.0, 2.0]},

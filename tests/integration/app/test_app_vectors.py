@@ -17,8 +17,7 @@ import pytest
 import tensorflow as tf
 
 import stoker
-from stoker.app.chain import ChainResult
-from stoker.app.experiment import Experiment, load_experiment
+from stoker.app.experiment import load_experiment
 from stoker.app.smoke_test import smoke_test
 from stoker.cli.main import invoke
 from stoker.client.grpc_client import GrpcClient
@@ -28,7 +27,7 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.core.multi_output import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
 from stoker.data.dataset import load_dataset
-from stoker.data.features.preprocessing.transform import Transform, load_transform
+from stoker.data.features.preprocessing.transform import load_transform
 from stoker.data.feed.pipeline import Feed
 from stoker.export.signatures import (
     EXAMPLES_INPUT,
@@ -42,6 +41,8 @@ from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.train.config import TrainConfig
 from stoker.train.setup.feeds import open_feeds
+
+from .conftest import Trained
 
 STOKER_YAML = """\
 name: vectors
@@ -119,21 +120,6 @@ def write_folder(path: Path) -> Path:
     (path / "model.py").write_text(MODEL_PY)
     write_parquet(path / "data.parquet")
     return path
-
-
-class Trained:
-    """A finished run and the eval split's raw rows."""
-
-    def __init__(self, folder: Path) -> None:
-        self.experiment: Experiment = load_experiment(folder)
-        self.chain: ChainResult = stoker.run(self.experiment)
-        self.transform: Transform = load_transform(self.chain.output("transform"))
-        self.dataset = load_dataset(self.chain.output("ingest"))
-
-    def rows(self, split: str) -> dict[str, Any]:
-        columns = self.transform.serving_columns
-        table = self.dataset.table(split, columns=[column.name for column in columns])
-        return {column.name: to_numpy(column, table.column(column.name)) for column in columns}
 
 
 @pytest.fixture(scope="module")

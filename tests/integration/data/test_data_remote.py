@@ -22,7 +22,7 @@ import pytest
 from tests.small_disk import mounted
 
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.data.ingest import IngestConfig, ingest, source_files, source_fingerprint
+from stoker.data.ingest import IngestConfig, ingest, source_fingerprint
 from stoker.data.sources.source import list_source, open_source
 from stoker.data.sources.stores import store as store_module
 from stoker.data.sources.stores.cache import shared_cache
@@ -162,7 +162,7 @@ def test_what_is_not_there_is_named(
     remote = store.put_folder(csv_folder(tmp_path / "local"), bucket)
     for base in (remote, f"{store.scheme}://no-such-bucket-at-all"):
         with pytest.raises(DataError, match=rf"{base}/.*must (exist|match)"):
-            source_files(config(f"{base}/{path}", tmp_path))
+            list_source(config(f"{base}/{path}", tmp_path))
 
 
 def test_a_run_fetches_every_object_once_and_the_next_one_none(
@@ -280,7 +280,7 @@ def test_credentials_that_end_in_mid_ingest_are_named_and_what_was_fetched_is_ke
 ) -> None:
     local = csv_folder(tmp_path / "local", files=6)
     remote = store.put_folder(local, bucket)
-    source_files(config(remote, tmp_path))
+    list_source(config(remote, tmp_path))
     store.faults.deny_after = 2
     store.faults.seen.clear()
 
@@ -486,6 +486,6 @@ def test_options_in_the_uri_reach_the_store(
     endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     there = config(f"{remote}?endpoint_override={endpoint}&scheme=http", tmp_path)
-    assert source_files(there) == [f"{remote}/part-0.csv"]
+    assert [each.location for each in list_source(there).files] == [f"{remote}/part-0.csv"]
     with pytest.raises(ConfigError, match=r"Received: 'secret_key'"):
         config(f"{remote}?secret_key=x", tmp_path)

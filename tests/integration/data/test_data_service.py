@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.datasets import write_dataset
+from tests.integration.app.conftest import Recorder
 
 import stoker.transform as tft
 from stoker.app.chain import run_chain
 from stoker.app.experiment import load_experiment
 from stoker.core.errors import ConfigError, DataError
-from stoker.core.files import sha256_file
 from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.data.feed.calls import Calls
@@ -112,17 +112,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             "y": (number % 2).astype(np.int64),
         }
     )
-    path = root / "train" / "shard-00000.parquet"
-    path.parent.mkdir()
-    pq.write_table(table, path, write_page_checksum=True)
-    shard = Shard(
-        file="train/shard-00000.parquet",
-        rows=ROWS,
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-    )
-    hashes = {"train": {c.name: c.name for c in COLUMNS}}
-    return Dataset(root=root, columns=COLUMNS, splits={"train": (shard,)}, column_hashes=hashes)
+    return write_dataset(root, COLUMNS, {"train": [table]})
 
 
 def preprocessing_fn(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -440,18 +430,6 @@ def test_an_address_that_is_none_is_refused(wrong: str) -> None:
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
 
-class Heard:
-    """A listener that keeps nothing."""
-
-    def log(self, line: str) -> None: ...
-
-    def stage_began(self, stage: str) -> None: ...
-
-    def progress(self, line: str, share: float | None) -> None: ...
-
-    def stage_ended(self, outcome: object) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def cancer(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Where the runs lie, one beside the other: the stages before training are done once."""
@@ -474,7 +452,7 @@ def test_a_run_trains_on_what_the_workers_make(
         ],
     )
 
-    result = run_chain(experiment, Heard())
+    result = run_chain(experiment, Recorder())
 
     assert "promises no order and no resume" in caplog.text
     rows = result.results["ingest"]["rows"]["train"]
@@ -500,4 +478,4 @@ def test_what_a_service_cannot_do_is_refused(
     )
 
     with pytest.raises(ConfigError, match=named):
-        run_chain(experiment, Heard(), until="train")
+        run_chain(experiment, Recorder(), until="train")

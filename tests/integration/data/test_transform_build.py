@@ -12,16 +12,15 @@ from typing import Any, cast
 import keras
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.datasets import write_dataset
 
 import stoker.transform as st
 from stoker.core.errors import ConfigError, DataError
-from stoker.core.files import sha256_file
 from stoker.core.multi_output import ONLY
 from stoker.data.columns import VARYING, Column, to_numpy
-from stoker.data.dataset import Dataset, Shard, write_manifest
+from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.labels import require_known_labels
 from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 from stoker.data.features.preprocessing.transform import Transform, load_transform
@@ -41,31 +40,6 @@ COLUMNS = (
 )
 
 Arrays = dict[str, Any]
-
-
-def make_dataset(
-    root: Path, tables: dict[str, list[pa.Table]], *, columns: tuple[Column, ...] = COLUMNS
-) -> Dataset:
-    splits = {}
-    for split, parts in tables.items():
-        shards = []
-        for index, table in enumerate(parts):
-            path = root / split / f"shard-{index:05}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table, path, write_page_checksum=True, row_group_size=300)
-            shards.append(
-                Shard(
-                    file=path.relative_to(root).as_posix(),
-                    rows=table.num_rows,
-                    size_bytes=path.stat().st_size,
-                    sha256=sha256_file(path),
-                )
-            )
-        splits[split] = tuple(shards)
-    hashes = {split: {c.name: "0" for c in columns} for split in splits}
-    dataset = Dataset(root=root, columns=columns, splits=splits, column_hashes=hashes)
-    write_manifest(dataset)
-    return dataset
 
 
 def make_table(rows: int, seed: int, *, shift: float) -> pa.Table:
@@ -91,12 +65,14 @@ def make_table(rows: int, seed: int, *, shift: float) -> pa.Table:
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     root = tmp_path_factory.mktemp("data [1]")  # a glob pattern: must be taken literally
     train = make_table(ROWS, 1, shift=0)
-    return make_dataset(
+    return write_dataset(
         root,
+        COLUMNS,
         {
             "train": [train.slice(0, 700), train.slice(700)],
             "eval": [make_table(200, 2, shift=1000)],
         },
+        row_group_size=300,
     )
 
 
@@ -451,7 +427,7 @@ def test_label_of_an_unseen_class_is_named(dataset: Dataset, tmp_path: Path) -> 
     table = make_table(30, 5, shift=0)
     kinds = pa.array(["benign"] * 20 + ["novel"] + ["other"] * 9)
     changed = table.set_column(table.column_names.index("kind"), "kind", kinds)
-    other = make_dataset(tmp_path / "data", {"train": [table], "eval": [changed]})
+    other = write_dataset(tmp_path / "data", COLUMNS, {"train": [table], "eval": [changed]})
     transform = build_transform(
         other, lambda inputs: {"x": inputs["tips"]}, tmp_path / "t", label="kind"
     )
@@ -615,7 +591,7 @@ def test_functions_of_lists_are_those_of_all_their_values(tmp_path: Path) -> Non
     whole = [[1], [], [5, 7], [3]] * 20
     nothing: list[Any] = [[]] * 5  # a shard of its own: a batch without a value
     tables = [lists_table(numbers, words, whole), lists_table(nothing, nothing, nothing)]
-    dataset = make_dataset(tmp_path, {"train": tables}, columns=LISTS)
+    dataset = write_dataset(tmp_path, LISTS, {"train": tables})
 
     transform = build_transform(dataset, every_function_of_lists, tmp_path / "t", label=None)
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.datasets import write_dataset
 
 import stoker.transform as st
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.core.files import sha256_file
 from stoker.data.columns import PADDING, Column
-from stoker.data.dataset import Dataset, Shard, write_manifest
+from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.labels import require_known_labels
 from stoker.data.features.preprocessing.build import ColumnRoles, build_transform
 from stoker.data.ingest import IngestConfig, ingest
@@ -36,8 +36,6 @@ Inputs = dict[str, Any]
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     root = tmp_path_factory.mktemp("data")
-    path = root / "train" / "shard-00000.parquet"
-    path.parent.mkdir()
     table = pa.table(
         {
             "fare": pa.array([1.0, 2.0, None, 4.0] * 10, pa.float32()),
@@ -46,21 +44,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             "empty": pa.array([None] * 40, pa.float32()),
         }
     )
-    pq.write_table(table, path, write_page_checksum=True)
-    shard = Shard(
-        file="train/shard-00000.parquet",
-        rows=40,
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-    )
-    dataset = Dataset(
-        root=root,
-        columns=COLUMNS,
-        splits={"train": (shard,)},
-        column_hashes={"train": {column.name: "0" for column in COLUMNS}},
-    )
-    write_manifest(dataset)
-    return dataset
+    return write_dataset(root, COLUMNS, {"train": [table]})
 
 
 def unknown_column(inputs: Inputs) -> Inputs:

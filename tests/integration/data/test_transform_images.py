@@ -7,15 +7,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.datasets import write_dataset
 
 import stoker.transform as st
 from stoker.core.errors import ConfigError
-from stoker.core.files import sha256_file
 from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, ImageShape, Shard, write_manifest
+from stoker.data.dataset import Dataset, ImageShape
 from stoker.data.features.preprocessing.build import build_transform
 
 COLUMNS = (
@@ -32,26 +31,10 @@ def encode(pixels: np.ndarray, extension: str) -> bytes:
 
 
 def make_dataset(root: Path, images: list[bytes]) -> Dataset:
-    path = root / "train.parquet"
-    root.mkdir(parents=True, exist_ok=True)
     labels = ["cat", "dog"] * (len(images) // 2)
     table = pa.table({"image": images, "label": labels, "path": [f"{n}" for n in labels]})
-    pq.write_table(table, path, write_page_checksum=True)
-    shard = Shard(
-        file="train.parquet",
-        rows=len(images),
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-    )
-    dataset = Dataset(
-        root=root,
-        columns=COLUMNS,
-        splits={"train": (shard,)},
-        column_hashes={"train": {column.name: "0" for column in COLUMNS}},
-        image=ImageShape(height=8, width=6, channels=3),
-    )
-    write_manifest(dataset)
-    return dataset
+    image = ImageShape(height=8, width=6, channels=3)
+    return write_dataset(root, COLUMNS, {"train": [table]}, image=image)
 
 
 @pytest.fixture(scope="module")

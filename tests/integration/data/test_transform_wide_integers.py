@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.datasets import write_dataset
 
 import stoker.transform as st
-from stoker.core.files import sha256_file
 from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analyzers import moments
 from stoker.data.features.preprocessing.build import build_transform
 from stoker.data.features.preprocessing.transform import Transform
@@ -66,16 +65,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Transform:
     root = tmp_path_factory.mktemp("data")
     ends = np.where(STEPS % 2 == 0, -(2**63), 2**63 - 1).astype(np.int64)
     columns: dict[str, Any] = COLUMNS | {"whole range": ends, "y": STEPS % 2}
-    path = root / "train.parquet"
-    pq.write_table(pa.table(columns), path)
-    shard = Shard(
-        file=path.name, rows=ROWS, size_bytes=path.stat().st_size, sha256=sha256_file(path)
-    )
-    dataset = Dataset(
-        root=root,
-        columns=tuple(Column(name=name, dtype="int64") for name in columns),
-        splits={"train": (shard,)},
-        column_hashes={"train": dict.fromkeys(columns, "0")},
+    dataset = write_dataset(
+        root,
+        [Column(name=name, dtype="int64") for name in columns],
+        {"train": [pa.table(columns)]},
     )
     return build_transform(dataset, every_analyzer, root / "transform", label="y")
 

@@ -22,7 +22,7 @@ from tensorflow_serving.apis import (
 )
 from tensorflow_serving.config import model_server_config_pb2
 
-from stoker.client.messages import FIELDS, METADATA, MODEL_STATUS, PREDICT, RELOAD_CONFIG, message
+from stoker.client.messages import METADATA, MODEL_STATUS, PREDICT, RELOAD_CONFIG, message
 from stoker.client.tensors import fill_tensor, to_array
 from stoker.core.errors import DataError, UserError
 
@@ -50,7 +50,6 @@ TRUE: dict[str, Any] = {
 def test_every_field_has_the_number_and_wire_type_of_the_true_one(name: str) -> None:
     ours, true = message(name).DESCRIPTOR, TRUE[name].DESCRIPTOR
 
-    assert set(FIELDS[name]) <= set(true.fields_by_name)
     for field in ours.fields:
         other = true.fields_by_name[field.name]
         enumerated = other.type == other.TYPE_ENUM

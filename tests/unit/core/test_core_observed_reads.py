@@ -14,19 +14,23 @@ from typing import Any
 
 import pytest
 
-from stoker.core import folder_files, observed_reads
+from stoker.core import folder_files
 from stoker.core.folder_files import MOST_OWN, Ignored, Listings, walk
 from stoker.core.folder_files import folder_files as files_of
-from stoker.core.observed_reads import Observer, Reads, mark_of, snapshot
+from stoker.core.reads import reads as reads_module
+from stoker.core.reads.observer import Observer
+from stoker.core.reads.reads import Reads, mark_of, snapshot
 
 OBSERVED = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from stoker.core import observed_reads
+from stoker.core.reads import hooks
 folder, before = Path(sys.argv[1]), json.loads(sys.argv[2])
 sys.path.insert(0, str(folder))
-from stoker.core.observed_reads import Observer, Reads, observing, snapshot
+from stoker.core.reads.hooks import observing
+from stoker.core.reads.observer import Observer
+from stoker.core.reads.reads import Reads, snapshot
 outputs = (folder / "runs" / "mine", folder / "models" / "mine")
 observer = Observer(
     folder,
@@ -37,7 +41,7 @@ observer = Observer(
     write=lambda reads: None,
 )
 if not before["watched"]:
-    observed_reads.is_available = lambda: False
+    hooks.is_available = lambda: False
 with observing(observer):
     import users_code
     kept = users_code.read(folder)
@@ -410,14 +414,14 @@ def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[Path] = []
-    of_content = observed_reads._content_mark
+    of_content = reads_module._content_mark
 
     def counted(path: Path) -> str:
         hashed.append(path)
         return of_content(path)
 
-    monkeypatch.setattr(observed_reads, "_content_mark", counted)
-    monkeypatch.setattr(observed_reads, "_SETTLED_S", -1e9)
+    monkeypatch.setattr(reads_module, "_content_mark", counted)
+    monkeypatch.setattr(reads_module, "_SETTLED_S", -1e9)
     path = folder / "notes.txt"
     marks = [mark_of(path) for _ in range(3)]
     changes: list[Callable[[], object]] = [
@@ -434,7 +438,7 @@ def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(
     assert len(set(marks)) == 2
     assert marks[0] == marks[-1]
     # Of a file that has just been written, the clock cannot tell a second write.
-    monkeypatch.setattr(observed_reads, "_SETTLED_S", 1e9)
+    monkeypatch.setattr(reads_module, "_SETTLED_S", 1e9)
     (folder / "images" / "a" / "2.png").write_text("now")
     assert mark_of(folder / "images" / "a" / "2.png") == mark_of(folder / "images" / "a" / "2.png")
     assert len(hashed) == 6
@@ -452,18 +456,18 @@ def test_a_file_that_is_written_while_its_mark_is_made_does_not_count(
         followed=(),
         write=lambda reads: None,
     )
-    of_content = observed_reads._content_mark
+    of_content = reads_module._content_mark
 
     def written_meanwhile(path: Path) -> str:
         mark = of_content(path)
         observer.written(path)
         return mark
 
-    monkeypatch.setattr(observed_reads, "_content_mark", written_meanwhile)
+    monkeypatch.setattr(reads_module, "_content_mark", written_meanwhile)
     observer.file(folder / "notes.txt")
     assert observer.reads.files == {}
 
-    monkeypatch.setattr(observed_reads, "_content_mark", of_content)
+    monkeypatch.setattr(reads_module, "_content_mark", of_content)
     observer.file(folder / "images/a/1.png")
     assert set(observer.reads.files) == {"images/a/1.png"}
 
@@ -472,7 +476,9 @@ FORKING = """
 import os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {folder!r})
-from stoker.core.observed_reads import Observer, Reads, observing, snapshot
+from stoker.core.reads.hooks import observing
+from stoker.core.reads.observer import Observer
+from stoker.core.reads.reads import Reads, snapshot
 folder = Path({folder!r})
 observer = Observer(
     folder, at_begin=snapshot(folder), before=Reads(), outputs=(), followed=(), write=lambda reads: None

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.core.files import sha256_file
 from stoker.core.statistics.columns import ColumnStatistics
 from stoker.core.statistics.gap import distribution_gap
 from stoker.core.statistics.values import statistics_of_values
 from stoker.data.columns import Column, Dtype
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import one_shard
 from stoker.data.features.analysis.measure import compute_statistics
 
 RNG = np.random.default_rng(0)
@@ -45,10 +44,7 @@ def queried(folder: Path, dtype: Dtype, values: Any, length: int | None = None) 
         array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), length)
     path = folder / "x.parquet"
     pq.write_table(pa.table({"x": array}), path)
-    shard = Shard(
-        file=path.name, rows=len(values), size_bytes=path.stat().st_size, sha256=sha256_file(path)
-    )
-    dataset = Dataset(root=folder, columns=(column,), splits={"now": (shard,)}, column_hashes={})
+    dataset = one_shard(path, "now", rows=len(values), columns=[column])
     return compute_statistics(dataset).column("now", "x")
 
 

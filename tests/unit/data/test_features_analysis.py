@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tests.datasets import write_dataset
 
 from stoker.core.errors import DataError
-from stoker.core.files import sha256_file
 from stoker.core.statistics.columns import HISTOGRAM_BINS, TOP_VALUES
 from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, Shard, write_manifest
+from stoker.data.dataset import Dataset
 from stoker.data.features.analysis.analyze import analyze
 from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies
 from stoker.data.features.analysis.measure import compute_statistics
@@ -70,38 +69,12 @@ def make_table(seed: int, *, is_eval: bool) -> pa.Table:
     )
 
 
-def make_dataset(root: Path, tables: dict[str, list[pa.Table]]) -> Dataset:
-    splits = {}
-    for split, parts in tables.items():
-        shards = []
-        for index, table in enumerate(parts):
-            path = root / split / f"shard-{index:05}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table, path, write_page_checksum=True)
-            shards.append(
-                Shard(
-                    file=path.relative_to(root).as_posix(),
-                    rows=table.num_rows,
-                    size_bytes=path.stat().st_size,
-                    sha256=sha256_file(path),
-                )
-            )
-        splits[split] = tuple(shards)
-    dataset = Dataset(
-        root=root,
-        columns=COLUMNS,
-        splits=splits,
-        column_hashes={split: {c.name: "0" for c in COLUMNS} for split in splits},
-    )
-    write_manifest(dataset)
-    return dataset
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     train = make_table(1, is_eval=False)
-    return make_dataset(
+    return write_dataset(
         tmp_path_factory.mktemp("data"),
+        COLUMNS,
         {
             "train": [train.slice(0, 300), train.slice(300)],
             "eval": [make_table(2, is_eval=True)],
@@ -247,10 +220,7 @@ def test_unseen_class_is_an_error(statistics: Statistics) -> None:
 def test_clean_data_has_no_anomaly(tmp_path: Path) -> None:
     table = make_table(1, is_eval=False).select(["A", "word"])
     columns = tuple(column for column in COLUMNS if column.name in ("A", "word"))
-    made = make_dataset(tmp_path, {"train": [table], "eval": [table.slice(100)]})
-    clean = Dataset(
-        root=tmp_path, columns=columns, splits=made.splits, column_hashes=made.column_hashes
-    )
+    clean = write_dataset(tmp_path, columns, {"train": [table], "eval": [table.slice(100)]})
 
     assert analyze(clean, tmp_path / "out")[2] == []
 
@@ -325,7 +295,7 @@ def test_report_stands_alone_and_runs_nothing(written: Path) -> None:
 
 
 def test_changed_shard_is_refused(dataset: Dataset, tmp_path: Path) -> None:
-    copy = make_dataset(tmp_path, {"train": [make_table(1, is_eval=False)]})
+    copy = write_dataset(tmp_path, COLUMNS, {"train": [make_table(1, is_eval=False)]})
     path = copy.paths("train")[0]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sklearn import datasets
+from tests.datasets import write_dataset
 
-from stoker.core.files import sha256_file
 from stoker.data.columns import VARYING, Column
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import Dataset
 from stoker.data.features.analysis import leaks as leaks_module
 from stoker.data.features.analysis.anomalies import find_anomalies
 from stoker.data.features.analysis.input_checks import (
@@ -39,25 +39,14 @@ def column_of(field: pa.Field) -> Column:
     return Column(name=field.name, dtype=_DTYPES[str(of_one)], length=length)
 
 
-def shard_of(path: Path, table: pa.Table) -> Shard:
-    pq.write_table(table, path, row_group_size=70, write_page_checksum=True)
-    size = path.stat().st_size
-    return Shard(file=path.name, rows=len(table), size_bytes=size, sha256=sha256_file(path))
-
-
 def write(root: Path, **splits: dict[str, Any]) -> Dataset:
-    shards: dict[str, tuple[Shard, ...]] = {}
-    for split, given in splits.items():
-        table = pa.table(given)
-        cut = len(table) // 3
-        shards[split] = tuple(
-            shard_of(root / f"{split}{place}.parquet", part)
-            for place, part in enumerate((table[:cut], table[cut:]))
-            if len(part)
-        )
-    columns = tuple(map(column_of, table.schema))
-    hashes = {split: {column.name: "0" for column in columns} for split in shards}
-    return Dataset(root=root, columns=columns, splits=shards, column_hashes=hashes)
+    whole = {split: pa.table(given) for split, given in splits.items()}
+    tables = {
+        split: [part for part in (table[: len(table) // 3], table[len(table) // 3 :]) if len(part)]
+        for split, table in whole.items()
+    }
+    columns = list(map(column_of, list(whole.values())[-1].schema))
+    return write_dataset(root, columns, tables, row_group_size=70)
 
 
 def leaks(dataset: Dataset, *labels: str) -> dict[str, list[str]]:

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.core.files import sha256_file
 from stoker.core.statistics.columns import ColumnStatistics
 from stoker.core.statistics.values import statistics_of_sizes
 from stoker.data.columns import Column, Dtype
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import one_shard
 from stoker.data.features.analysis.anomalies import find_skew
 from stoker.data.features.analysis.measure import compute_statistics
 
@@ -23,13 +22,7 @@ def column_of(folder: Path, values: Any, dtype: Dtype) -> ColumnStatistics:
     column = Column(name="x", dtype=dtype)
     path = folder / "x.parquet"
     pq.write_table(pa.table({"x": pa.array(values, column.arrow_type)}), path)
-    shard = Shard(
-        file=path.name,
-        rows=len(values),
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-    )
-    dataset = Dataset(root=folder, columns=(column,), splits={"now": (shard,)}, column_hashes={})
+    dataset = one_shard(path, "now", rows=len(values), columns=[column])
     return compute_statistics(dataset).column("now", "x")
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.datasets import write_dataset
 
-from stoker.core.files import sha256_file
 from stoker.data.columns import Column
-from stoker.data.dataset import Dataset, Shard
 from stoker.data.features.analysis.analyze import analyze
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.measure import compute_statistics
@@ -48,7 +47,7 @@ def test_facts_of_splits_are_those_that_python_counts(tmp_path: Path) -> None:
         Column(name="y", dtype="int64"),
     )
     tables: dict[str, list[tuple[Any, ...]]] = {}
-    shards: dict[str, tuple[Shard, ...]] = {}
+    parts: dict[str, list[pa.Table]] = {}
     for split, count in (("train", 400), ("eval", 150), ("test", 50)):
         numbers = rng.integers(0, 3, (count, 5)).tolist()
         tables[split] = [
@@ -59,19 +58,8 @@ def test_facts_of_splits_are_those_that_python_counts(tmp_path: Path) -> None:
             pa.array([row[place] for row in tables[split]], column.arrow_type)
             for place, column in enumerate(columns)
         ]
-        path = tmp_path / f"{split}.parquet"
-        pq.write_table(pa.Table.from_arrays(arrays, [c.name for c in columns]), path)
-        shards[split] = (
-            Shard(
-                file=path.name,
-                rows=count,
-                size_bytes=path.stat().st_size,
-                sha256=sha256_file(path),
-            ),
-        )
-    dataset = Dataset(
-        root=tmp_path, columns=columns, splits=shards, column_hashes={split: {} for split in shards}
-    )
+        parts[split] = [pa.Table.from_arrays(arrays, [c.name for c in columns])]
+    dataset = write_dataset(tmp_path, columns, parts)
 
     statistics, _, _ = analyze(dataset, tmp_path / "out", labels=["y"])
 
@@ -196,16 +184,12 @@ def test_ordinary_tables_have_no_anomaly_of_their_splits(
 
 def test_images_are_compared_by_their_bytes_where_both_splits_hold_them(tmp_path: Path) -> None:
     columns = (Column(name="image", dtype="image"), Column(name="label", dtype="string"))
-    shards: dict[str, tuple[Shard, ...]] = {}
+    tables: dict[str, list[pa.Table]] = {}
     for split, first in (("train", 0), ("eval", 30)):
-        path = tmp_path / f"{split}.parquet"
         images = [f"image {place}".encode() for place in range(first, first + 40)]
         table = {"image": pa.array(images, pa.binary()), "label": [split] * 40}
-        pq.write_table(pa.table(table), path)
-        size = path.stat().st_size
-        shards[split] = (Shard(file=path.name, rows=40, size_bytes=size, sha256=sha256_file(path)),)
-    hashes: dict[str, dict[str, str]] = {split: {} for split in shards}
-    whole = Dataset(root=tmp_path, columns=columns, splits=shards, column_hashes=hashes)
+        tables[split] = [pa.table(table)]
+    whole = write_dataset(tmp_path, columns, tables)
     measured = compute_statistics(replace(whole, columns=columns[1:]))
     for store, copies in ((None, 10), ("original (...)", 10), ("resized (...)", None)):
         dataset = replace(whole, image_store=store)

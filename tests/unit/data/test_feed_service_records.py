@@ -10,16 +10,15 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.datasets import write_dataset
 
 from stoker.core.errors import DataError
-from stoker.core.files import sha256_file
 from stoker.data.columns import VARYING, Column, to_numpy
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import Dataset
 from stoker.data.feed.service.records import FILES, copied, examples, load_copy, parse
 
 COLUMNS = (
@@ -50,17 +49,7 @@ def make_dataset(root: Path, rows: int, *, salt: str = "0") -> Dataset:
             "clicks": pa.array([[n] * (n % 5) for n in range(rows)], pa.list_(pa.int64())),
         }
     )
-    path = root / "train" / "shard-00000.parquet"
-    path.parent.mkdir(parents=True)
-    pq.write_table(table, path, write_page_checksum=True)
-    shard = Shard(
-        file="train/shard-00000.parquet",
-        rows=rows,
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-    )
-    hashes = {"train": {column.name: salt for column in COLUMNS}}
-    return Dataset(root=root, columns=COLUMNS, splits={"train": (shard,)}, column_hashes=hashes)
+    return write_dataset(root, COLUMNS, {"train": [table]}, column_hash=salt)
 
 
 def arrays_of(dataset: Dataset) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import ConfigError, DataError
-from stoker.data.ingest import ImagesConfig, IngestConfig, source_files, source_fingerprint
+from stoker.data.ingest import ImagesConfig, IngestConfig, source_fingerprint
 from stoker.data.sources.source import list_source
 
 
@@ -225,7 +225,7 @@ def test_the_fingerprint_goes_by_names_and_content_and_not_by_place(tmp_path: Pa
     before = source_fingerprint(IngestConfig(source=str(first)))
 
     assert before == source_fingerprint(IngestConfig(source=str(second)))
-    assert source_files(IngestConfig(source=str(first))) == [
+    assert [each.location for each in list_source(IngestConfig(source=str(first))).files] == [
         str(first / "a.csv"),
         str(first / "b.csv"),
     ]

@@ -125,10 +125,7 @@ def test_a_trace_with_too_few_steps_is_taken_again(
 def test_the_scripts_own_profiler_comes_first(
     tracer: Tracer, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_trace, "LEAST_S", 20.0)
-    monkeypatch.setattr(device_trace, "MOST_S", 20.0)
-    looks = threading.Thread(target=tracer.look)
-    looks.start()
+    looks = _long_look(tracer, monkeypatch)
     _until(lambda: tracer._is_on)
 
     tf.profiler.experimental.start(str(tmp_path / "theirs"))
@@ -160,10 +157,7 @@ def test_a_profiler_that_was_started_before_is_left_alone(
 def test_the_end_of_the_process_keeps_what_there_is(
     tracer: Tracer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_trace, "LEAST_S", 20.0)
-    monkeypatch.setattr(device_trace, "MOST_S", 20.0)
-    looks = threading.Thread(target=tracer.look)
-    looks.start()
+    looks = _long_look(tracer, monkeypatch)
     begun = line.steps
     _until(lambda: tracer._is_on and line.steps > begun + 10)
 
@@ -178,10 +172,7 @@ def test_the_end_of_the_process_keeps_what_there_is(
 def test_a_trace_ends_with_the_pass_over_the_data(
     tracer: Tracer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_trace, "LEAST_S", 20.0)
-    monkeypatch.setattr(device_trace, "MOST_S", 20.0)
-    looks = threading.Thread(target=tracer.look)
-    looks.start()
+    looks = _long_look(tracer, monkeypatch)
     begun = line.steps
     _until(lambda: tracer._is_on and line.steps > begun + 10)
 
@@ -190,6 +181,15 @@ def test_a_trace_ends_with_the_pass_over_the_data(
 
     assert not looks.is_alive()
     assert "folder" in line.trace
+
+
+def _long_look(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    """A thread in which the tracer takes a trace of 20 s."""
+    monkeypatch.setattr(device_trace, "LEAST_S", 20.0)
+    monkeypatch.setattr(device_trace, "MOST_S", 20.0)
+    looks = threading.Thread(target=tracer.look)
+    looks.start()
+    return looks
 
 
 def _until(so: Callable[[], bool]) -> None:

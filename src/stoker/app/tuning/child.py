@@ -99,5 +99,5 @@ if __name__ == "__main__":
         code = main(sys.argv[1], Path(sys.argv[2]), _questions, _answers)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Without TensorFlow's shutdown: nobody needs what it still computes.
+    # Without TensorFlow's shutdown: what it still computes is not needed.
     os._exit(code)

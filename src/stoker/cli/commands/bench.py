@@ -7,10 +7,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,6 +66,7 @@ def bench(
     from stoker.client.rows import padded
     from stoker.client.signature import ModelAt
     from stoker.core.files import write_atomic
+    from stoker.core.signals import heard
     from stoker.loadtest.config import LoadConfig, resolved
     from stoker.loadtest.connection import http_requests
     from stoker.loadtest.generator import run_load
@@ -86,10 +84,8 @@ def bench(
     config = LoadConfig(
         rate_per_s=rate, seconds=seconds, connections=connections, timeout_s=timeout_s
     )
-    at, how = (
-        ModelAt(name=model, version=version),
-        connection(timeout_s=timeout_s, ca=None, cert=None, key=None),
-    )
+    at = ModelAt(name=model, version=version)
+    how = connection(timeout_s=timeout_s, ca=None, cert=None, key=None)
     with RestClient(url, connection=how) as client:
         if client.address.secure:
             raise ConfigError("load must go over plain http", got=url)
@@ -102,7 +98,8 @@ def bench(
         # Report a missing model, or rows that it refuses, before the load.
         client.ask(at, several[0])
         requests = http_requests(client.address, f"{at.path}:predict", several, how.headers)
-    with _stopping_on_signals() as stopped:
+    stopped = threading.Event()
+    with heard((signal.SIGINT, signal.SIGTERM), lambda _: stopped.set()):
         result = run_load(config, address, requests, stopped=stopped.is_set)
     if plot is not None:
         from stoker.loadtest.result import latency_picture
@@ -130,21 +127,6 @@ def _split(request: Request, batch: int) -> list[Request]:
         )
         for start in range(0, len(rows), batch)
     ]
-
-
-@contextmanager
-def _stopping_on_signals() -> Iterator[threading.Event]:
-    stopped = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _print(result: LoadResult, *, title: str, plot: Path | None) -> None:

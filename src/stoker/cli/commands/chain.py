@@ -95,10 +95,10 @@ def run(
     with ConsoleListener(loaded.lock_note) as listener:
         if loaded.used.resources.accelerators is not None:
             listener.log("The section resources is for a cluster; this run uses this machine.")
-        if _trained_as_worker(loaded.asked, listener.log):
+        if _trained_as_worker(loaded.written, listener.log):
             return
         which = Resume(run=resume, accept_change=accept_change)
-        with _coordinated(loaded.asked, listener.log) as works:
+        with _coordinated(loaded.written, listener.log) as works:
             result = run_chain(loaded.used, listener, resume=which, works=works, wall=wall)
         listener.stage_began("serve")
         import_tensorflow()
@@ -220,9 +220,9 @@ def _run_until(
         if trains and works is not None:
             replaced = works(loaded.used, listener.log)
         elif trains:
-            if _trained_as_worker(loaded.asked, listener.log):
+            if _trained_as_worker(loaded.written, listener.log):
                 return
-            replaced = held.enter_context(_coordinated(loaded.asked, listener.log))
+            replaced = held.enter_context(_coordinated(loaded.written, listener.log))
         result = run_chain(
             loaded.used, listener, until=stage, resume=resume, works=replaced, wall=wall
         )
@@ -240,11 +240,11 @@ def _run_until(
         print_result(str(last.output))
 
 
-def _trained_as_worker(asked: Experiment, log: Log) -> bool:
+def _trained_as_worker(experiment: Experiment, log: Log) -> bool:
     """Train as a worker if `TF_CONFIG` names another process as the leader; return whether it does.
 
     Args:
-        asked: The settings that this process was started with, without a lock file.
+        experiment: The settings that this process was started with, without a lock file.
         log: Receives lines for the user.
     """
     from stoker.app.task.worker import task_of, train_as_worker
@@ -252,12 +252,12 @@ def _trained_as_worker(asked: Experiment, log: Log) -> bool:
     cluster = task_of(os.environ)
     if cluster is None or cluster.leads:
         return False
-    train_as_worker(asked, cluster, log)
+    train_as_worker(experiment, cluster, log)
     return True
 
 
 @contextlib.contextmanager
-def _coordinated(asked: Experiment, log: Log) -> Iterator[Mapping[str, Work]]:
+def _coordinated(experiment: Experiment, log: Log) -> Iterator[Mapping[str, Work]]:
     """Yield the replacement for the work of `train` if `TF_CONFIG` makes this process lead others."""
     from stoker.app.task.worker import coordinate, task_of
 
@@ -265,7 +265,7 @@ def _coordinated(asked: Experiment, log: Log) -> Iterator[Mapping[str, Work]]:
     if cluster is None:
         yield {}
         return
-    with coordinate(asked, cluster, log) as works:
+    with coordinate(experiment, cluster, log) as works:
         yield works
 
 

@@ -50,7 +50,7 @@ def configured(
     return dataclasses.replace(config, **options)
 
 
-def batching_of(parameters: Path | None, *, batching: bool, asked: bool) -> BatchingConfig:
+def batching_of(parameters: Path | None, *, batching: bool, requested: bool) -> BatchingConfig:
     """How requests are joined, by the flags.
 
     Raises:
@@ -58,7 +58,7 @@ def batching_of(parameters: Path | None, *, batching: bool, asked: bool) -> Batc
     """
     from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
 
-    if not batching and (asked or parameters is not None):
+    if not batching and (requested or parameters is not None):
         raise ConfigError(
             "--no-batching must not be combined with --enable_batching or --batching_parameters_file",
             got=Plain("both"),

@@ -112,7 +112,9 @@ def serve(
         both=folder is not None and model_base_path is not None,
         model_config_poll_s=model_config_poll_s,
         allow_unavailable_labels=allow_unavailable_labels,
-        batching=batching_of(batching_parameters_file, batching=batching, asked=enable_batching),
+        batching=batching_of(
+            batching_parameters_file, batching=batching, requested=enable_batching
+        ),
         per_model_batching=per_model_batching,
         check_method_names=check_method_names,
         max_in_flight=max_in_flight,

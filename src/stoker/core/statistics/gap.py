@@ -99,7 +99,7 @@ def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Spread:
-    """Where values lie; without a finite one there are no quantiles."""
+    """Where values lie; without a finite one quantiles do not exist."""
 
     quantiles: tuple[float, ...]
     min: float | None

@@ -87,11 +87,12 @@ def _top(distinct: Iterable[Any], counts: Iterable[int]) -> tuple[ValueCount, ..
     # `distinct` ascends, and sorting keeps the order of equals.
     ordered = sorted(zip(distinct, counts, strict=True), key=lambda each: -each[1])
     return tuple(
-        ValueCount(value=_text(value), count=count) for value, count in ordered[:TOP_VALUES]
+        ValueCount(value=value_text(value), count=count) for value, count in ordered[:TOP_VALUES]
     )
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """Return a value as it is listed among the most frequent ones."""
     return str(value + 0.0 if isinstance(value, float) else value)  # 0.0 and -0.0 are one value
 
 

@@ -145,7 +145,7 @@ class TransformOutput:
             name: An output that came from the vocabulary, or its `vocab_filename`.
 
         Raises:
-            ConfigError: there is no such vocabulary.
+            ConfigError: the vocabulary does not exist.
 
         Source: `tft.TFTransformOutput.vocabulary_size_by_name`.
         """
@@ -168,7 +168,7 @@ class TransformOutput:
             name: An output of a vocabulary, of buckets, or of `hash_strings`.
 
         Raises:
-            ConfigError: there is no such output, or its ids are unknown.
+            ConfigError: the output does not exist, or its ids are unknown.
 
         Source: `tft.TFTransformOutput.num_buckets_for_transformed_feature`.
         """

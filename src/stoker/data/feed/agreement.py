@@ -50,23 +50,18 @@ class AnswerAgreement:
         return self.differ == 0
 
 
-def pixels_agree(
-    images: ImageSplit,
-    reference: Callable[[list[bytes]], NDArray[np.uint8]],
-    *,
-    rows: int = SAMPLE_ROWS,
-) -> bool:
-    """Compare both decoders on images of the split.
+def pixels_agree(images: ImageSplit, reference: Callable[[list[bytes]], NDArray[np.uint8]]) -> bool:
+    """Compare both decoders on `SAMPLE_ROWS` images, spread over the split.
 
     Args:
         images: The fast path.
         reference: Encoded images -> [batch, height, width, channels], by the exported graph.
-        rows: Number of images to compare.
 
     Raises:
         DataError: a shard is damaged.
     """
-    chosen = np.unique(np.linspace(0, images.rows - 1, min(rows, images.rows)).astype(np.int64))
+    rows = min(SAMPLE_ROWS, images.rows)
+    chosen = np.unique(np.linspace(0, images.rows - 1, rows).astype(np.int64))
     return share_within(images.pixels(chosen), reference(images.encoded(chosen))) >= NEEDED_SHARE
 
 

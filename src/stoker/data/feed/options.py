@@ -126,7 +126,7 @@ def free_memory_bytes() -> int:
     """
     free = _available_bytes()
     with contextlib.suppress(OSError, ValueError):
-        limit = int((CGROUP / "memory.max").read_text())  # "max" where there is no limit
+        limit = int((CGROUP / "memory.max").read_text())  # "max" without a limit
         free = min(free, limit - int((CGROUP / "memory.current").read_text()))
     return max(free, 0)
 

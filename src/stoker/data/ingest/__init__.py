@@ -4,7 +4,7 @@ from stoker.data.ingest.describe import ColumnDescription, SourceDescription, de
 from stoker.data.ingest.run import Consumer, ingest
 from stoker.data.sources.config import REACH_KEYS, ImagesConfig, IngestConfig, ServiceConfig
 from stoker.data.sources.records import Progress, silent
-from stoker.data.sources.source import fingerprint_of, list_source, source_files, source_fingerprint
+from stoker.data.sources.source import fingerprint_of, list_source, source_fingerprint
 
 __all__ = [
     "REACH_KEYS",
@@ -20,6 +20,5 @@ __all__ = [
     "ingest",
     "list_source",
     "silent",
-    "source_files",
     "source_fingerprint",
 ]

@@ -131,7 +131,7 @@ def _found(whole: mmap.mmap, value: bytes, at: int, path: Path) -> int:
 
 
 def _size(value: bytes) -> tuple[int, int, int]:
-    """Height, width, orientation; zeros for an image whose header was never asked for."""
+    """Height, width, orientation; zeros for an image whose header was never read."""
     if is_raw(value):
         return *raw_size(value), 1
     try:

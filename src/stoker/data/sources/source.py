@@ -99,21 +99,11 @@ def open_source(
     return (CsvFiles if listing.format == "csv" else ParquetFiles)(**given)
 
 
-def source_files(config: IngestConfig) -> list[str]:
-    """The paths or URIs of the files of `data.source`, sorted by the bytes of their names.
-
-    Raises:
-        DataError: there is none, or something there is not a plain file.
-        ConfigError: the files are of no known format, or of several.
-    """
-    return [file.location for file in list_source(config).files]
-
-
 def source_fingerprint(config: IngestConfig) -> str:
     """One name for the content of `data.source`, wherever it lies: 64 hexadecimal digits.
 
     Raises:
-        DataError: as `source_files`; or a file was written while it was hashed.
+        DataError: as `list_source`; or a file was written while it was hashed.
     """
     return fingerprint_of(list_source(config))
 

@@ -126,7 +126,7 @@ def main(descriptor: int) -> None:
     Args:
         descriptor: This process's end of the socket pair.
     """
-    # If the other end is closed, there is no one to report an error to.
+    # If the other end is closed, an error cannot be reported.
     with (
         socket.socket(fileno=descriptor) as link,
         contextlib.suppress(EOFError, ConnectionError),
@@ -145,7 +145,7 @@ def main(descriptor: int) -> None:
 def _answer(function: Callable[[Any], Any], argument: Any) -> Any:
     try:
         return function(argument)
-    except Exception as error:  # noqa: BLE001  # the process that asked raises it again
+    except Exception as error:  # noqa: BLE001  # the process that sent the request raises it again
         return _failure(error)
 
 

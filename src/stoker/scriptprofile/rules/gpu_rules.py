@@ -69,7 +69,7 @@ def _one_of_several(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFindi
         return
     yield ScriptFinding(
         kind="one_gpu_of_several",
-        place=_made(loop),
+        place=loop.made_at,
         observation=f"TensorFlow sees {process.gpus} GPUs, and every variable of the model is on {devices[0]}",
         why="Without a strategy one device trains; the others stay idle, and their memory is allocated.",
         change="strategy = tf.distribute.MirroredStrategy()\nwith strategy.scope():\n    model = ...\n"
@@ -84,7 +84,7 @@ def _cpu_op(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
         return
     yield ScriptFinding(
         kind="cpu_op",
-        place=to_place(loop.model.get("made")) or loop.place,
+        place=loop.made_at,
         observation=loop.reached.on_cpu,
         why="What they read and give is copied from the GPU and back in each step, which waits for it.",
         change="Take tf.device out of the model, or replace operations that have no GPU kernel.",
@@ -99,7 +99,7 @@ def _xla_not_used(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding
         return
     yield ScriptFinding(
         kind="xla_not_used",
-        place=to_place(loop.model.get("compiled")) or loop.place,
+        place=loop.compiled_at,
         observation="jit_compile=True was set, and the step is not compiled"
         + (": it runs eagerly" if eager else ""),
         why="Keras leaves XLA out where the step runs eagerly, and says so only once.",
@@ -131,7 +131,3 @@ def _tensor_cores(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding
         gain=(1.0, 2.0),
         sure="possible",
     )
-
-
-def _made(loop: Loop) -> Place:
-    return to_place(loop.model.get("made")) or loop.place

@@ -1,4 +1,8 @@
-"""What the input of a loop costs, and need not."""
+"""Findings about the input of a loop: lines of its dataset that make training wait, or waste memory.
+
+Each rule reads the stages of the dataset, the last one (nearest to the model) first, and what each costs:
+its share of the input's CPU time. `input_findings` runs the rules.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,45 @@ BATCHES = {"batch", "padded_batch", "ragged_batch"}
 
 MOST_MEMORY = 0.25
 """Of the machine's memory, for one buffer or one cache."""
+
+NAMED = 3
+"""Largest number of operations in the message."""
+
+ROW_WISE = {
+    "ParseSingleExample": "tf.io.parse_example(serialized, features)",
+    "ParseExample": "tf.io.parse_example(serialized, features)",
+    "ParseExampleV2": "tf.io.parse_example(serialized, features)",
+    "ParseSingleSequenceExample": "tf.io.parse_sequence_example(serialized, ...)",
+    "DecodeCSV": "tf.io.decode_csv(lines, ...)",
+    "DecodeRaw": "tf.io.decode_raw(bytes, ...)",
+    "StringToNumber": "tf.strings.to_number(texts)",
+    "StringSplitV2": "tf.strings.split(texts)",
+    "RegexReplace": "tf.strings.regex_replace(texts, ...)",
+    "StaticRegexReplace": "tf.strings.regex_replace(texts, ...)",
+    "StringLower": "tf.strings.lower(texts)",
+    "StringToHashBucketFast": "tf.strings.to_hash_bucket_fast(texts, ...)",
+    "LookupTableFindV2": "table.lookup(ids)",
+    "OneHot": "tf.one_hot(ids, ...)",
+    "Cast": "tf.cast(rows, ...)",
+}
+"""Operation that a map runs for each row -> the equivalent for a whole batch."""
+
+_ROW_ONLY = re.compile(
+    r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
+)
+"""Operations that cannot be batched, or whose own work is what costs."""
+
+LEAST_BATCH = 2
+"""Rows in a batch."""
+
+_ENDLESS = (
+    ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then follows the other "
+    "without an end"
+)
+_ENDLESS_ARRAYS = (
+    "dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat().batch(...)\n"
+    "model.fit(dataset, steps_per_epoch=...)  # one iterator for all epochs; or fewer, longer epochs"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,16 +159,6 @@ def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
     return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * LEAST_WORK
 
 
-_ENDLESS = (
-    ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then follows the other "
-    "without an end"
-)
-_ENDLESS_ARRAYS = (
-    "dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat().batch(...)\n"
-    "model.fit(dataset, steps_per_epoch=...)  # one iterator for all epochs; or fewer, longer epochs"
-)
-
-
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
     mine = loop.user_stages()
     shuffles = [stage for stage in mine if stage.kind == "shuffle" and stage.in_user_code]
@@ -155,6 +188,14 @@ def map_share(loop: Loop, stage: Stage) -> float | None:
     return sum(shares) if shares else None
 
 
+def _costly_maps(loop: Loop) -> Iterator[tuple[int, Stage, float | None]]:
+    """The user's maps that may take enough of the input's CPU time: place in the chain, stage, share."""
+    for number, stage in enumerate(loop.stages):
+        share = map_share(loop, stage)
+        if stage.kind == "map" and stage.in_user_code and (share is None or share >= LEAST_SHARE):
+            yield number, stage, share
+
+
 def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.in_user_code]
     if not mine or any(stage.kind == "prefetch" for stage in loop.stages):
@@ -182,14 +223,7 @@ def runs_ahead(node: Node) -> bool:
 
 def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFinding]:
     ran = nodes_of(loop.nodes, loop.stages, "map")
-    for stage in loop.stages:
-        share = map_share(loop, stage)
-        if (
-            stage.kind != "map"
-            or not stage.in_user_code
-            or (share is not None and share < LEAST_SHARE)
-        ):
-            continue
+    for _, stage, share in _costly_maps(loop):
         if is_cached(loop, stage):
             continue
         if stage.python_calls:
@@ -209,44 +243,9 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
             )
 
 
-ROW_WISE = {
-    "ParseSingleExample": "tf.io.parse_example(serialized, features)",
-    "ParseExample": "tf.io.parse_example(serialized, features)",
-    "ParseExampleV2": "tf.io.parse_example(serialized, features)",
-    "ParseSingleSequenceExample": "tf.io.parse_sequence_example(serialized, ...)",
-    "DecodeCSV": "tf.io.decode_csv(lines, ...)",
-    "DecodeRaw": "tf.io.decode_raw(bytes, ...)",
-    "StringToNumber": "tf.strings.to_number(texts)",
-    "StringSplitV2": "tf.strings.split(texts)",
-    "RegexReplace": "tf.strings.regex_replace(texts, ...)",
-    "StaticRegexReplace": "tf.strings.regex_replace(texts, ...)",
-    "StringLower": "tf.strings.lower(texts)",
-    "StringToHashBucketFast": "tf.strings.to_hash_bucket_fast(texts, ...)",
-    "LookupTableFindV2": "table.lookup(ids)",
-    "OneHot": "tf.one_hot(ids, ...)",
-    "Cast": "tf.cast(rows, ...)",
-}
-"""Operation that a map runs for each row -> the equivalent for a whole batch."""
-
-_ROW_ONLY = re.compile(
-    r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
-)
-"""Operations that cannot be batched, or whose own work is what costs."""
-
-LEAST_BATCH = 2
-"""Rows in a batch."""
-
-
 def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
     """A map before the batch that runs, row by row, operations that could run on a whole batch."""
-    for number, stage in enumerate(loop.stages):
-        share = map_share(loop, stage)
-        if (
-            stage.kind != "map"
-            or not stage.in_user_code
-            or (share is not None and share < LEAST_SHARE)
-        ):
-            continue
+    for number, stage, share in _costly_maps(loop):
         batched = any(each.kind in BATCHES for each in loop.stages[:number])
         named = [each for each in ROW_WISE if each in stage.operations]
         alone = any(_ROW_ONLY.search(each) for each in stage.operations)
@@ -264,10 +263,6 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
             gain=gain_of(waiting.share * (1.0 if share is None else share)),
             sure="likely",
         )
-
-
-NAMED = 3
-"""Largest number of operations in the message."""
 
 
 def nodes_of(nodes: Sequence[Node], stages: Sequence[Stage], kind: str) -> dict[Place, Node]:
@@ -316,17 +311,22 @@ def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
     )
 
 
+def given_by_generator(loop: Loop, number: int) -> tuple[str, str]:
+    """The kind of a finding about a generator, stage `number`, and what it gives: a sample or a batch."""
+    if any(each.kind in BATCHES for each in loop.stages[:number]):
+        return "generator_rows", "sample"
+    return "generator_batches", "batch"
+
+
 def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
     for number, stage in enumerate(loop.stages):
         if stage.kind != "from_generator" or not stage.in_user_code:
             continue
-        above = {each.kind for each in loop.stages[:number]}
-        per_row = bool(above & BATCHES)
+        kind, given = given_by_generator(loop, number)
         yield ScriptFinding(
-            kind="generator_rows" if per_row else "generator_batches",
+            kind=kind,
             place=stage.place,
-            observation=f"a Python generator gives one {'sample' if per_row else 'batch'} at a time; "
-            f"{waiting.text}",
+            observation=f"a Python generator gives one {given} at a time; {waiting.text}",
             why="Each element goes through one Python thread, which also runs your training loop: "
             "no number of cores makes it faster.",
             change="dataset = tf.data.Dataset.from_tensor_slices(paths_or_arrays).map(load, "

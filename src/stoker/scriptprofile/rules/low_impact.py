@@ -13,9 +13,9 @@ from stoker.scriptprofile.loops import DatasetLoop, FitLoop, Loop
 from stoker.scriptprofile.observations import Node, Stage, to_place
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import (
-    BATCHES,
     LEAST_SHARE,
     LEAST_WAIT,
+    given_by_generator,
     is_cached,
     is_sequential,
     map_share,
@@ -76,20 +76,20 @@ def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
 def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
     """A generator, or a map that calls Python, whose step does not wait for it now."""
     for number, stage in enumerate(loop.stages):
-        is_generator = stage.kind == "from_generator"
         if not stage.in_user_code or is_cached(loop, stage):
             continue
-        if not is_generator and not (stage.kind == "map" and stage.python_calls):
+        if stage.kind == "from_generator":
+            kind, given = given_by_generator(loop, number)
+            what = f"a Python generator gives one {given}"
+        elif stage.kind == "map" and stage.python_calls:
+            kind, what = "python_map", "tf.py_function makes one sample"
+        else:
             continue
         why, gain = _worth(loop, done=None)
-        per_row = is_generator and any(s.kind in BATCHES for s in loop.stages[:number])
-        what = "a Python generator gives" if is_generator else "tf.py_function makes"
-        one = "sample" if per_row or not is_generator else "batch"
-        kind = f"generator_{'rows' if per_row else 'batches'}" if is_generator else "python_map"
         yield ScriptFinding(
             kind=kind,
             place=stage.place,
-            observation=f"{what} one {one} at a time; {why}",
+            observation=f"{what} at a time; {why}",
             why="Only one thread runs Python at a time: a quicker step would wait for it, however many "
             "cores there are.",
             change="Read and decode with TensorFlow's operations in a parallel map.",

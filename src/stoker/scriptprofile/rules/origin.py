@@ -73,9 +73,9 @@ def dtype_line(place: Place, dtype: str) -> Place | None:
     if file is None:
         return None
     for_all = [each for each in file.calls if _name(each.func) in _FOR_ALL_LAYERS and each.args]
-    asked = [each.args[0] for each in for_all]
-    asked += [word.value for each in file.calls for word in each.keywords if word.arg == "dtype"]
-    found = (file.origin(given) for given in asked)
+    values = [each.args[0] for each in for_all]
+    values += [word.value for each in file.calls for word in each.keywords if word.arg == "dtype"]
+    found = (file.origin(given) for given in values)
     names = ((_value(node) or _name(node), node) for node in found)
     return next((_at(place, node) for name, node in names if name == dtype), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.scriptprofile.loops import FitLoop, Loop, StepSplit
-from stoker.scriptprofile.observations import BatchHook, Place, to_place
+from stoker.scriptprofile.observations import BatchHook, Place
 from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line
 
@@ -53,7 +53,7 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
         return
     yield ScriptFinding(
         kind="steps_per_execution",
-        place=to_place(loop.model.get("compiled")) or loop.place,
+        place=loop.compiled_at,
         observation=seen,
         why=why,
         change="model.compile(..., steps_per_execution=32)",

@@ -62,10 +62,10 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
             **common,  # type: ignore[arg-type]
         )
     elif loop.model.get("run_eagerly"):
-        compiled = to_place(loop.model.get("compiled")) or loop.place
         yield ScriptFinding(
             kind="eager_loop",
-            place=argument_line(compiled, "compile", "run_eagerly", value=True) or compiled,
+            place=argument_line(loop.compiled_at, "compile", "run_eagerly", value=True)
+            or loop.compiled_at,
             observation="the model was compiled with run_eagerly=True",
             change="model.compile(..., run_eagerly=False)",
             **common,  # type: ignore[arg-type]
@@ -124,10 +124,9 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
 
 def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
     if variables := loop.model.get("float64"):
-        made = to_place(loop.model.get("made")) or loop.place
         yield ScriptFinding(
             kind="float64_model",
-            place=dtype_line(made, "float64") or made,
+            place=dtype_line(loop.made_at, "float64") or loop.made_at,
             observation=f"variables are float64: {', '.join(variables[:3])}",
             why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
             change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',
@@ -143,7 +142,7 @@ def _outside_scope(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFindin
         if replicas > 1:
             yield ScriptFinding(
                 kind="outside_scope",
-                place=to_place(loop.model.get("made")) or loop.place,
+                place=loop.made_at,
                 observation=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
                 "outside of its scope: one device trains, and nothing says so",
                 why="Keras takes the strategy from where the model is made; the other devices stay "
@@ -160,7 +159,7 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
         return
     yield ScriptFinding(
         kind="keras_distribution",
-        place=to_place(loop.model.get("made")) or loop.place,
+        place=loop.made_at,
         observation=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
         f"on {loop.model.get('replicas', 1)} replica: with TensorFlow it has no effect, and nothing "
         "says so",
@@ -178,12 +177,12 @@ def function_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
         # A function of each of several models is made again, too, and then called many times.
         is_passing = function.calls <= PASSING_CALLS * function.made
         if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
-            yield _made_anew(function, process)
+            yield _made_again(function, process)
         elif function.traces > MOST_TRACES * function.made:
             yield _retraced(function, process)
 
 
-def _made_anew(function: Function, process: WatchedProcess) -> ScriptFinding:
+def _made_again(function: Function, process: WatchedProcess) -> ScriptFinding:
     return ScriptFinding(
         kind="retracing",
         place=function.place,

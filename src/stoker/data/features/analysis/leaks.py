@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stoker.cluster.limits import usable_cores
-from stoker.core.files import sha256_file
 from stoker.core.statistics.columns import ColumnStatistics
 from stoker.data.columns import Column, Dtype
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import Dataset, one_shard
 from stoker.data.features import engine
 from stoker.data.features.analysis.anomalies import Anomaly
 from stoker.data.features.analysis.measure import compute_statistics
@@ -137,14 +136,7 @@ class ComputedLabels:
         """
         if self._rows < LEAST_ROWS:
             return
-        size_bytes, digest = self._path.stat().st_size, sha256_file(self._path)
-        shard = Shard(file=self._path.name, rows=self._rows, size_bytes=size_bytes, sha256=digest)
-        made = Dataset(
-            root=self._path.parent,
-            columns=self._columns,
-            splits={TRAIN: (shard,)},
-            column_hashes={},
-        )
+        made = one_shard(self._path, TRAIN, rows=self._rows, columns=self._columns)
         by_column = {column.name: column for column in statistics.splits[TRAIN]}
         all_statistics = compute_statistics(made).splits[TRAIN]
         features = [column for column in served if column not in computed_from]
@@ -196,27 +188,21 @@ def _features(
 ) -> Iterator[_Feature]:
     """Return single values; the lengths of lists; the elements of vectors and lists."""
     for column in columns:
-        name, value, label_statistics = (
-            column.name,
-            split.value(column.name),
-            by_column[column.name],
-        )
-        size = column.length
+        name, size = column.name, column.length
+        value, found = split.value(name), by_column[name]
         if column.dtype == "image":
             continue
         if size is None:
-            distinct = (label_statistics.distinct or 0) + (label_statistics.missing > 0)
+            distinct = (found.distinct or 0) + (found.missing > 0)
             yield _Feature(column=name, dtype=column.dtype, value=value, distinct=distinct)
             continue
-        if label_statistics.list_lengths is not None:
-            least, size = (
-                int(label_statistics.list_lengths.min or 0),
-                int(label_statistics.list_lengths.max or 0),
-            )
+        lengths = found.list_lengths
+        if lengths is not None:
+            least, size = int(lengths.min or 0), int(lengths.max or 0)
             # At most this many: which of the lengths between the two occur is not known.
             distinct = size - least + 1
             yield _Feature(column=name, dtype="int64", value=value.length(), distinct=distinct)
-        for place in _places(size, spread=label_statistics.list_lengths is None):
+        for place in _places(size, spread=lengths is None):
             yield _Feature(column=name, element=place, dtype=column.dtype, value=value[place])
 
 

@@ -24,6 +24,7 @@ from stoker.core.statistics.columns import (
     NumberStatistics,
     ValueCount,
 )
+from stoker.core.statistics.values import value_text
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
 from stoker.data.features import analyzers, engine
@@ -204,13 +205,8 @@ def _frequencies(values: ir.Table) -> tuple[int, tuple[ValueCount, ...]]:
         .limit(TOP_VALUES)
     )
     rows = ordered.to_pyarrow().to_pylist()
-    top = tuple(ValueCount(value=_value_text(row["value"]), count=row["count"]) for row in rows)
+    top = tuple(ValueCount(value=value_text(row["value"]), count=row["count"]) for row in rows)
     return (rows[0]["distinct"] if rows else 0), top
-
-
-def _value_text(value: object) -> str:
-    # 0.0 and -0.0 are one value; which of them a query returns depends on the threads.
-    return str(value + 0.0 if isinstance(value, float) else value)
 
 
 def _lengths(total: Totals) -> LengthStatistics:

@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stoker.core.errors import DataError, Plain
-from stoker.core.files import sha256_file
 from stoker.data.columns import ARROW_TYPES, VARYING, Column, Dtype, list_lengths
-from stoker.data.dataset import Dataset, Shard
+from stoker.data.dataset import Dataset, one_shard
 from stoker.data.features.analysis.anomalies import Anomaly, find_anomalies, find_skew
 from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.statistics import (
@@ -28,6 +27,7 @@ from stoker.data.features.analysis.statistics import (
     load_schema,
     load_statistics,
 )
+from stoker.data.sources.columns.vectors import lists_of
 
 REQUESTS = "requests"
 """Name of the split in anomalies."""
@@ -64,10 +64,8 @@ def compare(requests: Iterable[Request], analysis: Path) -> Skew:
         DataError: the analysis is damaged; there are no rows; the inputs of a request differ in their
             number of rows.
     """
-    schema, statistics = (
-        load_schema(analysis / "schema.json"),
-        load_statistics(analysis / "statistics.json"),
-    )
+    schema = load_schema(analysis / "schema.json")
+    statistics = load_statistics(analysis / "statistics.json")
     with tempfile.TemporaryDirectory(prefix="stoker-skew-") as folder:
         dataset = _written([one for one in requests if _rows(one)], schema, Path(folder))
         found = compute_statistics(dataset)
@@ -114,15 +112,7 @@ def _written(requests: Sequence[Request], schema: Schema, folder: Path) -> Datas
         arrays.append(_arrow(column, parts, counts))
     path = folder / "requests.parquet"
     pq.write_table(pa.table(arrays, names=names), path)
-    shard = Shard(
-        file=path.name,
-        rows=sum(counts),
-        size_bytes=path.stat().st_size,
-        sha256=sha256_file(path),
-    )
-    return Dataset(
-        root=folder, columns=tuple(columns), splits={REQUESTS: (shard,)}, column_hashes={}
-    )
+    return one_shard(path, REQUESTS, rows=sum(counts), columns=columns)
 
 
 def _rows(request: Request) -> int:
@@ -186,8 +176,7 @@ def _lists(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequenc
             padded = padded.reshape(rows, -1)
         lengths = list_lengths(column, padded)
         flat = padded[np.arange(padded.shape[1]) < lengths[:, None]]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        found.append(pa.ListArray.from_arrays(offsets, _items(column, flat)))
+        found.append(lists_of(lengths, _items(column, flat)))
     return pa.concat_arrays(found)
 
 

@@ -57,7 +57,7 @@ class Statistics:
         """Return one column of one split.
 
         Raises:
-            KeyError: there is no such column.
+            KeyError: the column does not exist.
         """
         for column in self.splits[split]:
             if column.name == name:

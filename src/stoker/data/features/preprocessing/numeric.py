@@ -91,7 +91,7 @@ def mean(x: tf.Tensor) -> tf.Tensor:
     """Return the mean of all finite values of x over the training split.
 
     Returns:
-        A scalar, of x's type if that is a float, else float32. 0 if there is no value.
+        A scalar, of x's type if that is a float, else float32. 0 without a value.
 
     Source: `tft.mean` ("NaNs and infinite input values are ignored").
     """
@@ -104,7 +104,7 @@ def var(x: tf.Tensor) -> tf.Tensor:
     """Return the biased variance of all finite values of x over the training split.
 
     Returns:
-        A scalar, of x's type if that is a float, else float32. 0 if there is no value.
+        A scalar, of x's type if that is a float, else float32. 0 without a value.
 
     Source: `tft.var` (0 delta degrees of freedom).
     """
@@ -117,7 +117,7 @@ def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     """Return the smallest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
-        A scalar of x's type; NaN if there is no value.
+        A scalar of x's type; NaN without a value.
 
     Source: `tft.min`.
     """
@@ -129,7 +129,7 @@ def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
     """Return the largest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
-        A scalar of x's type; NaN if there is no value.
+        A scalar of x's type; NaN without a value.
 
     Source: `tft.max`.
     """
@@ -300,7 +300,7 @@ def hash_strings(
     Args:
         strings: [batch, ...] strings.
         hash_buckets: Number of buckets.
-        key: Two whole numbers for a hash that nobody can predict; the default is a fast hash.
+        key: Two whole numbers for a hash that cannot be predicted; the default is a fast hash.
 
     Returns:
         Of the same shape, int64 in [0, hash_buckets). The empty string has a bucket, too.

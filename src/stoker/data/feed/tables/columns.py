@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.data.columns import Column
-from stoker.data.sources.columns.vectors import lengths_of
+from stoker.data.sources.columns.vectors import lengths_of, lists_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +146,7 @@ class ListColumn:
         if leftover is not None and len(leftover):
             rows = leftover.rows
             if leftover.dictionary is not None:
-                rows = _lists(leftover.lengths(), leftover.dictionary.take(rows.flatten()))
+                rows = lists_of(leftover.lengths(), leftover.dictionary.take(rows.flatten()))
             self._parts.append((np.arange(len(leftover)), rows))
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
@@ -166,7 +166,7 @@ class ListColumn:
             return Lists(rows=rows)
         # In the final order, so that the codes do not depend on which thread was first.
         coded = rows.flatten().dictionary_encode()
-        return Lists(rows=_lists(lengths_of(rows), coded.indices), dictionary=coded.dictionary)
+        return Lists(rows=lists_of(lengths_of(rows), coded.indices), dictionary=coded.dictionary)
 
 
 def window_column(
@@ -183,11 +183,6 @@ def window_column(
 def _shape(column: Column) -> tuple[int, ...]:
     """Return the shape of a value or a vector."""
     return () if column.length is None else (column.length,)
-
-
-def _lists(lengths: NDArray[np.int64], flat: pa.Array) -> pa.ListArray:
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
 
 def _flat(column: Column, values: pa.Array) -> pa.Array:

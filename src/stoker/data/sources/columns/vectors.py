@@ -32,7 +32,7 @@ their lengths vary."""
 
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
-    """[rows] how many values each list holds; -1 if there is no list.
+    """[rows] how many values each list holds; -1 for a missing list.
 
     Args:
         lists: [rows] of type list, large_list, fixed_size_list, or null.
@@ -41,6 +41,12 @@ def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
         return np.full(len(lists), -1)
     lengths = pc.fill_null(pc.list_value_length(lists), -1)
     return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def lists_of(lengths: NDArray[np.int64], flat: pa.Array) -> pa.ListArray:
+    """[rows] lists of these lengths, whose values follow one another."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
 
 def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
@@ -164,8 +170,7 @@ def _without_trailing_gaps(flat: pa.Array, lengths: NDArray[np.int64]) -> pa.Lis
     present = ~missing.to_numpy(zero_copy_only=False)
     ends = np.zeros(len(lengths), np.int64)
     ends[owners[present]] = places[present] + 1  # of several the last one counts
-    offsets = pa.array(np.concatenate([[0], np.cumsum(ends)]), pa.int32())
-    return pa.ListArray.from_arrays(offsets, flat.filter(pa.array(places < ends[owners])))
+    return lists_of(ends, flat.filter(pa.array(places < ends[owners])))
 
 
 def _values(lists: pa.Array, chosen: NDArray[np.bool_]) -> pa.Array:

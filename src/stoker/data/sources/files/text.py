@@ -90,7 +90,7 @@ class EndMarked(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """The stream's bytes, then the line's; less than was asked for only at the very end.
+        """The stream's bytes, then the line's; less than `size` only at the very end.
 
         Arrow 26 loses records after a block that is shorter than the others. It also drops a line feed
         at the beginning of a block if the last one ended with a carriage return, inside quotes too. So

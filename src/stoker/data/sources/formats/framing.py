@@ -98,7 +98,7 @@ _HEAD_BYTES = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """A position in a TFRecord file at which there is no complete record."""
+    """A position in a TFRecord file without a complete record."""
 
     row: int
     """1-based number of the record expected there, as far as records can be counted."""

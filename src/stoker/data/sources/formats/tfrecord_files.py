@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from stoker.core.protobuf_messages import describe_messages, message_classes
 from stoker.data.sources.columns.named_columns import IMAGE, TEXT
 from stoker.data.sources.columns.named_records import NamedFormat
 from stoker.data.sources.columns.parsed_block import (
@@ -38,47 +38,19 @@ INT_LIST, FLOAT_LIST, BYTES = "an int64_list", "a float_list", "bytes that are n
 
 _IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
+_EXAMPLE = {
+    "BytesList": "bytes* value=1",
+    "FloatList": "float* value=1",
+    "Int64List": "int64* value=1",
+    "Feature": "BytesList ?bytes_list=1; FloatList ?float_list=2; Int64List ?int64_list=3",
+    "Features": "map<Feature> feature=1",
+    "Example": "Features features=1",
+}
+"""Source: tensorflow/tensorflow, core/example/{example,feature}.proto."""
 
-
-def _example_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="x", syntax="proto3")
-    one, many = _FIELD.LABEL_OPTIONAL, _FIELD.LABEL_REPEATED
-    for name, kind in (
-        ("BytesList", _FIELD.TYPE_BYTES),
-        ("FloatList", _FIELD.TYPE_FLOAT),
-        ("Int64List", _FIELD.TYPE_INT64),
-    ):
-        file.message_type.add(name=name).field.add(name="value", number=1, label=many, type=kind)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(("Bytes", "Float", "Int64"), start=1):
-        feature.field.add(
-            name=f"{name.lower()}_list",
-            number=number,
-            label=one,
-            type=_FIELD.TYPE_MESSAGE,
-            type_name=f".x.{name}List",
-            oneof_index=0,
-        )
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=one, type=_FIELD.TYPE_STRING)
-    message = partial(_FIELD, label=one, type=_FIELD.TYPE_MESSAGE)
-    entry.field.append(message(name="value", number=2, type_name=".x.Feature"))
-    features.field.append(
-        message(name="feature", number=1, label=many, type_name=".x.Features.FeatureEntry")
-    )
-    example = file.message_type.add(name="Example")
-    example.field.append(message(name="features", number=1, type_name=".x.Features"))
-    # A pool of its own: TensorFlow's messages may be in the default one under the same names.
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("x.Example"))
-
-
-Example = _example_class()
+Example = message_classes(
+    describe_messages("tensorflow", _EXAMPLE, file_name="example.proto", oneof="kind"), _EXAMPLE
+)[1]["Example"]
 """The message class: `FromString`, `features.feature[name]`, `SerializeToString`."""
 
 _NEW: dict[str, Callable[[], Any]] = {

@@ -82,10 +82,10 @@ def require_upright(exif: bytes) -> None:
     Raises:
         BadImage: It asks for one.
     """
-    asked = orientation_in(exif.removeprefix(EXIF))
-    if asked != 1:
+    orientation = orientation_in(exif.removeprefix(EXIF))
+    if orientation != 1:
         raise BadImage(
-            f"asks to be turned (Exif orientation {asked}), which is done to JPEGs only; save it upright"
+            f"asks to be turned (Exif orientation {orientation}), which is done to JPEGs only; save it upright"
         )
 
 

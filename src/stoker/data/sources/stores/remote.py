@@ -38,7 +38,7 @@ FETCHERS = 16
 """Files that are fetched at once: a request for a small one is nearly all waiting."""
 
 AHEAD_FILES = 64
-"""Most files that are fetched before they are asked for."""
+"""Maximum number of files that are fetched before they are needed."""
 
 AHEAD_BYTES = 512 << 20
 """Most bytes of them, unless the next file alone is longer."""
@@ -93,7 +93,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def opened(self, file: SourceFile) -> Iterator[Path]:
-        """The pinned entry of the cache; the files after it are asked for meanwhile."""
+        """The pinned entry of the cache; the files after it are fetched meanwhile."""
         self._prefetch_from(self._positions.get(file.name, 0) + 1)
         with contextlib.ExitStack() as held:
             try:

@@ -94,7 +94,7 @@ class Store:
     """One bucket's service."""
 
     def __init__(self, uri: StoreUri, *, attempts: int, backoff_s: float) -> None:
-        """Connect lazily: nothing is asked before the first call.
+        """Connect lazily: nothing is sent before the first call.
 
         Args:
             uri: A place in the store; which one does not matter, but for its bucket.

@@ -44,11 +44,11 @@ def require_supported(job: Job, target: KubernetesTarget) -> None:
     Raises:
         ConfigError: names the setting.
     """
-    if job.after or job.resources.min_workers is not None:
+    if job.after:
         raise ConfigError(
-            "a job on Kubernetes starts on its own, with all its workers",
-            got=Plain("jobs before it, or fewest workers"),
-            fix="Submit it without them.",
+            "a job on Kubernetes waits for no other one",
+            got=Plain(f"--after {' --after '.join(job.after)}"),
+            fix="Submit it when they are done.",
         )
     if not any(job.runs.is_relative_to(each.path) for each in target.volumes if not each.read_only):
         paths = ", ".join(str(each.path) for each in target.volumes) or "none"

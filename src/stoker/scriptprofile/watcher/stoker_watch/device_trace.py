@@ -18,7 +18,7 @@ from .places import NOWHERE, Place
 from .watch import FACTS, wrap
 
 STAND_IN = "STOKER_TRACE_CPU"
-"""Environment variable of Stoker's tests: trace the CPU if there is no GPU."""
+"""Environment variable of Stoker's tests: trace the CPU on a machine without a GPU."""
 
 TRACED_STEPS = 5
 LEAST_S, MOST_S = 0.3, 2.0

@@ -209,10 +209,19 @@ def _called(
     given: Given,
     run_s: float,
 ) -> None:
+    """Note a call that has ended: its times, whether it traced, and a step of the loop that it belongs to.
+
+    Args:
+        function: The user's `tf.function`.
+        one: What is known of it.
+        begun_s: When the call began.
+        given: Its arguments.
+        run_s: CPU time of this thread during the call.
+    """
     now_s = clock()
     record, took_s = one.record, now_s - begun_s
     record.calls += 1
-    # To ask takes 2 us.
+    # TensorFlow's count of traces takes 2 us to read, so a quick call goes without.
     traced = took_s > one.longest_s and _has_traced(function, one, took_s, given)
     if not traced and (took_s < one.least_s or not one.least_s):
         one.least_s = min(took_s, SHORT_CALL_S)
@@ -253,7 +262,7 @@ def _take_stages(loop: Loop, given: Given) -> None:
 
 
 def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> bool:
-    """Whether the call traced, and what made it."""
+    """Whether the call traced; the record gets what made it trace."""
     record, traces = one.record, int(function.experimental_get_tracing_count())
     if traces <= one.traces:
         return False
@@ -267,7 +276,7 @@ def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> b
 
 
 def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> Loop:
-    """The function holds the loop: a call of it is a whole pass, whose steps nobody sees."""
+    """The function holds the loop: a call of it is a whole pass, whose steps cannot be seen."""
     loop = loop_at(record.place, "inside")
     loop.begin_step(begun_s)
     loop.called(now_s - begun_s, record.name, trains=True, traced=traced)

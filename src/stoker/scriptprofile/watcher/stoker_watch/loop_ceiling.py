@@ -1,7 +1,7 @@
 """U of the user's own loops: their compiled step again, on what is there already, in turn with real steps.
 
-A step that Python calls runs again on what it was just given. Nobody sees the steps of a loop inside a
-tf.function. But a dataset that it is given can be another one of the same shapes, with nothing traced
+A step that Python calls runs again on what it was just given. The steps of a loop inside a tf.function
+cannot be seen. But a dataset that it is given can be another one of the same shapes, with nothing traced
 again: one call is given the user's own with one stage more, which counts the batches and keeps the
 first; later ones are as they are, and in turn with them the function is called on that batch.
 

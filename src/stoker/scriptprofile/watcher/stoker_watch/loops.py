@@ -293,7 +293,7 @@ class State:
         self.loops: dict[tuple[Place, str], Loop] = {}
         self.current: Loop | None = None
         self.iterator: Callable[[], Any] = lambda: None
-        """The iterator of the current loop, while somebody holds it."""
+        """The iterator of the current loop, while it is in use."""
         self.inside: Loop | None = None
         """The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
         self.fits = 0
@@ -302,7 +302,7 @@ class State:
         """A tf.function that is being traced takes elements of an iterator by itself."""
 
     def is_amid(self, loop: Loop | None) -> bool:
-        """Whether this is the current loop, and somebody holds its iterator; for none, whether `fit` runs."""
+        """Whether this is the current loop, and its iterator is in use; for none, whether `fit` runs."""
         if loop is None:
             return self.fits > 0
         return loop is self.current and self.iterator() is not None and not loop.measures_again

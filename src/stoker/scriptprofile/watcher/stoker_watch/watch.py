@@ -18,7 +18,7 @@ VERSION = 1
 """Of the file's form; the reader refuses another."""
 
 LOOK_EVERY_S = 0.2
-"""How often it is looked whether somebody wants the facts now: 5 times `os.path.exists` a second."""
+"""Seconds between two looks for a request for the facts: 5 times `os.path.exists` a second."""
 
 WRITE_EVERY_S = 1.0
 """How old the facts may be that a killed process leaves behind, at least."""
