@@ -3,22 +3,88 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from tests.integration.jobs.kubernetes_jobs import IMAGE, KubernetesJobs
-from tests.integration.jobs.test_slurm_training import (
-    MODEL_PY,
-    STOKER_YAML,
-    TRAINED_S,
-    require_done,
-    stoker,
-    trained,
-)
 from tests.slurm_cluster import wait_until
 
 from stoker.jobs.job import read_job
+
+TRAINED_S = 600.0
+"""Longest wait for a training, seconds: two imports of TensorFlow on a busy machine."""
+
+STOKER_YAML = """\
+name: pair
+data: {source: data.csv, split_by: id}
+model: model:build
+label: bought
+train:
+  epochs: 6
+  batch_size: 16
+  steps_per_call: 4
+  deterministic: true
+  callbacks: model:callbacks
+  checkpoint: {every_steps: 4}
+"""
+
+MODEL_PY = """\
+import time
+
+import keras
+from keras import layers
+
+
+def build(features):
+    x = layers.Concatenate()([keras.ops.expand_dims(features[n], -1) for n in ("age", "spent")])
+    x = layers.Dropout(0.2)(layers.Dense(8, activation="relu")(x / 50.0))
+    model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
+    model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
+    return model
+
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(2)
+
+
+def callbacks():
+    return [Slow()]
+"""
+
+
+def stoker(*arguments: str) -> str:
+    """Run a command, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker", *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def facts(job: str) -> dict[str, Any]:
+    """What `stoker jobs show` knows."""
+    found: dict[str, Any] = json.loads(stoker("jobs", "show", job, "--json"))["state"]
+    return found
+
+
+def trained(runs: Path) -> str:
+    """The hash of the state that is exported."""
+    (record,) = runs.glob("pair/*/stages/train.json")
+    return str(json.loads(record.read_text())["content"])
+
+
+def require_done(job: str) -> dict[str, Any]:
+    """Wait for its end; what is known of it then."""
+    over = ("done", "failed", "stopped")
+    wait_until(lambda: facts(job)["phase"] in over, f"end of {job}", TRAINED_S)
+    state = facts(job)
+    assert state["phase"] == "done", (state, stoker("logs", job))
+    return state
 
 
 @pytest.fixture
