@@ -139,7 +139,7 @@ RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
                     )
                 ]
             },
-            "get nodes --show-labels; or nodes that fit have a taint; add it to `tolerations`",
+            "add it to `tolerations` of the target; or no node has the labels of node_selector",
         ),
         (
             {

@@ -49,7 +49,7 @@ def test_the_script_starts_workers_in_the_container(
     }[runtime]
     assert f"\nstarter=({starter.format(words)})\n" in script
     assert f"\nlauncher=({launcher.format(words)})\n" in script
-    assert f"\nstep=(--ntasks=1{step.format(words)})\n" in script
+    assert f'\nstep=("--ntasks=$workers" {step.format(words).strip()})\n' in script
     assert "\npython=python\n" in script
     assert render(wanted, SlurmTarget()).count("container") == 0
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
