@@ -176,7 +176,7 @@ def lines_of_place(
 
     Raises:
         ConfigError: no such worker.
-        UserError: the target is asked, and does not answer.
+        UserError: the target does not answer.
     """
     if not workers_of(place):
         target = _target_of(place, targets, folder=open_job(place).folder)

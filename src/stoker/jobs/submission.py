@@ -48,7 +48,7 @@ def find_predecessors(named: Iterable[str], runs: Path) -> tuple[str, ...]:
         runs: Folder of runs; the index counts, too.
 
     Raises:
-        ConfigError: there is no such job.
+        ConfigError: no job has this ID.
     """
     return tuple(sorted({job for each in named for job in _jobs_of(each, runs)}))
 

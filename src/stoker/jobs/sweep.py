@@ -130,7 +130,7 @@ def sweeps(runs: Iterable[Path] = ()) -> dict[str, Sweep]:
 
 
 def find_sweep(named: str, runs: Iterable[Path] = ()) -> Sweep | None:
-    """Return the sweep with an ID, or whose ID alone begins with a text up to `-sweep`; None if there is none.
+    """Return the sweep with an ID, or whose ID alone begins with a text up to `-sweep`; None without one.
 
     Raises:
         ConfigError: there is more than one.
@@ -150,7 +150,7 @@ def element_of(sweep: Sweep, number: str) -> Element:
     """Return an element by its number.
 
     Raises:
-        ConfigError: there is no such element.
+        ConfigError: the sweep has no such element.
     """
     last = len(sweep.elements) - 1
     if not (number.isascii() and number.isdecimal() and len(number) <= 6 and int(number) <= last):

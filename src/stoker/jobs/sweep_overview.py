@@ -13,7 +13,7 @@ from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.sweep import Element, Sweep, element_of, find_sweep, sweeps
 
 STOPS_AT_ONCE = 16
-"""Jobs that are asked at the same time to save and end."""
+"""Jobs that get the request to save and end at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

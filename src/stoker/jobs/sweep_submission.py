@@ -112,7 +112,7 @@ def submit_sweep(
 
 
 def _phase(job: Job, targets: Mapping[str, Target]) -> Phase | None:
-    """Return the phase of an earlier submission; None if there is none, or nothing is known of it."""
+    """Return the phase of an earlier submission; None without one, or if nothing is known of it."""
     if read_submitted(job.place) is None:
         return None
     phase = state_of(job.place, targets).phase

@@ -194,14 +194,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def unchanged(images: Path, trainer: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its runs, where one worker has trained from the first step to the last."""
-    runs = tmp_path_factory.mktemp("elastic") / "unchanged"
-    assert trainer.run(images, runs) == 0, trainer.said()
-    return runs
-
-
 def losses_of(runs: Path) -> list[float]:
     """The loss of every step of the only run."""
     (run,) = runs_of(runs)
@@ -217,18 +209,21 @@ def losses_of(runs: Path) -> list[float]:
     "sizes", [(2, 1), pytest.param((4, 2), marks=pytest.mark.soak)], ids=["2 to 1", "4 to 2"]
 )
 def test_a_run_goes_on_with_another_number_of_workers(
-    images: Path, unchanged: Path, trainer: Trainer, tmp_path: Path, sizes: tuple[int, int]
+    images: Path, trainer: Trainer, tmp_path: Path, sizes: tuple[int, int]
 ) -> None:
+    """Its losses are those of the run that keeps its workers, until 100 steps after the change."""
     before, after = (["--workers", str(size)] if size > 1 else [] for size in sizes)
+    unchanged, changing = tmp_path / "unchanged", tmp_path / "changing"
     marked = {"MARK": str(tmp_path / "stopped")}
 
-    assert trainer.run(images, tmp_path, *before, environment=marked) == 75, trainer.said()
-    changed = newest(tmp_path).facts["position"]["step"]
+    assert trainer.run(images, unchanged, *before) == 0, trainer.said()
+    assert trainer.run(images, changing, *before, environment=marked) == 75, trainer.said()
+    changed = newest(changing).facts["position"]["step"]
     assert 18 <= changed <= 50, "a signal takes some steps to arrive"
-    assert trainer.run(images, tmp_path, "--workers", "3") == 2
+    assert trainer.run(images, changing, "--workers", "3") == 2
     assert "must have 1, 2, 4 workers" in trainer.said()
-    assert trainer.run(images, tmp_path, *after) == 0, trainer.said()
+    assert trainer.run(images, changing, *after) == 0, trainer.said()
 
-    ours, theirs = losses_of(tmp_path), losses_of(unchanged)
+    ours, theirs = losses_of(changing), losses_of(unchanged)
     assert len(ours) == len(theirs) == 150
     np.testing.assert_allclose(ours[: changed + 100], theirs[: changed + 100], rtol=AGREES)

@@ -62,7 +62,7 @@ def create(
 
 
 def find(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the object of a manifest's name; None: there is none."""
+    """Return the object of a manifest's name; None without one."""
     try:
         return cluster.get(cluster.path_of(manifest, name=manifest["metadata"]["name"]))
     except NotFound:

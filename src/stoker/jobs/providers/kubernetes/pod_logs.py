@@ -97,7 +97,7 @@ class _Follower:
                     self._follow(pod)
                     if self._over.is_set():
                         return
-            except UserError:  # the server restarts: it is asked again
+            except UserError:  # the server restarts: the next request may succeed
                 self._over.wait(AGAIN_S)
 
     def _follow(self, pod: dict[str, Any]) -> None:
@@ -182,5 +182,5 @@ def _prefix(pod: dict[str, Any], worker: int | None) -> str:
 def _is_over(until: Callable[[], bool]) -> bool:
     try:
         return until()
-    except UserError:  # the server restarts: the job's state is asked for again
+    except UserError:  # the server restarts: the next look may succeed
         return False

@@ -9,7 +9,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 
 
 class AnswerLost(UserError):
-    """The cluster may have done what it was asked for, or not."""
+    """The cluster may have done what was requested, or not."""
 
 
 class NotFound(UserError):
@@ -84,7 +84,7 @@ def problem(status: int, body: str, *, what: str, namespace: str) -> UserError:
     Args:
         status: HTTP status.
         body: Of the answer.
-        what: What was asked for, e.g. `create Job trip-1234`.
+        what: The request, e.g. `create Job trip-1234`.
         namespace: Of the target.
     """
     said = _message(body) or f"HTTP {status}"
@@ -122,7 +122,7 @@ def _not_found(said: str, what: str, namespace: str) -> UserError:
             fix="Set `namespace` of the target, or create it: kubectl create namespace "
             f"{namespace}.",
         )
-    return NotFound(f"the cluster must know what it is asked for: {what}", got=Plain(said))
+    return NotFound(f"the cluster must know what is requested: {what}", got=Plain(said))
 
 
 def _message(body: str) -> str:

@@ -50,7 +50,7 @@ FRESH_S = 2.0
 """How long a state is taken for the current one, seconds: what follows logs asks several times a second."""
 
 _recent: dict[str, tuple[float, JobState]] = {}
-"""ID of a job -> when it was asked for, and its state."""
+"""ID of a job -> when its state was read, and the state."""
 
 
 class KubernetesProvider:

@@ -39,7 +39,7 @@ class Right:
 
 
 def require_supported(job: Job, target: KubernetesTarget) -> None:
-    """Refuse what no cluster can run with this target; nothing is asked.
+    """Refuse what no cluster can run with this target; no request is sent.
 
     Raises:
         ConfigError: names the setting.

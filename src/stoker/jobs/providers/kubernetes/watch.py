@@ -17,7 +17,7 @@ ROUND_S = 60
 def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]:
     """Yield all objects, and each that is added or changed; endless.
 
-    An object may come more than once. What was deleted is not told.
+    An object may come more than once. What was deleted does not come.
 
     Raises:
         AnswerLost: the API does not answer: call it again.
@@ -28,13 +28,13 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
         yield from found
         try:
             while True:
-                asked = query | {
+                request = query | {
                     "watch": "true",
                     "resourceVersion": version,
                     "timeoutSeconds": str(ROUND_S),
                     "allowWatchBookmarks": "true",
                 }
-                for line in cluster.stream(path, **asked):
+                for line in cluster.stream(path, **request):
                     kind, changed = _changed(line)
                     version = changed["metadata"].get("resourceVersion", version)
                     if kind in ("ADDED", "MODIFIED"):

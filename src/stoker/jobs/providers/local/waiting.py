@@ -32,10 +32,10 @@ class Slots:
         self._folder, self._count = folder, count
 
     def take(self, stop: StopRequest, held: ExitStack) -> None:
-        """Wait for a free one, or until this process is asked to end.
+        """Wait for a free one, or for a request to end this process.
 
         Args:
-            stop: How often this process has been asked to end.
+            stop: How many requests to end this process has got.
             held: Frees it.
         """
         self._folder.mkdir(exist_ok=True)
@@ -53,11 +53,11 @@ class Slots:
 
 
 def wait_for_predecessors(job: Job, stop: StopRequest, tell: Callable[[str], None]) -> str | None:
-    """Wait until all predecessors of a job are done, or this process is asked to end.
+    """Wait until all predecessors of a job are done, or a request ends this process.
 
     Args:
         job: The job.
-        stop: How often this process has been asked to end.
+        stop: How many requests to end this process has got.
         tell: Gets why it waits, whenever that changes.
 
     Returns:
@@ -73,15 +73,15 @@ def wait_for_predecessors(job: Job, stop: StopRequest, tell: Callable[[str], Non
             return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN)
         return record.state(job_id)
 
-    told: list[str] = []
+    shown: list[str] = []
     while not stop.times:
         if (why := why_never(job.after, state)) is not None:
             return why
         names = waits_for(job.after, state)
         if not names:
             return None
-        if names != told:
-            told = names
+        if names != shown:
+            shown = names
             tell(f"waits until {', '.join(names)} is done")
         select.select([stop.wake], [], [], POLL_S)
     return None

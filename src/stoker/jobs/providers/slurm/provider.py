@@ -61,7 +61,7 @@ FRESH_S = 2.0
 controller serves thousands of users."""
 
 _recent: dict[str, tuple[float, JobState]] = {}
-"""ID of a job -> when it was asked for, and its state."""
+"""ID of a job -> when its state was read, and the state."""
 
 
 class SlurmProvider:

@@ -34,7 +34,7 @@ GIT = "git+"
 """Begins the setting `code` where it names a commit."""
 
 SPECIFICATION = "stoker/specification"
-"""Annotation: fingerprint of what was asked for; the API fills in defaults, so objects cannot be compared."""
+"""Annotation: fingerprint of the request; the API fills in defaults, so objects cannot be compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

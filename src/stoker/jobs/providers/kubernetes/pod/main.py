@@ -128,22 +128,22 @@ class _Task:
         argv = [self._facts.python, "-P", "-m", "stoker", "job-task", str(start.job)]
         argv += ["--incarnation", str(start.number)]
         running: list[subprocess.Popen[bytes]] = []
-        asked: list[object] = []
+        requests: list[object] = []
 
         def ask(why: object = None) -> None:
             # Repeated requests are one: a task that saves must not be taken for one that hangs.
-            is_first = not asked
-            asked.append(why)
+            is_first = not requests
+            requests.append(why)
             for process in running if is_first else ():
                 process.send_signal(signal.SIGUSR1)
 
         with heard([*ASKING, signal.SIGINT], ask), self._time_limit(ask):
             process = subprocess.Popen(argv, env=self._own_environment())
             running.append(process)
-            if asked:
+            if requests:
                 process.send_signal(signal.SIGUSR1)
             code = self._wait(process, start.number, ask)
-        if asked and code == -signal.SIGUSR1:  # it could not listen yet: nothing is lost
+        if requests and code == -signal.SIGUSR1:  # it could not listen yet: nothing is lost
             return EXIT_PREEMPTED
         return code
 

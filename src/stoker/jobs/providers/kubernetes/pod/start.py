@@ -59,7 +59,7 @@ class Member:
         return self.place / INCARNATIONS / f"{number}.pods"
 
     def newest(self) -> int:
-        """Return the number of the newest start; 0: there is none."""
+        """Return the number of the newest start; 0 before the first."""
         with contextlib.suppress(FileNotFoundError):
             names = (path.name for path in (self.place / INCARNATIONS).iterdir())
             return max((int(name) for name in names if name.isdecimal()), default=0)
@@ -170,7 +170,7 @@ def _claim_newest(member: Member, *, save_s: float) -> int:
 
 
 def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
-    """Let others of an earlier start, which was asked to save, finish that: the next start ends their writes."""
+    """Let others of an earlier start, which has to save, finish that: the next start ends their writes."""
     if exits(member, number).get(member.rank) != EXIT_PREEMPTED:
         return  # it was killed or failed: the others have nothing to save, and may hang
     until_s = time.monotonic() + save_s

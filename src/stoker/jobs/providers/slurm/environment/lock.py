@@ -46,7 +46,7 @@ def read_lock(folder: Path) -> Lock:
     """Return the lock of an experiment.
 
     Raises:
-        ConfigError: there is none, a line of it is not locked, or it does not contain this version of Stoker.
+        ConfigError: it is missing, a line of it is not locked, or it does not contain this version of Stoker.
         UserError: `uv.lock` cannot be read.
     """
     path = next((folder / name for name in LOCKS if (folder / name).is_file()), None)

@@ -58,7 +58,7 @@ def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
         machine: On which it is made.
 
     Raises:
-        UserError: there is no uv.
+        UserError: uv is missing.
     """
     if target.environment_from == "lock":
         _run_maker(python, target, machine)
@@ -87,7 +87,7 @@ def make_environment(place: Path, python: str, target: SlurmTarget, machine: Mac
         machine: On which it is made.
 
     Raises:
-        UserError: the lock cannot be installed, or there is no uv.
+        UserError: the lock cannot be installed, or uv is missing.
     """
     if target.environment_from == "lock":
         _run_maker(python, target, machine, str(place / COPY))
