@@ -74,7 +74,7 @@ def reduced(
 
     Args:
         gradients: A replica's sums over its rows.
-        facts: [n] float32, summed too: the sum of the losses, the rows, and others.
+        facts: [n], summed too: the sum of the losses, the rows, and others.
         statistics: A replica's statistics, each times its rows.
         sent_as: Dtype in which gradients are sent.
         packs: How many gradients are sent at a time.
@@ -83,7 +83,7 @@ def reduced(
     # epoch would fail.
     there = [dense(gradient) for gradient in gradients if gradient is not None]
     sent = [tf.cast(gradient, sent_as) for gradient in there]
-    if sent_as is tf.float32:
+    if sent_as == facts.dtype:
         # One exchange of everything is faster than two.
         sums = _sum_over_replicas([*sent, *statistics, facts], packs)
     else:

@@ -40,7 +40,7 @@ from stoker.train.step.jit import jit
 from stoker.train.step.one_program import OneProgram
 from stoker.train.step.parts import part_of_replica, rows_of
 from stoker.train.step.step_totals import StepResult
-from stoker.train.step.virtual_workers import PassSums, VirtualWorkers
+from stoker.train.step.virtual_workers import SUMS, PassSums, VirtualWorkers
 
 Batch = tuple[Any, ...]
 """Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
@@ -222,7 +222,7 @@ def _make_gradients(
     def shared(element: Any, signals: tf.Tensor) -> tuple[Gradients, tuple[tf.Tensor, ...]]:
         use_keras_seeds(seeds)
         gradients, seen, loss_sum, rows = summed(element)
-        requests = tf.unstack(tf.cast(signals, tf.float32))
+        requests = tf.unstack(tf.cast(signals, rows.dtype))
         facts = tf.stack([loss_sum, rows, *requests])
         local = settings.local_step
         if local is not None:
@@ -232,14 +232,17 @@ def _make_gradients(
                 gradients,
                 facts,
                 seen,
-                sent_as=tf.as_dtype(settings.reduction_dtype),
+                sent_as=SUMS if settings.virtual_workers else tf.as_dtype(settings.reduction_dtype),
                 packs=in_packs(settings.reduction_bytes_per_pack),
             )
         if local is not None:
             local.after_reduction(facts)
-        loss_sum, total = facts[0], facts[1]
         for variable, one in zip(statistics, seen, strict=True):
-            variable.value.assign(one / tf.cast(total, one.dtype))
+            mean = one / tf.cast(facts[1], one.dtype)
+            variable.value.assign(tf.cast(mean, variable.value.dtype))
+        loss_sum, total = tf.unstack(tf.cast(facts[:2], tf.float32))
+        if settings.virtual_workers:
+            gradients = [None if one is None else tf.cast(one, tf.float32) for one in gradients]
         gradients = [scaled(gradient, 1.0 / total) for gradient in gradients]
         finite = is_finite(gradients, loss_sum)
         return gradients, (loss_sum, total, finite, tf.cast(facts[2:], tf.int32))

@@ -3,7 +3,8 @@
 Every virtual worker begins a step with the same state. It draws its own random numbers and changes the
 statistics of BatchNormalization by its own rows. At the end of the step the statistics become their mean by
 rows, and the generators are equally far. So nothing has to be kept for each virtual worker between two steps,
-and no result depends on which replica ran which of them, except for the order of sums.
+and no result depends on which replica ran which of them, except for the order of sums. These are float64, so
+that their rounding to float32 almost never depends on the order.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ from stoker.train.optimizer.gradients import Gradients, dense, scaled
 from stoker.train.setup.strategy import Distribution
 from stoker.train.step.parts import rows_of
 
+SUMS = tf.float64
+"""Dtype of all sums over virtual workers, also between replicas."""
+
 
 class PassSums(NamedTuple):
     """Sums over the virtual workers of a replica, each weighted by its rows."""
 
     gradients: Gradients
-    """One tensor per trainable variable, float32."""
+    """One per trainable variable; of virtual workers float64."""
 
     statistics: list[tf.Tensor]
     """In the order of the statistics."""
 
     loss_sum: tf.Tensor
-    """Mean loss x rows, scalar float32."""
+    """Mean loss x rows, scalar float32; of virtual workers float64."""
 
     rows: tf.Tensor
-    """Scalar float32."""
+    """Scalar of the same dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,23 +136,21 @@ class VirtualWorkers:
         weight = tf.cast(own, tf.float32)
         return PassSums(
             [
-                kept
-                if gradient is None
-                else kept + tf.cast(dense(scaled(gradient, weight)), tf.float32)
+                kept if gradient is None else kept + tf.cast(dense(scaled(gradient, weight)), SUMS)
                 for kept, gradient in zip(sums.gradients, gradients, strict=True)
             ],
             [
-                kept + tf.cast(variable.value, kept.dtype) * tf.cast(weight, kept.dtype)
+                kept + tf.cast(variable.value, SUMS) * tf.cast(weight, SUMS)
                 for kept, variable in zip(sums.statistics, self.statistics, strict=True)
             ],
-            sums.loss_sum + loss * weight,
-            sums.rows + weight,
+            sums.loss_sum + tf.cast(loss * weight, SUMS),
+            sums.rows + tf.cast(weight, SUMS),
         )
 
     def _nothing(self) -> PassSums:
         return PassSums(
-            [tf.zeros(weight.shape, tf.float32) for weight in self.weights],
-            [tf.zeros(variable.shape, variable.dtype) for variable in self.statistics],
-            tf.constant(0.0),
-            tf.constant(0.0),
+            [tf.zeros(weight.shape, SUMS) for weight in self.weights],
+            [tf.zeros(variable.shape, SUMS) for variable in self.statistics],
+            tf.zeros((), SUMS),
+            tf.zeros((), SUMS),
         )
