@@ -21,6 +21,7 @@ from tests.slurm_cluster import Cluster
 from stoker.jobs.archive import Archive
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.providers.slurm.client import Slurm
+from stoker.jobs.providers.slurm.machine import Here
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.script import job_id_of
 from stoker.jobs.providers.slurm.settings import SlurmTarget
@@ -100,7 +101,7 @@ def _losing(folder: Path) -> Iterator[Path]:
 
 
 def _figures_of_submissions(jobs: Sequence[Job], losses: int) -> list[Figure]:
-    ids = [job_id_of(each.comment) for each in Slurm().queue() if each.name.startswith(NAME)]
+    ids = [job_id_of(each.comment) for each in Slurm(Here()).queue() if each.name.startswith(NAME)]
     known = [each for each in ids if each is not None]
     how = f"{len(jobs)} jobs submitted, {losses} answers of sbatch lost, half of them after Slurm had the job"
     name = f"{len(jobs)} submissions, 10 % of the answers lost"
@@ -117,7 +118,7 @@ def _list(cluster: Cluster, folder: Path, jobs: Sequence[Job]) -> list[Figure]:
     targets = Path(os.environ["XDG_CONFIG_HOME"]) / "stoker" / "targets.yaml"
     targets.parent.mkdir(parents=True, exist_ok=True)
     targets.write_text(yaml.safe_dump({TARGET: {"provider": "slurm"}}))
-    numbers = [each.id for each in Slurm().queue() if each.name.startswith(NAME)]
+    numbers = [each.id for each in Slurm(Here()).queue() if each.name.startswith(NAME)]
     cluster.run("scancel", *numbers[::2])
     took = [_list_once(folder, len(jobs)) for _ in range(ROUNDS)]
     how = (
