@@ -88,7 +88,7 @@ def _of_worker(training: Training, rank: int, before_s: float) -> Iterator[Bar]:
 
 
 def _starts(training: Training, rank: int) -> dict[int, tuple[float, float, float]]:
-    """Start -> when the worker began, was asked to end, and ended; infinite if it was not asked."""
+    """Start -> when the worker began, got the request to end, and ended; infinite without a request."""
     found, now = dict[int, tuple[float, float, float]](), 0
     never = float("inf")
     log = training.place / "logs" / f"task-{rank}.log"

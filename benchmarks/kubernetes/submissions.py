@@ -59,7 +59,7 @@ def submissions(jobs: KubernetesJobs, count: int) -> list[Figure]:
     return [
         figure(f"jobs of {count} submissions that are not there", lost, "jobs", at_most=0, how=how),
         figure(
-            "jobs that no submission asked for",
+            "jobs of no submission",
             len(found - Counter(wanted)),
             "jobs",
             at_most=0,

@@ -14,7 +14,7 @@ from stoker.monitor.goodput import STAGE, goodput_of
 from stoker.telemetry.catalogue import training as catalogue
 
 READ_BYTES = 1 << 18
-"""How much of the end of `metrics.jsonl` is read: a line has some 200 bytes, and U stands in every tenth or so."""
+"""How much of the end of `metrics.jsonl` is read: a line has some 200 bytes, and U is in every tenth or so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -93,7 +93,7 @@ class Counting:
         return [int(each) for each in path.read_text().split()] if path.exists() else []
 
     def saved(self, job: Job) -> set[str]:
-        """The starts and workers that saved when they were asked to end: `START-RANK`."""
+        """The starts and workers that saved after a request to end: `START-RANK`."""
         return {path.name.removeprefix("saved-") for path in job.place.glob("saved-*")}
 
     def log(self, job: Job) -> str:

@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> int:
 
 
 def in_task() -> int:
-    """Count as the command of a task: the job's folder and the number of the start stand in a variable."""
+    """Count as the command of a task: the job's folder and the number of the start are in a variable."""
     listen()
     place, _, number = os.environ["STOKER_INCARNATION"].rpartition(":")
     return count(Path(place), int(number))

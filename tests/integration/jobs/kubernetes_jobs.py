@@ -90,7 +90,7 @@ class KubernetesJobs:
         return job
 
     def state(self, job: Job) -> JobState:
-        """The state of a job, asked for now."""
+        """The state of a job, as the cluster has it now."""
         return self.provider()._state(job.id)
 
     def wait(self, job: Job, *phases: Phase, timeout_s: float = 120.0) -> JobState:
@@ -134,7 +134,7 @@ class KubernetesJobs:
         return [int(each) for each in path.read_text().split()] if path.exists() else []
 
     def saved(self, job: Job) -> set[str]:
-        """The starts and workers that saved when they were asked to end: `START-RANK`."""
+        """The starts and workers that saved after a request to end: `START-RANK`."""
         return {path.name.removeprefix("saved-") for path in job.place.glob("saved-*")}
 
     def pods(self, job: Job) -> list[Object]:

@@ -282,7 +282,7 @@ def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str
 
 
 def test_only_a_preempted_start_waits_for_its_end(disturbed: Disturbed) -> None:
-    """The others end at once: Slurm has decided already, or nobody else is about to end them."""
+    """The others end at once: Slurm has decided already, or is not about to end them."""
     waits = {"requeue": False, "term": False, "cancelled": False, "limit": False, "preempted": True}
     for name, expected in waits.items():
         job, _ = disturbed.over(name)

@@ -105,7 +105,7 @@ def test_an_environment_that_is_gone_is_made_again_before_anything_trains(
 
 
 APPTAINER = """#!/bin/bash
-# Stands in for apptainer, which is not on this machine: it notes how it was called and runs the command as it is.
+# Stands in for apptainer, which is not on this machine: it writes down its arguments and runs the command as it is.
 echo "$@" >> "$(dirname "$0")/calls"
 [ "$1" = exec ] && [ "$2" = --bind ] && [ -f "$4" ] || exit 255
 IFS=, read -ra mounts <<< "$3"

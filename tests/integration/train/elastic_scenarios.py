@@ -2,7 +2,7 @@
 
 Usage: elastic_scenarios.py DATASET TRANSFORM OUT, scenarios as JSON on stdin: a list of
 {"model": "normed", "virtual": 4, "legs": [[4, 14], [2, null]], "settings": {...}}; a leg is its replicas and the step
-after which it is asked to end. OUT gets results.json: for each scenario the loss of each step, the metrics and, where a leg
+after which it gets a request to end. OUT gets results.json: for each scenario the loss of each step, the metrics and, where a leg
 is refused, its line.
 """
 

@@ -1,7 +1,7 @@
 """Kueue, as far as it holds jobs and lets them go: workloads, a quota for each ClusterQueue, preemption by priority.
 
 A job with a queue's label is created suspended. Its Workload waits with a message until the queue's quota has room
-for all its pods; then the job is resumed. One ClusterQueue has one flavor; there are no cohorts and no borrowing.
+for all its pods; then the job is resumed. One ClusterQueue has one flavor, without cohorts and borrowing.
 """
 
 from __future__ import annotations

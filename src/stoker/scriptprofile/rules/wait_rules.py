@@ -12,7 +12,7 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import LEAST_UNMEASURED, LEAST_WAIT
 
 LEAST_UNPARTED = 0.2
-"""Share of the step that is input or Python, where they cannot be told apart."""
+"""Share of the step that is input or Python, where the two cannot be separated."""
 
 LEAST_CALLS = 0.5
 """Calls of `train_on_batch` for a step, from which on a loop consists of them."""

@@ -170,7 +170,9 @@ class Store:
                     raise _failure(location, error, meaning, attempt) from error
             pause_s = min(LONGEST_PAUSE_S, self._backoff_s * 2 ** (attempt - 1))
             # Many readers that fail together must not come back together.
-            time.sleep(pause_s * _SPREAD.uniform(0.5, 1.0))
+            time.sleep(
+                pause_s * _SPREAD.uniform(0.5, 1.0)
+            )  # a busy store is not helped by requests
             attempt += 1
 
 

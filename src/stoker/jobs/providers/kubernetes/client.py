@@ -66,7 +66,7 @@ class Cluster:
             namespace: Of the jobs; that of the context.
 
         Raises:
-            ConfigError: there are no credentials, or the client is not installed.
+            ConfigError: credentials are missing, or the client is not installed.
         """
         self._api, found = open_client(kubeconfig, context)
         self.namespace = namespace or found or "default"

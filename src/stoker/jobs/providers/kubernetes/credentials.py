@@ -18,7 +18,7 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
         context: One of its contexts; the current one.
 
     Raises:
-        ConfigError: there are no credentials, or the client is not installed.
+        ConfigError: credentials are missing, or the client is not installed.
     """
     try:
         import urllib3

@@ -48,7 +48,7 @@ class Container:
             gpus: Whether the workers have any.
 
         Raises:
-            ConfigError: a folder's name cannot stand in a list of mounts.
+            ConfigError: a folder's name has characters that end an entry of a list of mounts.
         """
         mounts = ",".join([*map(_same_path, _outermost(folders)), *map(_whole, self.mounts)])
         if self.runtime == "pyxis":
