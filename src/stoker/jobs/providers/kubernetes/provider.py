@@ -42,15 +42,12 @@ from stoker.jobs.providers.kubernetes.rights import (
 )
 from stoker.jobs.providers.kubernetes.settings import Kind, KubernetesTarget
 from stoker.jobs.providers.kubernetes.state import STOP, Seen, known_state
+from stoker.jobs.recent import RecentStates
 
 STOP_MARGIN_S = 90.0
 """How much longer than the workers' grace `stop` waits for the end, seconds."""
 
-FRESH_S = 2.0
-"""How long a state is taken for the current one, seconds: what follows logs asks several times a second."""
-
-_recent: dict[str, tuple[float, JobState]] = {}
-"""ID of a job -> when its state was read, and the state."""
+_recent = RecentStates()
 
 
 class KubernetesProvider:
@@ -112,16 +109,12 @@ class KubernetesProvider:
         scheduler_id = f"{self._kind}/{found['metadata']['name']}"
         submitted = Submitted(target=self.name, scheduler_id=scheduler_id, submitted_s=time.time())
         write_submitted(job.place, submitted)
-        _recent.pop(job.id, None)
+        _recent.forget(job.id)
         return scheduler_id
 
     def state(self, job_id: str) -> JobState:
         """Return what the cluster knows, and what the job's folder keeps after it has forgotten the job."""
-        asked_s, state = _recent.get(job_id, (-FRESH_S, None))
-        if state is None or time.monotonic() - asked_s >= FRESH_S:
-            state = self._state(job_id)
-            _recent[job_id] = time.monotonic(), state
-        return state
+        return _recent.state(job_id, self._state)
 
     def jobs(self) -> Sequence[JobState]:
         """Return the user's jobs in the namespace, and those whose folders are known here, the newest first."""
@@ -162,7 +155,7 @@ class KubernetesProvider:
             longest_s = self.settings.grace_s + STOP_MARGIN_S
             remove(self._cluster, seen.workload, longest_s=longest_s)
         finally:
-            _recent.pop(job_id, None)
+            _recent.forget(job_id)
 
     def events(self, job_id: str) -> Sequence[JobEvent]:
         """Return what the cluster did with the job and its pods, the oldest first; it keeps an hour by default."""

@@ -43,6 +43,7 @@ from stoker.jobs.providers.slurm.state import (
     known_state,
     outcome,
 )
+from stoker.jobs.recent import RecentStates
 
 STOP = "stop"
 """File in the job's folder: a person wants its end."""
@@ -55,13 +56,7 @@ STOP_MARGIN_S = 90.0
 
 STOP_POLL_S = 0.5
 
-
-FRESH_S = 2.0
-"""How long a state is taken for the current one, seconds: what follows logs asks several times a second, and a
-controller serves thousands of users."""
-
-_recent: dict[str, tuple[float, JobState]] = {}
-"""ID of a job -> when its state was read, and the state."""
+_recent = RecentStates()
 
 
 class SlurmProvider:
@@ -103,7 +98,7 @@ class SlurmProvider:
         found = self._submitted(job) or self._submit(job)
         submitted = Submitted(target=self.name, scheduler_id=found, submitted_s=time.time())
         write_submitted(job.place, submitted)
-        _recent.pop(job.id, None)
+        _recent.forget(job.id)
         return found
 
     def validate_array(self, array: Array) -> None:
@@ -124,16 +119,12 @@ class SlurmProvider:
         if missing:
             found |= self._submit_array(replace(array, jobs=missing))
         for job in array.jobs.values():
-            _recent.pop(job.id, None)
+            _recent.forget(job.id)
         return found
 
     def state(self, job_id: str) -> JobState:
         """Return what Slurm knows, and what the job's folder keeps after Slurm has forgotten it."""
-        asked_s, state = _recent.get(job_id, (-FRESH_S, None))
-        if state is None or time.monotonic() - asked_s >= FRESH_S:
-            state = self._state(job_id)
-            _recent[job_id] = time.monotonic(), state
-        return state
+        return _recent.state(job_id, self._state)
 
     def _state(self, job_id: str) -> JobState:
         place = find_place(job_id)
@@ -209,7 +200,7 @@ class SlurmProvider:
         try:
             self._end(self._id_there(job_id, place), submitted.scheduler_id)
         finally:
-            _recent.pop(job_id, None)
+            _recent.forget(job_id)
 
     def _end(self, job_id: str, number: str) -> None:
         if not any(_is_of(each, job_id) for each in self._slurm.queue(ids=[number])):
