@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from tests.integration.jobs.kubernetes_jobs import KubernetesJobs, kubernetes_jobs
 from tests.slurm_cluster import Cluster, slurm_cluster, wait_until
+from tests.submitted_jobs import SubmittedJobs
 
 from stoker.jobs import places
 from stoker.jobs.job import Job, Resources, write_job
 from stoker.jobs.places import add_to_index
-from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.provider import JobState
 from stoker.jobs.providers.slurm.provider import SlurmProvider
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
@@ -27,7 +28,7 @@ STAND_IN = Path(__file__).with_name("counting_job.py")
 
 
 @dataclass
-class Counting:
+class Counting(SubmittedJobs):
     """A cluster, and how jobs that count are submitted to it."""
 
     cluster: Cluster
@@ -55,33 +56,9 @@ class Counting:
         add_to_index(write_job(job))
         return job
 
-    def submit(
-        self, name: str, *command: str, settings: dict[str, Any] | None = None, **more: Any
-    ) -> Job:
-        """Submit a job."""
-        job = self.job(name, *command, **more)
-        provider = self.provider(**settings or {})
-        provider.validate(job)
-        provider.submit(job)
-        return job
-
     def state(self, job: Job) -> JobState:
         """The state of a job."""
         return self.provider().state(job.id)
-
-    def wait(self, job: Job, *phases: Phase, timeout_s: float = 60.0) -> JobState:
-        """Wait until a job is in one of these phases."""
-        last: list[JobState] = []
-
-        def there() -> bool:
-            last[:] = [self.state(job)]
-            return last[0].phase in phases
-
-        try:
-            wait_until(there, f"phase {phases}", timeout_s)
-        except AssertionError:
-            raise AssertionError(f"{last}\n{self.log(job)}") from None
-        return last[0]
 
     def wait_for_number(self, job: Job, number: int) -> None:
         """Wait until worker 0 has counted so far."""

@@ -17,6 +17,7 @@ from tests.kubernetes_api.cluster import KubernetesCluster, kubernetes_cluster
 from tests.kubernetes_api.node.containers import REPOSITORY, Image
 from tests.kubernetes_api.resources import JOB_SETS, Object
 from tests.slurm_cluster import wait_until
+from tests.submitted_jobs import SubmittedJobs
 
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.places import add_to_index
@@ -47,7 +48,7 @@ if sys.orig_argv[1:5] == ["-P", "-m", "stoker", "count"]:
 
 
 @dataclass
-class KubernetesJobs:
+class KubernetesJobs(SubmittedJobs):
     """A cluster, and how jobs that count are submitted to it."""
 
     cluster: KubernetesCluster
@@ -79,33 +80,9 @@ class KubernetesJobs:
         add_to_index(place)
         return read_job(place)
 
-    def submit(
-        self, name: str, *command: str, settings: dict[str, Any] | None = None, **more: Any
-    ) -> Job:
-        """Submit a job."""
-        job = self.job(name, *command, **more)
-        provider = self.provider(**settings or {})
-        provider.validate(job)
-        provider.submit(job)
-        return job
-
     def state(self, job: Job) -> JobState:
         """The state of a job, as the cluster has it now."""
         return self.provider()._state(job.id)
-
-    def wait(self, job: Job, *phases: Phase, timeout_s: float = 120.0) -> JobState:
-        """Wait until a job is in one of these phases."""
-        last: list[JobState] = []
-
-        def there() -> bool:
-            last[:] = [self.state(job)]
-            return last[0].phase in phases
-
-        try:
-            wait_until(there, f"phase {phases}", timeout_s)
-        except AssertionError:
-            raise AssertionError(f"{last}\n{self.log(job)}") from None
-        return last[0]
 
     def wait_for_reason(self, job: Job, *words: str, provider: KubernetesProvider) -> None:
         """Wait until a job says all of these, in one line."""
