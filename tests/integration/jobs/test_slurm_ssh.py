@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,8 @@ from stoker.jobs.overview import read_here, state_of
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.slurm.remote import ssh
 from stoker.jobs.submission import Receipt, submit
+from stoker.jobs.sweep import Element, Sweep
+from stoker.jobs.sweep_submission import SweepReceipt, submit_sweep
 from stoker.jobs.targets import Target
 
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
@@ -31,6 +33,7 @@ SCRATCH = "scratch of O'Neil $x"
 CODE = b"code of the job"
 
 CUTTING_SBATCH = """#!/bin/bash
+printf '%s\n' "$*" >> ~/called
 # Where there is a file `cut-now`, the connection and its server end as soon as Slurm has the job.
 if [ "$1" != --parsable ] || [ ! -e ~/cut-now ]; then exec REAL "$@"; fi
 rm ~/cut-now
@@ -66,6 +69,15 @@ class Laptop:
         """Submit it as the command does."""
         archive = Archive(content=CODE, sizes={})
         return submit(job, archive, target=self.targets[to], targets=self.targets)
+
+    def submit_sweep(self, jobs: list[Job]) -> tuple[Sweep, SweepReceipt]:
+        """Submit jobs as a sweep, of which one runs at a time."""
+        elements = [Element(job=job.id, settings=(job.command[1],)) for job in jobs]
+        sweep = Sweep(name=jobs[0].name, runs=jobs[0].runs, elements=tuple(elements))
+        archive, far = Archive(content=CODE, sizes={}), self.targets["far"]
+        return sweep, submit_sweep(
+            sweep, jobs, archive, at_once=1, target=far, targets=self.targets
+        )
 
     def on_cluster(self, job: Job) -> Path:
         """The folder of a job there."""
@@ -157,6 +169,41 @@ def test_a_job_is_submitted_watched_and_stopped_through_ssh(
         [short.id, "far", "done"],
         [locked.id, "locked", "done"],
     ]
+
+
+def test_a_sweep_with_a_secret_is_one_array_and_the_secret_is_in_no_file_that_others_can_read(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "hunter2 'of' the \"laptop\""
+    monkeypatch.setenv("TOKEN_OF_TEST", value)
+    jobs = [
+        replace(laptop.job("swept", end, "needs", "TOKEN_OF_TEST"), secrets=("TOKEN_OF_TEST",))
+        for end in ("3", "4", "100000")
+    ]
+    sweep, receipt = laptop.submit_sweep(jobs)
+    assert receipt.submitted == tuple(job.id for job in jobs)
+    assert laptop.submit_sweep(jobs)[1].submitted == ()
+    laptop.wait(jobs[2], Phase.RUNNING, *OVER)
+
+    holders = [
+        path
+        for folder in (laptop.counting.cluster.folder, laptop.server.folder)
+        for path in folder.rglob("*")
+        if path.is_file() and b"hunter2" in path.read_bytes()
+    ]
+    assert {path.name for path in holders} <= {"environment"}, "what slurmctld keeps"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
+    there = laptop.counting.cluster.run("scontrol", "show", "job", "--details")
+    assert "hunter2" not in there + (laptop.server.home / "called").read_text()
+
+    assert invoke(["stop", sweep.id], debug=False) == 0
+    assert capsys.readouterr().out == f"sweep {sweep.id}: 2 done, 1 stopped\n"
+    assert invoke(["logs", f"{sweep.id}/1"], debug=False) == 0
+    assert f"[worker 1] TOKEN_OF_TEST has {len(value)} characters" in capsys.readouterr().out
+    folder = laptop.server.home / SCRATCH / "swept" / "runs" / ".jobs" / sweep.id
+    for number, end in enumerate((3, 4)):
+        assert len((folder / str(number) / "numbers-1").read_text().split()) == end
+        assert (folder / str(number) / "code.tar.gz").read_bytes() == CODE
 
 
 def test_a_connection_that_is_cut_while_a_job_is_submitted_makes_no_second_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import subprocess
@@ -16,9 +17,10 @@ from stoker.core.config import build
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.logs import GrowingLog
-from stoker.jobs.providers.slurm.provider import SlurmProvider
+from stoker.jobs.providers.slurm.machine import LOGIN, Call
 from stoker.jobs.providers.slurm.remote.mirror import FETCH, apply, known_logs
 from stoker.jobs.providers.slurm.remote.problems import ssh_problem
+from stoker.jobs.providers.slurm.remote.ssh import _program
 from stoker.jobs.providers.slurm.remote.transfer import SEND, described, packed, twin
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
@@ -99,18 +101,20 @@ def test_a_name_that_leads_out_of_the_folder_is_not_written(tmp_path: Path) -> N
 
 
 def test_files_are_sent_whole_and_others_are_removed(tmp_path: Path) -> None:
-    place = tmp_path / "a b'$x"
-    place.mkdir()
+    jobs = tmp_path / "a b'$x"
+    place = jobs / "job-1"
+    place.mkdir(parents=True)
     (place / "outcome").touch()
     (place / "job.sbatch").write_text("old")
     files = {"job.sbatch": b"new\n\x00", "code.tar.gz": bytes(range(256)) * 1000}
 
-    bash(SEND, str(place), "outcome", "stop", content=packed(files))
+    tar = packed({f"job-1/{name}": content for name, content in files.items()})
+    bash(SEND, str(jobs), "outcome", "stop", content=tar)
     assert {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()} == files
-    cut = packed(files)[:-200_000]
     with pytest.raises(subprocess.CalledProcessError):
-        bash(SEND, str(place), "job.sbatch", content=cut)
+        bash(SEND, str(jobs), "job.sbatch", content=tar[:-200_000])
     assert {path.name for path in place.iterdir()} == {*files, "logs"}
+    assert [path.name for path in jobs.iterdir()] == ["job-1"]
 
 
 def test_a_job_has_other_paths_on_the_cluster_and_another_id(job: Job, tmp_path: Path) -> None:
@@ -164,8 +168,22 @@ def test_settings_of_ssh_that_cannot_work_are_refused(settings: dict[str, Any], 
         build(SlurmTarget, settings)
 
 
-def test_secrets_are_not_sent_through_ssh(job: Job) -> None:
-    provider = SlurmProvider("far", build(SlurmTarget, VIA))
+@pytest.mark.parametrize("value", ["a'b\"$(exit 3)`\\\n\tx", "\udcff\u00e9", ""])
+def test_a_job_gets_its_secrets_and_the_variables_of_a_login_only(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", value)
+    monkeypatch.setenv("CHANCE", "1")
+    called = tmp_path / "env"
+    called.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> "$HOME/called"\nexec /usr/bin/env "$@"\n')
+    called.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    call = Call(argv=("env", "-0"), for_job=True, secrets=("TOKEN", "OTHER"), answer_s=60.0)
 
-    with pytest.raises(ConfigError, match=r"secrets must be set on the cluster.*--secret TOKEN"):
-        provider.validate(replace(job, secrets=("TOKEN",)))
+    out = bash("", content=os.fsencode(_program(call)))
+
+    found = dict(os.fsdecode(each).split("=", 1) for each in out.split(b"\0") if each)
+    assert found["TOKEN"] == value
+    assert set(found) - {"PWD", "SHLVL", "_"} <= {*LOGIN, "TOKEN"}
+    assert "TOKEN" not in (tmp_path / "called").read_text()

@@ -6,13 +6,14 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from stoker.core.errors import Plain, UserError
 from stoker.jobs.job import Job
+from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
 LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
@@ -74,8 +75,13 @@ class Machine(Protocol):
     def on_cluster(self, job: Job) -> Job:
         """Return the job as it is on the cluster, where its folders may have other paths."""
 
-    def send(self, job: Job, files: Mapping[str, bytes], *, without: Sequence[str]) -> None:
-        """Write files into the folder that the job has on the cluster, and remove others."""
+    def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
+        """Write files of the job's folder into that which it has on the cluster, and remove others there."""
+
+    def send_array(
+        self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
+    ) -> None:
+        """Do the same for each job of an array, and write the files `of_all` into the array's folder there."""
 
     def mark(self, job: Job, place: Path, name: str) -> None:
         """Make an empty file in the job's folder, which is `place` here."""
@@ -121,8 +127,13 @@ class Here:
         """Return the job itself: the paths are the same."""
         return job
 
-    def send(self, job: Job, files: Mapping[str, bytes], *, without: Sequence[str]) -> None:
+    def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
         """Do nothing: the folder of the job is the same."""
+
+    def send_array(
+        self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
+    ) -> None:
+        """Do nothing: the folders are the same."""
 
     def mark(self, job: Job, place: Path, name: str) -> None:
         """Make an empty file in the job's folder; only its owner may."""
@@ -135,6 +146,13 @@ class Here:
 
     def fetch(self, job: Job, place: Path) -> None:
         """Do nothing: the folder of the job is the same."""
+
+
+def on_cluster(array: Array, machine: Machine) -> Array:
+    """Return an array as it is on the cluster; its ID is the same."""
+    jobs = {number: machine.on_cluster(job) for number, job in array.jobs.items()}
+    first = next(iter(jobs.values()))
+    return replace(array, jobs=jobs, place=first.place.with_name(array.id))
 
 
 def no_answer(call: Call) -> AnswerLost:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_atomic
 from stoker.jobs.job import Job
 from stoker.jobs.logs import LOGS
@@ -31,7 +30,7 @@ from stoker.jobs.providers.slurm.environment.maker import (
     make_environment,
     require_maker,
 )
-from stoker.jobs.providers.slurm.machine import Here, Machine
+from stoker.jobs.providers.slurm.machine import Here, Machine, on_cluster
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.remote.ssh import Ssh
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
@@ -76,12 +75,6 @@ class SlurmProvider:
 
     def validate(self, job: Job) -> None:
         """Refuse what no machine of the partition can run, and what sbatch would refuse."""
-        if job.secrets and self.settings.via is not None:
-            raise ConfigError(
-                "secrets must be set on the cluster where the target has `via`",
-                got=Plain(f"--secret {', '.join(job.secrets)}"),
-                fix="Let a line of `setup` of the target read them, e.g. from a file that only you can read.",
-            )
         there = self._machine.on_cluster(job)
         script = render(there, self.settings, job.folder)
         require_capacity(job, self.settings, self._slurm.node_groups())
@@ -103,14 +96,8 @@ class SlurmProvider:
 
     def validate_array(self, array: Array) -> None:
         """Refuse what `validate` refuses, and what sbatch would not take as an array."""
-        if self.settings.via is not None:
-            raise ConfigError(
-                "a sweep must be submitted on the cluster where the target has `via`",
-                got=Plain(self.settings.via),
-                fix="Run the command there, or submit its combinations one by one with --set.",
-            )
         self.validate(array.jobs[0])
-        self._slurm.check(render(array.jobs[0], self.settings, array=array))
+        self._slurm.check(self._script_of(array))
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
         """Submit them as one job array, or find those of an earlier submission in Slurm's queue."""
@@ -246,20 +233,14 @@ class SlurmProvider:
         return {number: task for number, task in live_tasks(mine).items() if number in array.jobs}
 
     def _submit_array(self, array: Array) -> dict[int, str]:
-        first = next(iter(array.jobs.values()))
-        files = environment_files(first.folder, self.settings)
+        names: list[str] = []
         for job in array.jobs.values():
-            _make_ready(job)
-            for name, content in files.items():
-                write_atomic(job.place / name, content)
-        script = array.place / SCRIPT
-        write_atomic(script, render(first, self.settings, array=array))
-        make_environment(
-            first.place, interpreter(first, self.settings), self.settings, self._machine
-        )
-        options = dependency_options(first, self.state)
+            names = self._make_ready(job)
+        write_atomic(array.place / SCRIPT, self._script_of(array))
+        self._machine.send_array(array, names, of_all=[SCRIPT], without=LEFT_BY_LAST)
+        script = on_cluster(array, self._machine).place / SCRIPT
         try:
-            number = self._slurm.submit(script, secrets=first.secrets, options=options)
+            number = self._sbatch(next(iter(array.jobs.values())), script)
         except AnswerLost:
             found = self._live_tasks(array)
             if found.keys() < array.jobs.keys():
@@ -269,23 +250,39 @@ class SlurmProvider:
 
     def _submit(self, job: Job) -> str:
         there = self._machine.on_cluster(job)
-        _make_ready(job)
-        script = render(there, self.settings, job.folder).encode()
-        files = {SCRIPT: script} | environment_files(job.folder, self.settings)
-        for name, content in files.items():
-            write_atomic(job.place / name, content)
-        self._machine.send(job, files, without=LEFT_BY_LAST)
-        python = interpreter(there, self.settings, job.folder)
-        make_environment(there.place, python, self.settings, self._machine)
-        options = dependency_options(job, self.state)
+        names = self._make_ready(job)
+        write_atomic(job.place / SCRIPT, render(there, self.settings, job.folder))
+        self._machine.send(job, [*names, SCRIPT], without=LEFT_BY_LAST)
         try:
-            script_there = there.place / SCRIPT
-            return self._slurm.submit(script_there, secrets=job.secrets, options=options)
+            return self._sbatch(job, there.place / SCRIPT)
         except AnswerLost:
             found = self._submitted(job)
             if found is None:
                 raise
             return found
+
+    def _script_of(self, array: Array) -> str:
+        source = next(iter(array.jobs.values())).folder
+        there = on_cluster(array, self._machine)
+        return render(next(iter(there.jobs.values())), self.settings, source, there)
+
+    def _make_ready(self, job: Job) -> list[str]:
+        """Write what makes the environment into a job's folder, without what an earlier submission left; return names."""
+        for name in LEFT_BY_LAST:
+            (job.place / name).unlink(missing_ok=True)
+        (job.place / LOGS).mkdir(parents=True, exist_ok=True)
+        files = environment_files(job.folder, self.settings)
+        for name, content in files.items():
+            write_atomic(job.place / name, content)
+        return list(files)
+
+    def _sbatch(self, job: Job, script: Path) -> str:
+        """Submit a script that is on the cluster, of a job or of an array with it, and return its number."""
+        there = self._machine.on_cluster(job)
+        python = interpreter(there, self.settings, job.folder)
+        make_environment(there.place, python, self.settings, self._machine)
+        options = dependency_options(job, self.state)
+        return self._slurm.submit(script, secrets=job.secrets, options=options)
 
 
 def machine_of(settings: SlurmTarget) -> Machine:
@@ -293,12 +290,6 @@ def machine_of(settings: SlurmTarget) -> Machine:
     if settings.via is None or settings.remote_folder is None:
         return Here()
     return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))
-
-
-def _make_ready(job: Job) -> None:
-    for name in LEFT_BY_LAST:
-        (job.place / name).unlink(missing_ok=True)
-    (job.place / LOGS).mkdir(parents=True, exist_ok=True)
 
 
 def _is_of(queued: QueuedJob, job_id: str) -> bool:

@@ -12,18 +12,32 @@ import secrets
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
 from stoker.jobs.archive import CODE
 from stoker.jobs.job import Job
-from stoker.jobs.providers.slurm.machine import LOGIN, TIMES, Answer, Call, no_answer
+from stoker.jobs.provider import Array
+from stoker.jobs.providers.slurm.machine import (
+    LOGIN,
+    TIMES,
+    Answer,
+    Call,
+    no_answer,
+    on_cluster,
+)
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.remote.mirror import FETCH, apply, known_logs
 from stoker.jobs.providers.slurm.remote.problems import ssh_problem
-from stoker.jobs.providers.slurm.remote.transfer import DESCRIPTION, SEND, described, packed, twin
+from stoker.jobs.providers.slurm.remote.transfer import (
+    SEND,
+    files_of_array,
+    files_of_job,
+    packed,
+    twin,
+)
 
 SSH_FAILED = 255
 """Exit code of ssh itself."""
@@ -38,8 +52,9 @@ _SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 _UNSET = "".join(f"unset ${{!{prefix}@}}\n" for prefix in _SETTINGS)
 _OF_JOB = (
     'kept=(); for name in {names}; do if [ -n "${{!name+x}}" ]; then kept+=("$name=${{!name}}"); fi; done\n'
-    'exec env -i "${{kept[@]}}" {words}\n'
+    'exec env -i "${{kept[@]}}" bash --norc -s\n'
 )
+"""The rest of the script is read by a bash with these variables only. Secrets are not in its command line: they follow."""
 
 
 class Ssh:
@@ -56,8 +71,9 @@ class Ssh:
 
     def run(self, call: Call) -> Answer:
         """Run a program there; the errors are those of `Machine`."""
-        script = _program(call) + (call.text or "")
-        return self._bash(call, script.encode())
+        script = os.fsencode(_program(call) + (call.text or ""))
+        code, out, errors = self._connect(call, script)
+        return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
 
     def user(self) -> str:
         """Return the name of the user there."""
@@ -67,17 +83,19 @@ class Ssh:
         """Return the job with the paths that it has there."""
         return twin(job, self.folder)
 
-    def send(self, job: Job, files: Mapping[str, bytes], *, without: Sequence[str]) -> None:
-        """Write files into the folder that the job has there, its description and code among them."""
-        place = self.on_cluster(job).place
-        content = packed(
-            {
-                **files,
-                DESCRIPTION: described(self.on_cluster(job)),
-                CODE: (job.place / CODE).read_bytes(),
-            }
-        )
-        self._files(SEND, [str(place), *without], content)
+    def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
+        """Write files of a job, its code and its description into the folder that it has there."""
+        there = self.on_cluster(job)
+        files = files_of_job(job, there, (*names, CODE))
+        self._files(SEND, [str(there.place.parent), *without], packed(files))
+
+    def send_array(
+        self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
+    ) -> None:
+        """Write files of an array and its jobs, their code and descriptions into the folders that they have there."""
+        there = on_cluster(array, self)
+        files = files_of_array(array, there, names, of_all=of_all)
+        self._files(SEND, [str(there.place.parent), *without], packed(files))
 
     def fetch(self, job: Job, place: Path) -> None:
         """Bring logs and the facts of its starts here."""
@@ -102,10 +120,6 @@ class Ssh:
                 fix="Set `remote_folder` of the target.",
             )
         return out
-
-    def _bash(self, call: Call, script: bytes) -> Answer:
-        code, out, errors = self._connect(call, script)
-        return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
 
     def _connect(self, call: Call, script: bytes) -> tuple[int, bytes, str]:
         """Return exit code, output and errors of a script there; what a profile prints before it is cut off."""
@@ -150,11 +164,13 @@ class Ssh:
 
 def _program(call: Call) -> str:
     """Return the script that runs a program as `Here` does."""
-    words = shlex.join(call.argv)
+    words = f"exec {shlex.join(call.argv)}\n"
     if call.for_job:
-        return _OF_JOB.format(names=" ".join(LOGIN), words=words)
+        known = {name: os.environ[name] for name in call.secrets if name in os.environ}
+        exports = [f"export {name}={shlex.quote(value)}\n" for name, value in known.items()]
+        return _OF_JOB.format(names=" ".join(LOGIN)) + "".join(exports) + words
     name, value = TIMES
-    return f"{_UNSET}export {name}={value}\nexec {words}\n"
+    return f"{_UNSET}export {name}={value}\n{words}"
 
 
 @cache

@@ -5,20 +5,29 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stoker.jobs.archive import CODE
 from stoker.jobs.job import Job
+from stoker.jobs.provider import Array
 
-SEND = """place=$1; shift
-umask 022
-new=$place/.new.$$
-trap 'rm -rf "$new"' EXIT
-mkdir -p "$place/logs" "$new" && tar -x -f - -C "$new" && cd "$place" && rm -f "$@" && mv -f "$new"/* .; exit
+SEND = """{
+	jobs=$1; shift
+	umask 022
+	new=$jobs/.new.$$
+	trap 'rm -rf "$new"' EXIT
+	mkdir -p "$new" && tar -x -f - -C "$new" || exit
+	for place in "$new"/*; do
+		name=${place##*/}
+		mkdir -p "$jobs/$name/logs" && cd "$jobs/$name" && rm -f "$@" && mv -f "$place"/* . || exit
+	done
+	exit
+}
 """
-"""Script on the login node: folder of the job, files to remove; a tar follows, so the last line is
-what reads it. A file there is the old or the new one."""
+"""Script on the login node: folder of all jobs, files to remove from the folders of these. A tar with a folder for each
+follows, so bash must read the script to its end before it runs. A file there is the old or the new one."""
 
 DESCRIPTION = "job.json"
 RUNS = "runs"
@@ -42,12 +51,51 @@ def described(job: Job) -> bytes:
     return f"{json.dumps(job.to_json(), indent=1)}\n".encode()
 
 
-def packed(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar of files."""
+def files_of_job(job: Job, there: Job, names: Sequence[str]) -> dict[str, bytes | Path]:
+    """Return the files of a job for `packed`, its description among them.
+
+    Args:
+        job: The job of this machine.
+        there: The job as it is on the cluster.
+        names: Of files in its folder.
+    """
+    place = there.place.name
+    contents = {f"{place}/{name}": (job.place / name).read_bytes() for name in names}
+    return {**contents, f"{place}/{DESCRIPTION}": described(there)}
+
+
+def files_of_array(
+    array: Array, there: Array, names: Sequence[str], *, of_all: Sequence[str]
+) -> dict[str, bytes | Path]:
+    """Return the files of an array and its jobs for `packed`, with one copy of the code, to which the jobs have links.
+
+    Args:
+        array: The array of this machine.
+        there: The array as it is on the cluster.
+        names: Of files in the folder of each job.
+        of_all: Of files in the folder of the array.
+    """
+    files: dict[str, bytes | Path] = {
+        f"{array.id}/{name}": (array.place / name).read_bytes() for name in (*of_all, CODE)
+    }
+    for number, job in array.jobs.items():
+        place = there.jobs[number].place.name
+        files |= files_of_job(job, there.jobs[number], names)
+        files[f"{place}/{CODE}"] = Path("..") / array.id / CODE
+        files[f"{array.id}/{number}"] = Path("..") / place
+    return files
+
+
+def packed(files: Mapping[str, bytes | Path]) -> bytes:
+    """Return a tar of files, and of symbolic links to paths."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
+            if isinstance(content, Path):
+                info.type, info.linkname = tarfile.SYMTYPE, str(content)
+                tar.addfile(info)
+                continue
             info.size, info.mode = len(content), 0o644
             tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
