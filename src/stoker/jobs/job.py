@@ -58,6 +58,13 @@ class Resources:
     time_limit_s: float | None = None
     """Longest run of one start; the job saves before it and goes on in the next."""
 
+    @property
+    def gpu_hours(self) -> float | None:
+        """Most GPU hours of one start; None without GPUs or a time limit."""
+        if not self.gpus or self.time_limit_s is None:
+            return None
+        return self.workers * self.gpus * self.time_limit_s / 3600
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:

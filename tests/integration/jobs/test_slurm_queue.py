@@ -62,7 +62,7 @@ class Swept:
 @pytest.fixture(scope="module")
 def submitted(counting: Counting, swept: Swept) -> dict[str, Job]:
     """Jobs by name."""
-    gpus = {"resources": {"workers": 1, "gpus": 2}}
+    gpus = {"resources": {"workers": 1, "gpus": 2, "time_limit_s": 1800.0}}
     jobs = {
         "again": counting.submit("again", "60", labels={"team": 'vision "1"'}, **gpus),
         "cancelled": counting.submit("cancelled", "100000", resources={"workers": 1}),
@@ -189,7 +189,8 @@ def test_the_accounting_keeps_the_job_and_the_run_in_the_comment(
     wait_until(lambda: "run" in comment(), "comment with the run")
     run = (job.place / "run").read_text().rpartition("/")[2]
     assert run.endswith("0002"), "that of the second start"
-    assert json.loads(comment()) == {"stoker": job.id, "labels": job.labels, "run": run}
+    expected = {"stoker": job.id, "gpu_hours": 1.0, "labels": job.labels, "run": run}
+    assert json.loads(comment()) == expected
 
 
 def test_jobs_of_a_sweep_restart_and_end_each_for_itself(counting: Counting, swept: Swept) -> None:

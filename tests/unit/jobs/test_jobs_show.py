@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.app.job_run import run_of_job
 from stoker.cli.main import invoke
-from stoker.jobs.job import Job, write_job
+from stoker.jobs.job import Job, Resources, write_job
 from stoker.jobs.places import add_to_index
 
 SCALARS = (
@@ -89,3 +90,17 @@ def test_a_job_whose_run_is_missing_or_has_not_trained_shows_no_numbers(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "must have begun to train. Received: no run yet." in error
+
+
+def test_a_job_shows_the_gpu_hours_of_each_start(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = Resources(workers=4, gpus=2, time_limit_s=8 * 3600.0)
+    limited = replace(job, resources=needs)
+    for each in (job, limited):
+        add_to_index(write_job(each))
+        assert invoke(["jobs", "show", each.id], debug=False) == 0
+
+    shown = capsys.readouterr().out
+    assert shown.count("budget:") == 1
+    assert "budget:       64 GPU hours for each start\n" in shown

@@ -107,6 +107,8 @@ def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
     yield "nodes", ", ".join(state.nodes)
     yield "GPU seconds", "" if state.gpu_seconds is None else f"{state.gpu_seconds:,.0f}"
     needs = job.resources
+    hours = needs.gpu_hours
+    yield "budget", "" if hours is None else f"{hours:,.4g} GPU hours for each start"
     yield "workers", f"{needs.workers}, each with {_each(needs)}"
     yield "command", f"stoker {' '.join(job.command)} {job.folder}"
     yield "code", job.code

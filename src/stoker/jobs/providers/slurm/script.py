@@ -51,7 +51,8 @@ def comment(job: Job, name: str) -> str:
         job: The job, or any of the array's.
         name: ID of the job or sweep.
     """
-    return json.dumps({MARK: name, **({"labels": job.labels} if job.labels else {})})
+    facts = {MARK: name, "gpu_hours": job.resources.gpu_hours, "labels": job.labels}
+    return json.dumps({key: value for key, value in facts.items() if value})
 
 
 def job_id_of(text: str) -> str | None:
