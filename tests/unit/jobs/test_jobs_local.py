@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.cluster.launch.group import Failure, Outcome
+from stoker.cluster.limits import usable_cores
 from stoker.cluster.processes.identity import ProcessIdentity, identity_of
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job, Resources, write_job
@@ -21,6 +22,7 @@ from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.hang import hang_is_noticed, newest_progress_s
 from stoker.jobs.providers.local.provider import LocalProvider
 from stoker.jobs.providers.local.record import STOP, LocalRecord, read_record, write_record
+from stoker.jobs.providers.local.room import why_fewer
 from stoker.jobs.providers.local.settings import LocalSettings
 from stoker.jobs.providers.local.supervisor import Supervisor
 from stoker.jobs.providers.local.workers import next_incarnation, own_environment, worker_commands
@@ -135,6 +137,30 @@ def test_workers_get_their_rank_and_no_place_in_another_group(
         assert environ["NCCL_DEBUG"] == "INFO"
         assert environ["CUDA_VISIBLE_DEVICES"] == "-1"
     assert own_environment({"SLURM_TMPDIR": "/x", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_an_elastic_job_starts_with_as_many_workers_as_this_machine_has_room_for(
+    job: Job, provider: LocalProvider
+) -> None:
+    cores = usable_cores()
+
+    def tasks(**needs: Any) -> int:
+        commands = worker_commands(
+            replace(job, resources=Resources(**needs)), job.place, incarnation=1
+        )
+        assert {each.environ["STOKER_TASKS"] for each in commands} == {str(len(commands))}
+        return len(commands)
+
+    assert tasks(workers=6, min_workers=1, cpus=max(1, cores // 2)) == min(cores, 2)
+    assert tasks(workers=6, min_workers=1, cpus=cores) == 1
+    assert tasks(workers=1024, min_workers=512) == 512, "no room, but none was demanded"
+    assert tasks(workers=cores + 1) == cores + 1, "not elastic"
+    small = Resources(workers=1, min_workers=1)
+    assert why_fewer(small) == ""
+    assert why_fewer(replace(small, workers=2, cpus=cores)).startswith("1 of 2 workers, as this")
+    large = replace(job, resources=Resources(workers=6, min_workers=2, cpus=cores))
+    with pytest.raises(ConfigError, match=f"--cpus must leave .* 2 workers with {cores} each"):
+        provider.validate(large)
 
 
 def test_a_start_without_a_number_is_one_line(tmp_path: Path) -> None:

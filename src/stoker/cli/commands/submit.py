@@ -119,6 +119,7 @@ def submit(
     from stoker.app.submission import JobRequest, prepare_job
     from stoker.jobs.job import Resources
     from stoker.jobs.overview import EXPERIMENT
+    from stoker.jobs.provider import Phase
     from stoker.jobs.submission import require_predecessors
     from stoker.jobs.submission import submit as submit_job
     from stoker.jobs.targets import find_target, read_targets
@@ -161,6 +162,8 @@ def submit(
     print_result(f"job {job.id} {_how(receipt.already, again=receipt.again)} on {receipt.target}")
     if receipt.already:
         print_result(f"it is {receipt.state.phase}; nothing was submitted a second time")
+    if receipt.state.phase is Phase.RUNNING and receipt.state.reason:
+        print_result(f"it is running: {receipt.state.reason}")
     print_result(f"logs: stoker logs -f {job.id}; end it: stoker stop {job.id}")
 
 

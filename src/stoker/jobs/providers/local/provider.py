@@ -12,18 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stoker.cluster.doctor.gpus import read_gpus
-from stoker.cluster.doctor.visible import GPUS, visible_names
+from stoker.cluster.doctor.visible import GPUS
 from stoker.cluster.launch.restarts import MOST_WORKERS
-from stoker.cluster.limits import usable_cores, usable_memory
 from stoker.cluster.place import RANK, TASKS
 from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.incarnation import FIRST
-from stoker.jobs.job import Job, Resources
+from stoker.jobs.job import Job
 from stoker.jobs.places import find_place, places, read_submitted
 from stoker.jobs.provider import Array, JobState, Phase
 from stoker.jobs.providers.local.record import FILE, STOP, LocalRecord, read_record, write_record
+from stoker.jobs.providers.local.room import workers_here
 from stoker.jobs.providers.local.settings import LocalSettings
 from stoker.jobs.providers.local.workers import worker_commands
 
@@ -65,16 +64,7 @@ class LocalProvider:
             raise ConfigError(f"--workers must be from 1 to {MOST_WORKERS}", got=needs.workers)
         if needs.gpus < 0:
             raise ConfigError("--gpus must be 0 or more", got=needs.gpus)
-        _require_room(needs)
-        if needs.gpus:
-            has = len(visible_names(read_gpus().states, os.environ))
-            if needs.workers * needs.gpus > has:
-                asked = f"{needs.workers} workers with {needs.gpus} each, and {has} GPUs here"
-                raise ConfigError(
-                    "--gpus must leave enough GPUs for all workers of this machine",
-                    got=Plain(asked),
-                    fix="Ask for fewer, or submit it to another target: --on NAME.",
-                )
+        workers_here(needs)
         if missing := [name for name in job.secrets if name not in os.environ]:
             raise ConfigError(
                 "secrets are variables of the environment in which the job is submitted",
@@ -192,16 +182,3 @@ class LocalProvider:
                 os.kill(record.supervisor.pid, signal.SIGKILL)
             while record.supervisor.lives:
                 time.sleep(POLL_S)  # as above
-
-
-def _require_room(needs: Resources) -> None:
-    has = {"--cpus": usable_cores(), "--memory": usable_memory() / 2**30}
-    for option, of_each in (("--cpus", needs.cpus), ("--memory", needs.memory_gib)):
-        if of_each and of_each * needs.workers > has[option]:
-            raise ConfigError(
-                f"{option} must leave enough of this machine for all workers",
-                got=Plain(
-                    f"{needs.workers} workers with {of_each:g} each, and {has[option]:.4g} here"
-                ),
-                fix="Ask for less, or submit it to another target: --on NAME.",
-            )

@@ -28,6 +28,7 @@ from stoker.jobs.job import Job, read_job
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.hang import hang_is_noticed
 from stoker.jobs.providers.local.record import LocalRecord, is_stopped, write_record
+from stoker.jobs.providers.local.room import why_fewer
 from stoker.jobs.providers.local.settings import LocalSettings
 from stoker.jobs.providers.local.waiting import Slots, wait_for_predecessors
 from stoker.jobs.providers.local.workers import next_incarnation, worker_commands
@@ -61,8 +62,8 @@ class Supervisor:
     def run(self) -> None:
         """Run the job to its end, and write how it ended."""
         with stop_requests() as stop:
-            write_record(self._place, self._record)
             try:
+                self._write(reason=why_fewer(self._job.resources))
                 with contextlib.ExitStack() as held:
                     phase, reason = self._wait(stop, held) or self._run(stop)
             except UserError as error:
@@ -83,7 +84,7 @@ class Supervisor:
             self._slots.take(stop, held)
         if stop.times:
             return self._end_by_request()
-        self._write(phase=Phase.RUNNING, reason="")
+        self._write(phase=Phase.RUNNING, reason=why_fewer(self._job.resources))
         return None
 
     def _end_by_request(self) -> tuple[Phase, str]:
@@ -103,8 +104,10 @@ class Supervisor:
 
     def _start(self, stop: StopRequest) -> Outcome:
         number = next_incarnation(self._place)
-        self._log(f"incarnation {number}: {self._job.resources.workers} worker(s) start")
-        self._write(started_s=time.time())
+        commands = worker_commands(self._job, self._place, incarnation=number)
+        fewer = why_fewer(self._job.resources)
+        self._log(f"incarnation {number}: {fewer or f'{len(commands)} worker(s)'}")
+        self._write(started_s=time.time(), reason=fewer)
         limits = GroupLimits(
             # The workers' own heartbeats end at the process that writes their logs.
             watchdog_s=math.inf,
@@ -112,7 +115,6 @@ class Supervisor:
             unheard_grace_s=self._grace_s,
             alone_restarts=0,
         )
-        commands = worker_commands(self._job, self._place, incarnation=number)
         self._hung = False
         with (
             self._time_limit(self._job),

@@ -17,6 +17,7 @@ from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
 from stoker.cluster.resolver import VARIABLE
 from stoker.core.errors import Plain, UserError
 from stoker.jobs.job import Job
+from stoker.jobs.providers.local.room import workers_here
 
 STOKER = (sys.executable, "-P", "-m", "stoker")
 """-P: modules in the current folder are not Stoker's."""
@@ -53,25 +54,29 @@ def next_incarnation(place: Path, *, environ: Mapping[str, str] = os.environ) ->
 
 
 def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]:
-    """Return what each worker runs, the first worker first.
+    """Return what each worker runs that this machine has room for, the first worker first.
 
     Args:
         job: The job.
         place: Its folder.
         incarnation: Number of this start.
+
+    Raises:
+        ConfigError: there is no room for as many as must be.
     """
     needs = job.resources
+    workers = workers_here(needs)
     environ = own_environment(os.environ) | job.environment
-    cores = needs.cpus or max(1, len(os.sched_getaffinity(0)) // needs.workers)
+    cores = needs.cpus or max(1, len(os.sched_getaffinity(0)) // workers)
     threads = share_threads(environ, cores=cores, processes=1)
     names = visible_names(read_gpus().states, os.environ) if needs.gpus else ()
     argv = (*STOKER, "job-task", str(place), "--incarnation", str(incarnation))
     commands = []
-    for rank in range(needs.workers):
+    for rank in range(workers):
         mine = names[rank * needs.gpus : (rank + 1) * needs.gpus]
         own = {
             "STOKER_RANK": str(rank),
-            "STOKER_TASKS": str(needs.workers),
+            "STOKER_TASKS": str(workers),
             GPUS: ",".join(mine) or NO_GPU,
         }
         commands.append(
