@@ -63,11 +63,11 @@ def test_the_script_is_bash_and_its_options_are_those_that_were_asked_for() -> N
 
 def test_an_elastic_job_takes_a_range_of_nodes_and_starts_a_task_on_each(tmp_path: Path) -> None:
     wanted = job(runs=tmp_path, resources=Resources(workers=8, min_workers=2, gpus=1))
-    script = render(wanted, SlurmTarget())
+    script = render(wanted, SlurmTarget(gpus_by="gpus-per-task"))
 
     found = options(script)
-    assert {"--nodes=2-8", "--ntasks-per-node=1"} <= set(found)
-    assert not any(option.startswith("--ntasks=") for option in found), "it would need eight nodes"
+    assert {"--nodes=2-8", "--gres=gpu:1"} <= set(found)
+    assert "task" not in " ".join(found).replace("cpus-per-task", ""), "Slurm would take the fewest"
     head = script.partition("\nsay() {")[0]
     shown = 'printf "%s\\n" "$workers" "${step[@]}"'
     done = subprocess.run(
@@ -77,7 +77,7 @@ def test_an_elastic_job_takes_a_range_of_nodes_and_starts_a_task_on_each(tmp_pat
         capture_output=True,
         check=True,
     )
-    assert done.stdout.split() == ["5", "--ntasks=5"]
+    assert done.stdout.split() == ["5", "--ntasks=5", "--ntasks-per-node=1"]
 
 
 def test_an_elastic_job_has_one_worker_on_each_node_and_fits_where_its_fewest_do() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.jobs.job import Job
+from stoker.jobs.job import Job, Resources
 from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.environment.launch import launch_lines, require_lines
 from stoker.jobs.providers.slurm.environment.maker import interpreter
@@ -125,8 +125,9 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("account", target.account),
         ("qos", target.qos),
         ("nodes", _nodes(job, per_node)),
+        # Of an elastic job neither: Slurm would make a number of tasks of them, and give it the fewest machines.
         ("ntasks", None if needs.min_workers else needs.workers),
-        ("ntasks-per-node", per_node),
+        ("ntasks-per-node", None if needs.min_workers else per_node),
         ("cpus-per-task", needs.cpus),
         ("mem", needs.memory_gib and f"{math.ceil(needs.memory_gib * per_node * 1024)}M"),
         ("time", needs.time_limit_s and _duration(needs.time_limit_s)),
@@ -136,7 +137,7 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("open-mode", "append"),
     ]
     if needs.gpus:
-        pairs.append(_gpus(needs.gpus, per_node, target))
+        pairs.append(_gpus(needs, per_node, target))
     values = [f"--{name}={quoted(str(value))}" for name, value in pairs if value is not None]
     return [*values, "--requeue", "--export=ALL"]
 
@@ -192,16 +193,17 @@ def _workers(job: Job) -> str:
     return "$SLURM_JOB_NUM_NODES" if job.resources.min_workers else str(job.resources.workers)
 
 
-def _gpus(gpus: int, per_node: int, target: SlurmTarget) -> tuple[str, object]:
+def _gpus(needs: Resources, per_node: int, target: SlurmTarget) -> tuple[str, object]:
     kind = f"{target.gpu_type}:" if target.gpu_type else ""
-    if target.gpus_by == "gres":
-        return "gres", f"gpu:{kind}{gpus * per_node}"
-    return "gpus-per-task", f"{kind}{gpus}"
+    # An elastic job names no number of tasks.
+    if target.gpus_by == "gres" or needs.min_workers:
+        return "gres", f"gpu:{kind}{needs.gpus * per_node}"
+    return "gpus-per-task", f"{kind}{needs.gpus}"
 
 
 def _step_options(job: Job, target: SlurmTarget) -> list[str]:
     needs = job.resources
-    options = []
+    options = ["--ntasks-per-node=1"] if needs.min_workers else []
     if needs.cpus:
         options.append(f"--cpus-per-task={needs.cpus}")  # srun does not take it from the job
     if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:
