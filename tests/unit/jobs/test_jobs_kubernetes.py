@@ -233,6 +233,22 @@ def test_the_job_owns_its_other_objects() -> None:
         assert not is_owned(own, again)
 
 
+def test_kueue_may_admit_a_part_of_an_elastic_job_but_of_no_jobset() -> None:
+    elastic = job(resources=Resources(workers=4, min_workers=2))
+    names = ("job-min-parallelism", "job-completions-equal-parallelism")
+    for kind, chosen, values in (
+        ("job", FULL, ["2", "true"]),
+        ("jobset", FULL, [None, None]),
+        ("job", target(), [None, None]),
+    ):
+        made = rendered(kind, elastic, chosen).workload
+        notes = made["metadata"]["annotations"]
+        assert [notes.get(f"kueue.x-k8s.io/{name}") for name in names] == values
+        assert ('"min_workers": 2' in json.dumps(made).replace("\\", "")) == (values[0] == "2")
+    spec = rendered("job", elastic, FULL).workload["spec"]
+    assert spec["completions"] == spec["parallelism"] == 4
+
+
 def test_manifests_are_created_suspended_and_printed_as_they_will_run() -> None:
     for kind in ("job", "jobset", "tfjob"):
         for chosen, waits in ((target(), False), (FULL, True)):

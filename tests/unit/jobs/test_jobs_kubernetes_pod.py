@@ -229,6 +229,33 @@ def test_pods_that_do_not_all_come_end_and_name_the_missing_ones(make: Make) -> 
     assert "nothing from the pods of worker 0, 2" in last
 
 
+def test_an_elastic_job_starts_with_the_pods_that_come_and_again_with_all_when_more_do(
+    make: Make,
+) -> None:
+    """Three of four are admitted: two share the work evenly, and the third is not needed."""
+    pods = make(workers=4, min_workers=2, start_s=20, grace_s=2)
+    pods.facts = replace(pods.facts, start_s=6)
+    first = [pods.start(rank, f"a-{rank}") for rank in range(3)]
+    config = json.loads(pods.started(1, 1).read_text())
+    pods.started(1, 0)
+    assert config["cluster"]["worker"] == ["w-0.w:2222", "w-1.w:2223"]
+    assert code_of(first[2]) == 0
+    assert "this pod is not needed" in pods.printed("a-2")
+    assert "start 1 as worker 0; 2 of 4 workers" in pods.printed("a-0")
+
+    pods.facts = replace(pods.facts, start_s=60)
+    for rank in (2, 3):
+        pods.start(rank, f"b-{rank}")
+    wait(lambda: pods.starts() == [1, 2], "the pods that come later begin the next start")
+    for rank in (0, 1):
+        pods.end(1, rank, 76)
+        assert code_of(first[rank]) == 75, "a later start ends it"
+        pods.start(rank, f"b-{rank}")
+    config = json.loads(pods.started(2, 3).read_text())
+    assert len(config["cluster"]["worker"]) == 4
+    assert pods.starts() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("kind", "codes"),
     [

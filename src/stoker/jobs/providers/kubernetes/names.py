@@ -34,6 +34,11 @@ SUBMITTED = "stoker/submitted"
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label of Kueue: the LocalQueue of a job."""
 
+MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
+EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
+"""Annotations of Kueue for a Job that it may admit with fewer pods: how many at least, and that `completions` follows.
+Source: Kueue, site/content/en/docs/reference/labels-and-annotations.md."""
+
 REPLICATED = "worker"
 """Name of a JobSet's only group of pods, and of a TFJob's replicas in lower case."""
 

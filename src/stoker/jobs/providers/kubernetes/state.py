@@ -63,6 +63,9 @@ class Seen:
     @property
     def workers(self) -> int:
         """How many pods it has when it runs."""
+        admitted = (self.workload.get("spec") or {}).get("parallelism")
+        if admitted:  # of a Job; Kueue may have admitted fewer than were submitted
+            return int(admitted)
         text = notes_of(self.workload).get(WORKERS, "")
         return int(text) if text.isdecimal() else 1
 

@@ -69,6 +69,14 @@ def pod_template(
     return template | {"spec": spec}
 
 
+def fewest_pods(job: Job, target: KubernetesTarget, kind: str) -> int | None:
+    """Return with how many pods a start of an elastic job begins at least; None: with all.
+
+    Kueue admits a plain Job in part, but neither JobSets nor TFJobs, and without it all pods are made at once.
+    """
+    return job.resources.min_workers if kind == "job" and target.queue else None
+
+
 def versions() -> dict[str, str]:
     """Return the versions of this environment that the image should have, too."""
     found = {}
@@ -90,6 +98,7 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
         start_s=target.start_s,
         max_restarts=target.max_restarts,
         time_limit_s=job.resources.time_limit_s,
+        min_workers=fewest_pods(job, target, kind),
         versions=versions(),
         git=target.code if target.code.startswith("git+") else "",
     )

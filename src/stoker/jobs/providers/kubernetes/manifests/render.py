@@ -18,13 +18,23 @@ from stoker.jobs.providers.kubernetes.manifests.network import (
     network_policy,
     service,
 )
+from stoker.jobs.providers.kubernetes.manifests.pod import fewest_pods
 from stoker.jobs.providers.kubernetes.manifests.workload import (
     KINDS,
     SPECIFICATIONS,
     VERSIONS,
     suspended,
 )
-from stoker.jobs.providers.kubernetes.names import FOLDER, ID, QUEUE, WORKERS, labels, object_name
+from stoker.jobs.providers.kubernetes.names import (
+    EQUAL_COMPLETIONS,
+    FOLDER,
+    ID,
+    MIN_PARALLELISM,
+    QUEUE,
+    WORKERS,
+    labels,
+    object_name,
+)
 from stoker.jobs.providers.kubernetes.settings import KubernetesTarget
 
 MOST_CODE_BYTES = 900 << 10
@@ -94,6 +104,8 @@ def render(
     }
     if target.queue:
         workload["metadata"]["labels"][QUEUE] = target.queue
+    if fewest := fewest_pods(job, target, kind):
+        noted |= {MIN_PARALLELISM: str(fewest), EQUAL_COMPLETIONS: "true"}
     dependents = []
     if kind == "job":
         dependents.append(_object("v1", "Service", job, spec=service(job)))

@@ -42,6 +42,9 @@ class Facts:
     max_restarts: int
     """How many starts may fail, where the cluster itself does not count them."""
 
+    min_workers: int | None = None
+    """Fewest workers of a start, where the job's queue may admit fewer pods; None: all must come."""
+
     git: str = ""
     """Where the code comes from, if neither from the volume nor from a ConfigMap."""
 

@@ -25,9 +25,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+from stoker.cluster.sizes import allowed_sizes
 from stoker.core.errors import (
     EXIT_BUG,
     EXIT_CHECK,
@@ -49,6 +51,7 @@ from stoker.jobs.providers.kubernetes.pod.start import (
     another_counts,
     exits,
     join_start,
+    workers_of_start,
     write_exit,
 )
 
@@ -103,6 +106,9 @@ class _Task:
             rank=_rank(environ, len(facts.workers)),
             pod=environ.get(POD) or environ.get("HOSTNAME", ""),
             pods=len(facts.workers),
+            sizes=allowed_sizes(fewest=facts.min_workers, most=len(facts.workers))
+            if facts.min_workers
+            else (),
             log=self._log,
         )
 
@@ -111,11 +117,17 @@ class _Task:
         for line in differing_versions(self._facts.versions):
             self._log(line)
         start = join_start(self._member, save_s=self._facts.grace_s, start_s=self._facts.start_s)
-        self._log(f"start {start.number} as worker {self._member.rank}")
+        workers = workers_of_start(self._member, start.number)
+        fewer = f"; {workers} of {self._member.pods} workers" if workers < self._member.pods else ""
+        self._log(f"start {start.number} as worker {self._member.rank}{fewer}")
+        self._member = replace(self._member, pods=workers)
         return start
 
     def run(self, start: Incarnation) -> int:
         """Run the task, and return the exit code for the cluster."""
+        if self._member.rank >= self._member.pods:
+            self._log("this pod is not needed: the workers share the work evenly, not more")
+            return EXIT_DONE
         code = self._run(start)
         before = self._ended_early(start.number)
         write_exit(self._member, start.number, code)
@@ -188,7 +200,7 @@ class _Task:
         """Return the environment of the task, with its place among the others."""
         hidden = (FACTS, INDEX, TFJOB_INDEX, CODE_VARIABLE, "TF_CONFIG")
         own = {name: value for name, value in self._environ.items() if name not in hidden}
-        workers, rank = self._facts.workers, self._member.rank
+        workers, rank = self._facts.workers[: self._member.pods], self._member.rank
         if len(workers) == 1:
             return own | {"STOKER_RANK": "0", "STOKER_TASKS": "1"}
         task = {"type": "worker", "index": rank}

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED, Plain, UserError
 from stoker.core.incarnation import INCARNATIONS, Incarnation, take_next
+from stoker.jobs.providers.kubernetes.pod.size import SETTLED_S, Settling, decide_size, read_size
 
 POLL_S = 0.3
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
@@ -50,7 +51,10 @@ class Member:
     """Its name, unique in the cluster for all time."""
 
     pods: int
-    """How many pods a start has."""
+    """How many pods a start has, at most of an elastic job."""
+
+    sizes: tuple[int, ...] = ()
+    """Numbers of workers that a start of an elastic job may have; empty: every start has `pods`."""
 
     log: Callable[[str], None]
 
@@ -78,9 +82,10 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
         UserError: some pods did not come in time.
     """
     until_s, logged_s = time.monotonic() + start_s, time.monotonic()
+    settling = Settling(min(SETTLED_S, start_s / 2))
     number = _claim_newest(member, save_s=save_s)
     while True:
-        missing = sorted(set(range(member.pods)) - _claimed(member, number))
+        missing = _missing(member, number, settling)
         if not missing and member.newest() == number:
             return Incarnation(job=member.place, number=number)
         if member.newest() > number:
@@ -97,6 +102,12 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
             logged_s = time.monotonic()
             member.log(f"waits for the pods of worker {_ranks(missing)}")
         time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def workers_of_start(member: Member, number: int) -> int:
+    """Return how many workers a start has that has begun; pods of a higher rank are not needed."""
+    decided = read_size(member.folder(number)) if member.sizes else None
+    return member.pods if decided is None else decided[0]
 
 
 def write_exit(member: Member, number: int, code: int) -> None:
@@ -157,7 +168,7 @@ def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
 def _claim_newest(member: Member, *, save_s: float) -> int:
     while True:
         number = member.newest()
-        if number and _claim(member, number):
+        if number and _is_open(member, number) and _claim(member, number):
             return number
         _wait_for_saves(member, number, save_s=save_s)
         delay_s = FIRST_S + STEP_S * min(member.rank, MOST_STEPS) if member.rank else 0.0
@@ -175,9 +186,27 @@ def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
         return  # it was killed or failed: the others have nothing to save, and may hang
     until_s = time.monotonic() + save_s
     while time.monotonic() < until_s and member.newest() == number:
-        if len(exits(member, number)) == len(_claimed(member, number)):
+        members = min(len(_claimed(member, number)), workers_of_start(member, number))
+        if len(exits(member, number)) == members:
             return
         time.sleep(POLL_S)  # a shared file system sends no notification
+
+
+def _missing(member: Member, number: int, settling: Settling) -> list[int]:
+    """Return the ranks for which a start waits."""
+    claimed = _claimed(member, number)
+    missing = sorted(set(range(member.pods)) - claimed)
+    if not member.sizes:
+        return missing
+    if member.rank == 0 and (settling.is_over(len(claimed)) or not missing):
+        decide_size(member.folder(number), claimed, member.sizes)
+    return (missing or [0]) if read_size(member.folder(number)) is None else []
+
+
+def _is_open(member: Member, number: int) -> bool:
+    """Whether an elastic start has not begun without this pod."""
+    decided = read_size(member.folder(number)) if member.sizes else None
+    return decided is None or member.rank < decided[1]
 
 
 def _claim(member: Member, number: int) -> bool:
