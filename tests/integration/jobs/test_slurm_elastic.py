@@ -60,7 +60,7 @@ def test_an_elastic_training_that_loses_a_machine_goes_on_with_two_of_four_worke
     assert (state.phase, state.restarts) == (Phase.DONE, 1), disturbed.log()
     assert [workers_of(disturbed, start=start) for start in (1, 2)] == [VIRTUAL, 2]
     changed = disturbed_from(disturbed)
-    assert changed > BEFORE - EVERY_STEPS, "at most an interval is done twice"
+    assert all(disturbed.lost_steps(rank)[1] <= EVERY_STEPS for rank in range(2))
     unbroken, again = dict(calm.losses()), dict(disturbed.losses())
     assert list(again) == list(unbroken), "each step was published once"
     steps = range(changed, changed + AFTER)
@@ -73,8 +73,8 @@ def test_an_elastic_training_that_loses_a_machine_goes_on_with_two_of_four_worke
 
 
 def write_elastic(folder: Path) -> None:
-    """Write an experiment with Dropout and BatchNormalization, of 150 steps."""
-    epochs, steps = 5, 30
+    """Write an experiment with Dropout and BatchNormalization, of 300 steps: Slurm notices a lost machine late."""
+    epochs, steps = 10, 30
     rows = steps * VIRTUAL * ROWS_OF_WORKER * 5 // 4
     write_experiment(folder, rows=rows, epochs=epochs, every_steps=EVERY_STEPS)
     settings, model = folder / "stoker.yaml", folder / "model.py"
