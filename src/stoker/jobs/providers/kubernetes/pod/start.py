@@ -168,7 +168,7 @@ def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
 def _claim_newest(member: Member, *, save_s: float) -> int:
     while True:
         number = member.newest()
-        if number and _is_open(member, number) and _claim(member, number):
+        if number and _claim(member, number):
             return number
         _wait_for_saves(member, number, save_s=save_s)
         delay_s = FIRST_S + STEP_S * min(member.rank, MOST_STEPS) if member.rank else 0.0
@@ -203,14 +203,11 @@ def _missing(member: Member, number: int, settling: Settling) -> list[int]:
     return (missing or [0]) if read_size(member.folder(number)) is None else []
 
 
-def _is_open(member: Member, number: int) -> bool:
-    """Whether an elastic start has not begun without this pod."""
-    decided = read_size(member.folder(number)) if member.sizes else None
-    return decided is None or member.rank < decided[1]
-
-
 def _claim(member: Member, number: int) -> bool:
-    """Claim this pod's rank in a start; False if another pod has it."""
+    """Claim this pod's rank in a start; False if another pod has it, or an elastic start has begun without it."""
+    decided = read_size(member.folder(number)) if member.sizes else None
+    if decided is not None and member.rank >= decided[1]:
+        return False
     path = member.folder(number) / str(member.rank)
     return _create(path, member.pod) or path.read_text() == member.pod
 
