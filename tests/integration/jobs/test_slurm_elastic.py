@@ -60,7 +60,8 @@ def test_an_elastic_training_that_loses_a_machine_goes_on_with_two_of_four_worke
     assert (state.phase, state.restarts) == (Phase.DONE, 1), disturbed.log()
     assert [workers_of(disturbed, start=start) for start in (1, 2)] == [VIRTUAL, 2]
     changed = disturbed_from(disturbed)
-    assert all(disturbed.lost_steps(rank)[1] <= EVERY_STEPS for rank in range(2))
+    lost = [disturbed.lost_steps(rank)[1] for rank in range(2)]
+    assert max(lost) <= EVERY_STEPS, disturbed.log()
     unbroken, again = dict(calm.losses()), dict(disturbed.losses())
     assert list(again) == list(unbroken), "each step was published once"
     steps = range(changed, changed + AFTER)
