@@ -9,6 +9,7 @@ from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.jobs.providers.slurm.machine import Call, Machine
 from stoker.jobs.providers.slurm.problems import AnswerLost, problem
+from stoker.jobs.providers.slurm.script import NOTICE
 
 ANSWER_S = 60.0
 """Longest wait for a program; Slurm's own `MessageTimeout` is 10 s by default, and some retry."""
@@ -162,9 +163,9 @@ class Slurm:
         self._run("scontrol", "release", job_id)
 
     def signal_script(self, job_id: str) -> None:
-        """Send USR1 to the script of a running job, which lets the workers save."""
+        """Send a running job's script the notice of its end, which lets the workers save."""
         try:
-            self._run("scancel", "--batch", "--signal=USR1", job_id)
+            self._run("scancel", "--batch", f"--signal={NOTICE}", job_id)
         except UserError as error:
             # Of a task of an array scancel 22.05 sends it, prints nothing, and ends with 1.
             if "_" not in job_id or str(error.got) != "exit code 1":
