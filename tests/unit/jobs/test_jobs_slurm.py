@@ -106,8 +106,8 @@ def test_names_that_are_code_stay_names(tmp_path: Path) -> None:
     head, _, rest = script.partition("\nsay() {")
     setup = [line for line in rest.splitlines() if line.startswith(("export ", "module load "))]
 
-    shown = 'module() { printf "%s\\n" "$2"; }; end() { :; }\n'
-    shown += "\n".join([head, *setup, 'printf "%s\\n" "$place" "$python" "$A" "$B"'])
+    stubs = 'module() { printf "%s\\n" "$2"; }; end() { :; }'  # the login may define `module`
+    shown = "\n".join([head, stubs, *setup, 'printf "%s\\n" "$place" "$python" "$A" "$B"'])
     done = subprocess.run(
         ["bash"], input=shown, text=True, capture_output=True, cwd=tmp_path, check=True
     )

@@ -27,11 +27,15 @@ NOTICE = "URG"
 """Signal that announces an end: a script that has not yet set its traps ignores it, but dies of USR1 and TERM."""
 
 LOGIN = f"""\
-# A signal during the login must not end the script: `bash -l` reads its profiles before the first line.
+# The login that `bash -l` does before its first line: a signal meanwhile must not end the script.
+told=
 for signal in {NOTICE} USR1 TERM; do trap "told=$signal" "$signal"; done
 if [ -r /etc/profile ]; then . /etc/profile; fi
 for profile in ~/.bash_profile ~/.bash_login ~/.profile; do
-	if [ -r "$profile" ]; then . "$profile" && break; fi
+	if [ -r "$profile" ]; then
+		. "$profile"
+		break
+	fi
 done
 """
 
