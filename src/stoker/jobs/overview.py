@@ -75,7 +75,7 @@ def find_job(named: str, here: Here) -> KnownJob:
     """
     place = find_place(named, here.runs)
     job = open_job(place)
-    target = _target_of(place, here.targets, folder=job.folder)
+    target = target_of(place, here.targets, folder=job.folder)
     return KnownJob(place=place, job=job, target=target, state=state_of(place, here.targets))
 
 
@@ -89,7 +89,7 @@ def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
     Raises:
         UserError: the target does not answer, or the job belongs to another user.
     """
-    target = _target_of(place, targets, folder=open_job(place).folder)
+    target = target_of(place, targets, folder=open_job(place).folder)
     if target is None:
         return _without_target(place)
     state = target.open().state(place.name)
@@ -102,7 +102,7 @@ def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
 def fetch_logs(place: Path, targets: Mapping[str, Target]) -> str:
     """Bring the logs of a job here if its target has them; return why they are older, one line, or nothing."""
     try:
-        target = _target_of(place, targets, folder=open_job(place).folder)
+        target = target_of(place, targets, folder=open_job(place).folder)
         provider = target.open() if target is not None else None
         if isinstance(provider, HasRemoteLogs):
             provider.fetch(place.name)
@@ -179,7 +179,7 @@ def lines_of_place(
         UserError: the target does not answer.
     """
     if not workers_of(place):
-        target = _target_of(place, targets, folder=open_job(place).folder)
+        target = target_of(place, targets, folder=open_job(place).folder)
         provider = target.open() if target is not None else None
         if isinstance(provider, Remote):
             return provider.log_lines(place.name, worker=worker, follow=False)
@@ -267,7 +267,7 @@ def _without_target(place: Path) -> JobState:
     )
 
 
-def _target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Target | None:
+def target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Target | None:
     """Return the target that has accepted a job: a known one, else one of the job's own experiment."""
     submitted = read_submitted(place)
     if submitted is None:
@@ -285,7 +285,7 @@ def _further(known: Mapping[str, Path], targets: Mapping[str, Target]) -> list[T
         if submitted is None or submitted.target in targets or submitted.target in found:
             continue
         try:
-            target = _target_of(place, targets, folder=open_job(place).folder)
+            target = target_of(place, targets, folder=open_job(place).folder)
         except UserError:
             continue
         if target is not None:

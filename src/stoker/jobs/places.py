@@ -81,6 +81,8 @@ def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
     """
     if not _ID.fullmatch(named):
         raise ConfigError("a job is named by its ID or the beginning of it", got=named, fix=_LIST)
+    if named in _found and _is_job(_found[named]):
+        return _found[named]
     known = places(runs)
     if named in known:
         return known[named]

@@ -157,6 +157,14 @@ class ArrayProvider(Provider, Protocol):
 
 
 @runtime_checkable
+class StopsMany(Protocol):
+    """A target that ends the jobs of a whole sweep with a few calls."""
+
+    def stop_all(self, job_ids: Sequence[str]) -> None:
+        """End all jobs of a sweep as `stop` does, those that wait first."""
+
+
+@runtime_checkable
 class Remote(Protocol):
     """A provider whose machines the user does not see: it answers for events, and for logs outside the folder of runs."""
 

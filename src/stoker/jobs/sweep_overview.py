@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stoker.core.errors import UserError
-from stoker.jobs.overview import Here, KnownJob, Listed, find_job, list_jobs, stop_job
-from stoker.jobs.provider import JobState, Phase
+from stoker.jobs.overview import Here, KnownJob, Listed, find_job, list_jobs, stop_job, target_of
+from stoker.jobs.places import open_job
+from stoker.jobs.provider import Phase, StopsMany
 from stoker.jobs.sweep import Element, Sweep, element_of, find_sweep, sweeps
+from stoker.jobs.targets import Target
 
 STOPS_AT_ONCE = 16
 """Jobs that get the request to save and end at the same time."""
@@ -84,37 +85,42 @@ def state_of_sweep(sweep: Sweep, here: Here) -> tuple[SweepState, list[str]]:
     return _sweep_states([sweep], listed)[0], problems
 
 
-def stop_sweep(sweep: Sweep, here: Here) -> list[JobState]:
-    """Stop the jobs of a sweep: those that wait first, so that none starts meanwhile.
+def stop_sweep(sweep: Sweep, here: Here) -> SweepState:
+    """Stop the jobs of a sweep, those that wait first, so that none starts meanwhile; return their states.
 
     Raises:
-        UserError: one of them could not be stopped; the others are.
+        UserError: one of them could not be stopped.
     """
-    jobs = [find_job(element.job, here) for element in sweep.elements if _is_there(element, sweep)]
+    of_target: dict[str, list[str]] = {}
+    targets: dict[str, Target] = {}
+    alone: list[str] = []
+    for element in sweep.elements:
+        place = sweep.place.parent / element.job
+        if not (place / "job.json").exists():
+            continue  # its submission was cut off
+        target = target_of(place, here.targets, folder=open_job(place).folder)
+        if target is None:
+            alone.append(element.job)
+        else:
+            targets[target.name] = target
+            of_target.setdefault(target.name, []).append(element.job)
+    for name, target in targets.items():
+        provider = target.open()
+        if isinstance(provider, StopsMany):
+            provider.stop_all(of_target[name])
+        else:
+            alone += of_target[name]
+    _stop([find_job(job_id, here) for job_id in alone])
+    return state_of_sweep(sweep, here)[0]
+
+
+def _stop(jobs: Sequence[KnownJob]) -> None:
     waiting = [each for each in jobs if each.state.phase in (Phase.WAITING, Phase.RESTARTING)]
-    others = [each for each in jobs if each not in waiting]
-    return [*_stop(waiting), *_stop(others)]
-
-
-def _stop(jobs: Sequence[KnownJob]) -> list[JobState]:
-    errors: list[UserError] = []
-
-    def stop(job: KnownJob) -> JobState:
-        try:
-            return stop_job(job)
-        except UserError as error:
-            errors.append(error)
-            return job.state
-
     with ThreadPoolExecutor(STOPS_AT_ONCE) as pool:
-        states = list(pool.map(stop, jobs))
-    if errors:
-        raise errors[0]
-    return states
-
-
-def _is_there(element: Element, sweep: Sweep) -> bool:
-    return (sweep.place.parent / element.job / "job.json").exists()
+        for some in (waiting, [each for each in jobs if each not in waiting]):
+            stops = [pool.submit(stop_job, each) for each in some]
+            for stop in stops:
+                stop.result()
 
 
 def _sweep_states(found: Iterable[Sweep], listed: Sequence[Listed]) -> list[SweepState]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,13 @@ from tests.integration.jobs.conftest import Counting, comments
 from tests.lost_answers import write_losing_sbatch
 from tests.slurm_cluster import wait_until
 
-from stoker.core.errors import ConfigError, UserError
+from stoker.core.errors import UserError
 from stoker.jobs.job import Job
 from stoker.jobs.logs import job_lines
 from stoker.jobs.places import Submitted, write_submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
-ENDS = int(os.environ.get("STOKER_ENDS", "20"))
 LOSSES = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
 END, LONG = 100, 800
 """Numbers that a worker counts, 20 a second at most. Slurm looks at time limits every 30 s, and takes a while to
@@ -75,7 +72,8 @@ def disturbed(counting: Counting) -> Disturbed:
         "stopped": ((), {}),
         "cancelled": ((), {}),
     }
-    jobs = {
+    jobs = {"early": submit_ended_in_login(counting)}
+    jobs |= {
         name: counting.submit(name, str(COUNTS.get(name, END)), *command, **more)
         for name, (command, more) in wanted.items()
     }
@@ -91,6 +89,16 @@ def disturbed(counting: Counting) -> Disturbed:
     counting.cluster.run("sbatch", "--wrap=sleep 1", *urgent)
     counting.provider().stop(jobs["stopped"].id)
     return Disturbed(counting, jobs)
+
+
+def submit_ended_in_login(counting: Counting) -> Job:
+    """Submit a job whose first start gets TERM while its login reads the profile."""
+    home = counting.runs / "home"
+    home.mkdir()
+    (home / ".bash_profile").write_text('[ -n "$SLURM_RESTART_COUNT" ] || kill -TERM $$\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        return counting.submit("early", str(END))
 
 
 def test_a_job_says_why_it_waits_and_a_waiting_job_can_be_stopped(counting: Counting) -> None:
@@ -264,7 +272,7 @@ def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> 
     assert (job.place / "overtaken-1-0").exists()
 
 
-@pytest.mark.parametrize("name", ["requeue", "term", "preempted", "fails", "limit"])
+@pytest.mark.parametrize("name", ["early", "requeue", "term", "preempted", "fails", "limit"])
 def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, name: str) -> None:
     job, state = disturbed.over(name)
 
@@ -279,6 +287,13 @@ def test_all_workers_save_before_they_are_killed(disturbed: Disturbed, name: str
     job, _ = disturbed.over(name)
 
     assert {"1-0", "1-1"} <= disturbed.counting.saved(job), disturbed.counting.log(job)
+
+
+def test_a_signal_during_the_login_of_a_script_is_not_lost(disturbed: Disturbed) -> None:
+    job, state = disturbed.over("early")
+
+    assert state.restarts == 1
+    assert "got TERM before the workers began" in disturbed.counting.log(job)
 
 
 def test_only_a_preempted_start_waits_for_its_end(disturbed: Disturbed) -> None:
@@ -312,6 +327,7 @@ def test_gpu_seconds_of_a_preempted_job_are_those_of_both_starts(disturbed: Dist
 
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed) -> None:
     counts = {
+        "early": 0,
         "requeue": 0,
         "term": 0,
         "limit": 0,
@@ -355,66 +371,3 @@ def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturb
         assert numbers == list(range(len(numbers)))
         assert disturbed.counting.saved(job) == {"1-0", "1-1"}
     disturbed.counting.provider().stop(disturbed.jobs["stopped"].id)  # of one that is over: nothing
-
-
-@pytest.mark.soak
-def test_many_ends_of_many_jobs_lose_no_number(counting: Counting) -> None:
-    """Each is another one at another moment; what ends first is chosen by chance."""
-    chance = random.Random(29)
-    jobs = [
-        counting.submit(f"soak-{number}", "3000", settings={"max_restarts": 1000})
-        for number in range(5)
-    ]
-
-    def kill(job: Job, number: str) -> None:
-        for worker in workers_of(job):
-            os.kill(worker, signal.SIGKILL)
-
-    ends = {
-        "requeue": lambda _, number: counting.cluster.run("scontrol", "requeue", number),
-        "limit": lambda _, number: counting.cluster.run("scancel", "-b", "--signal=USR1", number),
-        "kill": kill,
-    }
-    for _ in range(ENDS):
-        running = [job for job in jobs if counting.state(job).phase is Phase.RUNNING]
-        if running:
-            job = chance.choice(running)
-            with contextlib.suppress(AssertionError):  # it may have ended between the two calls
-                ends[chance.choice(sorted(ends))](job, counting.state(job).scheduler_id)
-        time.sleep(chance.uniform(0.5, 3.0))
-    for job in jobs:
-        assert counting.wait(job, *OVER, timeout_s=600).phase is Phase.DONE
-        counting.require_whole_count(job, 3000)
-    assert sum(counting.state(job).restarts for job in jobs) >= ENDS / 4
-
-
-def workers_of(job: Job) -> list[int]:
-    """One process that counts, if there is one."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_bytes().decode().split("\0")
-            if "job-task" in words and str(job.place) in words and words[1:3] == ["-S", "-E"]:
-                found.append(int(process.name))
-    return found[:1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"sbatch": ("--comment=x",)}, "leave --comment to Stoker"),
-        ({"sbatch": ("-p main",)}, "long options"),
-        ({"setup": ("a\n#SBATCH --nodes=9",)}, "line breaks"),
-        ({"partition": "a\nb"}, "line breaks"),
-        ({"partition": "--help"}, "begin with -"),
-        ({"environment": {"A B": "x"}}, "name environment variables"),
-        ({"grace_s": 1}, "from 10 to 65535"),
-    ],
-)
-def test_settings_that_would_change_the_script_are_refused(
-    settings: dict[str, object], words: str
-) -> None:
-    from stoker.jobs.providers.slurm.settings import SlurmTarget
-
-    with pytest.raises(ConfigError, match=words):
-        SlurmTarget(**settings)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def test_the_script_is_bash_and_its_options_are_those_that_were_asked_for() -> N
 
     assert set(options(script)) >= {
         *("--partition=gpu", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=8"),
-        *("--mem=3072M", "--time=0-01:02:00", "--gres=gpu:a100:4", "--signal=B:USR1@300"),
+        *("--mem=3072M", "--time=0-01:02:00", "--gres=gpu:a100:4", "--signal=B:URG@300"),
         *("--requeue", "--open-mode=append", "--output=logs/slurm.log", "--export=ALL"),
         f"--chdir={wanted.place}",
     }
@@ -106,8 +106,8 @@ def test_names_that_are_code_stay_names(tmp_path: Path) -> None:
     head, _, rest = script.partition("\nsay() {")
     setup = [line for line in rest.splitlines() if line.startswith(("export ", "module load "))]
 
-    shown = 'module() { printf "%s\\n" "$2"; }; end() { :; }\n'
-    shown += "\n".join([head, *setup, 'printf "%s\\n" "$place" "$python" "$A" "$B"'])
+    stubs = 'module() { printf "%s\\n" "$2"; }; end() { :; }'  # the login may define `module`
+    shown = "\n".join([head, stubs, *setup, 'printf "%s\\n" "$place" "$python" "$A" "$B"'])
     done = subprocess.run(
         ["bash"], input=shown, text=True, capture_output=True, cwd=tmp_path, check=True
     )
@@ -286,3 +286,45 @@ def test_gpu_seconds_are_those_of_all_starts(tmp_path: Path) -> None:
     assert state_of(tmp_path, "COMPLETED", other, second).gpu_seconds == 12.0, "a number is reused"
     assert state_of(tmp_path, "COMPLETED").gpu_seconds is None
     assert state_of(tmp_path, "COMPLETED", without).gpu_seconds is None, "the cluster may not count"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sbatch": ("--comment=x",)}, "leave --comment to Stoker"),
+        ({"sbatch": ("-p main",)}, "long options"),
+        ({"setup": ("a\n#SBATCH --nodes=9",)}, "line breaks"),
+        ({"partition": "a\nb"}, "line breaks"),
+        ({"partition": "--help"}, "begin with -"),
+        ({"environment": {"A B": "x"}}, "name environment variables"),
+        ({"grace_s": 1}, "from 10 to 65535"),
+    ],
+)
+def test_settings_that_would_change_the_script_are_refused(
+    settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SlurmTarget(**settings)  # type: ignore[arg-type]
+
+
+def test_a_job_whose_script_died_of_an_early_signal_says_what_to_do(tmp_path: Path) -> None:
+    submitted = Submitted(target="c", scheduler_id="7", submitted_s=1.0)
+    start = AccountedStart(
+        id="7",
+        name="trip-12345678",
+        state="FAILED",
+        elapsed_s=1.0,
+        gpus=0,
+        started_s=1.0,
+        ended_s=2.0,
+    )
+
+    def state() -> tuple[Phase, str]:
+        known = known_state("trip-12345678", tmp_path, submitted, queued=None, starts=[start])
+        return known.phase, known.reason
+
+    phase, reason = state()
+    assert phase is Phase.FAILED
+    assert "submit it again: it goes on from its last checkpoint" in reason
+    (tmp_path / "stop").touch()
+    assert state() == (Phase.STOPPED, "by stoker stop")

@@ -154,13 +154,13 @@ def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
 
 
 def _stop_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
-    from stoker.jobs.sweep_overview import state_of_sweep, stop_sweep
+    from stoker.jobs.sweep_overview import stop_sweep
 
-    states = stop_sweep(sweep, here)
+    stopped = stop_sweep(sweep, here)
     if as_json:
-        print_result(json.dumps([asdict(state) for state in states]))
+        print_result(json.dumps([asdict(each.state) for _, each in stopped.jobs if each]))
         return
-    print_result(f"sweep {sweep.id}: {state_of_sweep(sweep, here)[0].counts()}")
+    print_result(f"sweep {sweep.id}: {stopped.counts()}")
 
 
 def _here(runs: list[Path] | None) -> Here:

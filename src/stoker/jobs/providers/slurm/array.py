@@ -13,11 +13,16 @@ from stoker.jobs.providers.slurm.state import is_live
 def live_tasks(queued: Sequence[QueuedJob]) -> dict[int, str]:
     """Return the tasks that wait or run: number in the array -> number of Slurm, of the newest array that has it."""
     found: dict[int, str] = {}
-    for each in sorted(queued, key=lambda each: int(each.id.partition("_")[0])):
+    for each in sorted(queued, key=lambda each: int(array_of(each.id))):
         task = each.id.partition("_")[2]
         if task.isdecimal() and is_live(each.state):
             found[int(task)] = each.id
     return found
+
+
+def array_of(number: str) -> str:
+    """Return the number of the array that has a task; of a job that is not in one, its own."""
+    return number.partition("_")[0]
 
 
 def cancel_waiting_task(slurm: Slurm, number: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.jobs.providers.slurm.machine import Call, Machine
 from stoker.jobs.providers.slurm.problems import AnswerLost, problem
+from stoker.jobs.providers.slurm.script import NOTICE
 
 ANSWER_S = 60.0
 """Longest wait for a program; Slurm's own `MessageTimeout` is 10 s by default, and some retry."""
@@ -149,9 +150,9 @@ class Slurm:
         answer = self._run("sinfo", "--noheader", f"--format={SEPARATOR.join(fields)}")
         return [_node_group(line) for line in _records(answer, len(fields))]
 
-    def cancel(self, job_id: str, *, only_waiting: bool = False) -> None:
-        """End a job now, or take it out of the queue."""
-        self._run("scancel", *(["--state=PENDING"] if only_waiting else []), job_id)
+    def cancel(self, *job_ids: str, only_waiting: bool = False) -> None:
+        """End jobs now, or take them out of the queue."""
+        self._run("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
     def hold(self, job_id: str) -> None:
         """Keep a job that waits from starting."""
@@ -161,13 +162,13 @@ class Slurm:
         """Undo `hold`."""
         self._run("scontrol", "release", job_id)
 
-    def signal_script(self, job_id: str) -> None:
-        """Send USR1 to the script of a running job, which lets the workers save."""
+    def signal_scripts(self, job_ids: Sequence[str]) -> None:
+        """Send the scripts of running jobs the notice of their end, which lets the workers save."""
         try:
-            self._run("scancel", "--batch", "--signal=USR1", job_id)
+            self._run("scancel", "--batch", f"--signal={NOTICE}", *job_ids)
         except UserError as error:
             # Of a task of an array scancel 22.05 sends it, prints nothing, and ends with 1.
-            if "_" not in job_id or str(error.got) != "exit code 1":
+            if not any("_" in each for each in job_ids) or str(error.got) != "exit code 1":
                 raise
 
     def _run(

@@ -96,7 +96,7 @@ failed() {
 
 # A request to end the workers goes to the step that srun runs; srun itself takes TERM as "kill the workers". It is repeated,
 # as srun loses one that comes before its workers run; a worker gets the first only.
-told= late= deadline_s=
+late= deadline_s=0
 tell() {
 	say "got $1: the workers save"
 	if [ -z "$told" ]; then
@@ -110,15 +110,11 @@ pass_on() {
 	if [ "$SECONDS" -ge "$deadline_s" ]; then late=yes; fi
 	if [ -s "$exits/srun.pid" ]; then kill -USR1 "$(cat "$exits/srun.pid")" 2> /dev/null; fi
 }
-exits=none
-trap 'tell USR1' USR1
-trap 'tell TERM' TERM
-trap 'pass_on' ALRM
 
 #@ environment, modules and setup of the target
 
 if [ -e outcome ] && read -r code why < outcome && [ "$code" = 0 ]; then exit 0; fi # a second submission
-if [ -e stop ]; then saved; fi # the signal came before this script could take it
+if [ -e stop ]; then saved; fi # its signal may have come before the first line
 for name in "${secrets[@]}"; do
 	[ -n "${!name+set}" ] || end 2 "secret $name is not in the job's environment; set it where the job is submitted, or in the target's setup"
 done
@@ -131,7 +127,9 @@ say "start $incarnation on $SLURM_JOB_NODELIST"
 exits=exits/$incarnation
 mkdir -p "$exits"
 
-if [ -n "$told" ]; then saved; fi # nobody has to save yet
+trap 'pass_on' ALRM
+for signal in URG USR1 TERM; do trap "tell $signal" "$signal"; done
+if [ -n "$told" ]; then say "got $told before the workers began" && saved; fi
 
 # What the workers print is in logs/task-RANK.log, which is bounded; here is what they print on stderr before that is open.
 # In a process group of its own, as Slurm sends TERM to that of the script.

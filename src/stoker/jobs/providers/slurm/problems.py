@@ -14,16 +14,19 @@ _NO_CONTROLLER = (
     "Ask again in a minute, and the cluster's administrators if it lasts. Running jobs go on without it.",
 )
 
+_NO_CLUSTER = (
+    "this machine must belong to a Slurm cluster",
+    "Run it on a login node of the cluster; SLURM_CONF, if it is set, must name the cluster's slurm.conf.",
+)
+
 _PROBLEMS = {
     "Unable to contact slurm controller": _NO_CONTROLLER,
     "Socket timed out": _NO_CONTROLLER,
     "Connection refused": _NO_CONTROLLER,
     "Unable to establish controller machine": _NO_CONTROLLER,
     "Zero Bytes were transmitted": _NO_CONTROLLER,
-    "Could not establish a configuration source": (
-        "this machine must belong to a Slurm cluster",
-        "Run it on a login node of the cluster.",
-    ),
+    "Could not establish a configuration source": _NO_CLUSTER,
+    "Unable to process configuration file": _NO_CLUSTER,
     "Protocol authentication error": (
         "Slurm must accept this machine's credentials",
         "Munge may not run here; ask the cluster's administrators.",

@@ -20,7 +20,7 @@ from stoker.jobs.places import (
     write_submitted,
 )
 from stoker.jobs.provider import Array, JobState
-from stoker.jobs.providers.slurm.array import cancel_waiting_task, live_tasks
+from stoker.jobs.providers.slurm.array import live_tasks
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
 from stoker.jobs.providers.slurm.dependencies import dependency_options, with_predecessors
@@ -42,6 +42,7 @@ from stoker.jobs.providers.slurm.state import (
     known_state,
     outcome,
 )
+from stoker.jobs.providers.slurm.stopping import end, queue_of
 from stoker.jobs.recent import RecentStates
 
 STOP = "stop"
@@ -52,8 +53,6 @@ LEFT_BY_LAST = (STOP, "outcome", "failures")
 
 STOP_MARGIN_S = 90.0
 """How much longer than the workers' grace `stop` waits for the end, seconds: Slurm's KillWait is 30 s by default."""
-
-STOP_POLL_S = 0.5
 
 _recent = RecentStates()
 
@@ -179,35 +178,38 @@ class SlurmProvider:
 
     def stop(self, job_id: str) -> None:
         """Let the workers save, and wait for the end; a job that waits leaves the queue."""
-        place = find_place(job_id)
-        submitted = read_submitted(place)
-        if submitted is None or self._state(job_id).phase.is_over:
-            return
-        self._machine.mark(open_job(place), place, STOP)
-        try:
-            self._end(self._id_there(job_id, place), submitted.scheduler_id)
-        finally:
-            _recent.forget(job_id)
+        self._stop([job_id], are_whole=False)
 
-    def _end(self, job_id: str, number: str) -> None:
-        if not any(_is_of(each, job_id) for each in self._slurm.queue(ids=[number])):
-            return  # Slurm has forgotten it, and its number may be another job's
-        if is_of_array(number):
-            cancel_waiting_task(self._slurm, number)
-        else:
-            # Slurm itself looks whether it waits: it may start between a look of ours and the call.
-            self._slurm.cancel(number, only_waiting=True)
-        end_s = time.monotonic() + self.settings.grace_s + STOP_MARGIN_S
-        is_asked = False
-        while time.monotonic() < end_s:
-            jobs = self._slurm.queue(ids=[number])
-            if not jobs or is_over(jobs[0].state):
-                return
-            if not is_asked and jobs[0].state == "RUNNING":
-                self._slurm.signal_script(number)
-                is_asked = True
-            time.sleep(STOP_POLL_S)  # Slurm sends no notification
-        self._slurm.cancel(number)
+    def stop_all(self, job_ids: Sequence[str]) -> None:
+        """Stop all jobs of a sweep at the same time: those that wait leave the queue by one call."""
+        self._stop(job_ids, are_whole=True)
+
+    def _stop(self, job_ids: Sequence[str], *, are_whole: bool) -> None:
+        live = self._live(job_ids)
+        for job_id in live.values():
+            place = find_place(job_id)
+            self._machine.mark(open_job(place), place, STOP)
+        try:
+            if live:
+                most_s = self.settings.grace_s + STOP_MARGIN_S
+                end(self._slurm, list(live), are_whole=are_whole, most_s=most_s)
+        finally:
+            for job_id in live.values():
+                _recent.forget(job_id)
+
+    def _live(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """Return the jobs that wait or run: number in Slurm -> ID."""
+        found: dict[str, tuple[str, str]] = {}
+        for job_id in job_ids:
+            place = find_place(job_id)
+            submitted = read_submitted(place)
+            if submitted is not None:
+                found[submitted.scheduler_id] = job_id, self._id_there(job_id, place)
+        return {
+            each.id: found[each.id][0]
+            for each in queue_of(self._slurm, found)
+            if each.id in found and is_live(each.state) and _is_of(each, found[each.id][1])
+        }
 
     def _id_there(self, job_id: str, place: Path) -> str:
         """Return a job's ID on the cluster: another one where its folder has another path there."""

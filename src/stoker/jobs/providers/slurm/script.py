@@ -23,6 +23,22 @@ BODY = Path(__file__).with_name("job.sh")
 SETUP_LINE = "#@ environment, modules and setup of the target\n"
 """Line of the body that is replaced by what the target needs."""
 
+NOTICE = "URG"
+"""Signal that announces an end: a script that has not yet set its traps ignores it, but dies of USR1 and TERM."""
+
+LOGIN = f"""\
+# The login that `bash -l` does before its first line: a signal meanwhile must not end the script.
+told=
+for signal in {NOTICE} USR1 TERM; do trap "told=$signal" "$signal"; done
+if [ -r /etc/profile ]; then . /etc/profile; fi
+for profile in ~/.bash_profile ~/.bash_login ~/.profile; do
+	if [ -r "$profile" ]; then
+		. "$profile"
+		break
+	fi
+done
+"""
+
 MARK = "stoker"
 """Key of the job's ID in the JSON that is the comment of a Slurm job."""
 
@@ -87,9 +103,10 @@ def render(
         place = 'cd "$SLURM_ARRAY_TASK_ID" || exit 1; place=$(pwd -P)'
     name = job.id if array is None else array.id
     lines = [
-        "#!/bin/bash -l",
+        "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         "",
+        LOGIN,
         f"# Job {printable(name)}, written by `stoker submit`.",
         place,
         f"comment={shlex.quote(comment(job, name))}",
@@ -131,7 +148,7 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("cpus-per-task", needs.cpus),
         ("mem", needs.memory_gib and f"{math.ceil(needs.memory_gib * per_node * 1024)}M"),
         ("time", needs.time_limit_s and _duration(needs.time_limit_s)),
-        ("signal", f"B:USR1@{target.grace_s}"),
+        ("signal", f"B:{NOTICE}@{target.grace_s}"),
         ("chdir", str(place)),
         ("output", output),
         ("open-mode", "append"),

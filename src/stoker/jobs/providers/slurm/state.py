@@ -24,6 +24,8 @@ NEVER = "DependencyNeverSatisfied"
 """Reason of Slurm for a job that it cancels because a job before it has failed."""
 
 _ENDS = {
+    "FAILED": "a signal ended its script before the script could handle it, or a line of the target's setup ended it; see "
+    "logs/slurm.log, then submit it again: it goes on from its last checkpoint",
     "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
     "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
     "DEADLINE": "its deadline has passed",
@@ -120,9 +122,10 @@ def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
         return (Phase.RESTARTING if starts else Phase.WAITING), ""
     if state in _RUNNING:
         return Phase.RUNNING, "suspended by Slurm" if state == "SUSPENDED" else ""
-    if (state is None or state.startswith("CANCELLED")) and (place / "stop").exists():
+    is_cancelled = state is None or state.startswith("CANCELLED")
+    if (is_cancelled or found is None) and (place / "stop").exists():
         return Phase.STOPPED, "by stoker stop"
-    if state is not None and state.startswith("CANCELLED"):
+    if is_cancelled and state is not None:
         return Phase.STOPPED, BY_SCANCEL
     if found is not None:
         code, reason = found

@@ -1,0 +1,46 @@
+"""The end of jobs: those that wait leave the queue, the scripts of the others let their workers save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from stoker.jobs.providers.slurm.array import array_of, cancel_waiting_task
+from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
+from stoker.jobs.providers.slurm.state import is_of_array, is_over
+
+POLL_S = 0.5
+
+
+def queue_of(slurm: Slurm, numbers: Collection[str]) -> list[QueuedJob]:
+    """Return what the controller knows of jobs, and of the other tasks of their arrays if there are several."""
+    ids = numbers if len(numbers) == 1 else {array_of(each) for each in numbers}
+    return slurm.queue(ids=sorted(ids)) if ids else []
+
+
+def end(slurm: Slurm, numbers: Sequence[str], *, are_whole: bool, most_s: float) -> None:
+    """End jobs at the same time, after their workers have saved.
+
+    Args:
+        slurm: Its programs.
+        numbers: Of the jobs.
+        are_whole: They are all jobs of their arrays that are not over.
+        most_s: Longest wait for the workers, seconds.
+    """
+    if is_of_array(numbers[0]) and not are_whole:
+        cancel_waiting_task(slurm, numbers[0])
+    else:
+        # Slurm itself looks whether they wait: one may start between a look of ours and the call.
+        slurm.cancel(*sorted({array_of(each) for each in numbers}), only_waiting=True)
+    end_s = time.monotonic() + most_s
+    asked: set[str] = set()
+    while time.monotonic() < end_s:
+        jobs = [each for each in queue_of(slurm, numbers) if each.id in numbers]
+        if all(is_over(each.state) for each in jobs):
+            return
+        running = {each.id for each in jobs if each.state == "RUNNING"} - asked
+        if running:
+            slurm.signal_scripts(sorted(running))
+            asked |= running
+        time.sleep(POLL_S)  # Slurm sends no notification
+    slurm.cancel(*numbers)
