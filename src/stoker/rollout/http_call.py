@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import socket
 import ssl
 import threading
@@ -19,6 +20,9 @@ MOST_BYTES = 1 << 20
 """Most bytes of an answer that are read."""
 
 _VARIABLE = "env:"
+_HOST = re.compile(r"[A-Za-z0-9._:-]+")
+"""A name, an IPv4 or an IPv6 address."""
+
 _SUCCESS = range(200, 300)
 
 
@@ -53,10 +57,14 @@ def check_url(url: str, *, where: str) -> None:
         return
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = (
+            parts.scheme in ("http", "https")
+            and _HOST.fullmatch(parts.hostname or "")
+            and parts.port != 0
+        )
     except ValueError:
         good = False
-    if not good or not url.isprintable() or " " in url:
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError(
             f"{where} must be a URL",
             got=url,

@@ -93,7 +93,18 @@ def test_nobody_there_and_a_variable_that_is_not_set_are_no_answer(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "prometheus:9090", "ftp://a/", "http://", "http://a b/", "http://a:x/", "env:a-b"]
+    "url",
+    [
+        "",
+        "prometheus:9090",
+        "ftp://a/",
+        "http://",
+        "http://a b/",
+        "http://a:x/",
+        "env:a-b",
+        'http://a"b/',
+        "http://a/é",
+    ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="The hook must be a URL"):
