@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
+import re
+import socket
 import ssl
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -15,6 +20,9 @@ MOST_BYTES = 1 << 20
 """Most bytes of an answer that are read."""
 
 _VARIABLE = "env:"
+_HOST = re.compile(r"[A-Za-z0-9._:-]+")
+"""A name, an IPv4 or an IPv6 address."""
+
 _SUCCESS = range(200, 300)
 
 
@@ -49,10 +57,14 @@ def check_url(url: str, *, where: str) -> None:
         return
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = (
+            parts.scheme in ("http", "https")
+            and _HOST.fullmatch(parts.hostname or "")
+            and parts.port != 0
+        )
     except ValueError:
         good = False
-    if not good or not url.isprintable() or " " in url:
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
         raise ConfigError(
             f"{where} must be a URL",
             got=url,
@@ -88,32 +100,45 @@ def send(
         )
         connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            headers = {} if body is None else {"Content-Type": media_type}
-            connection.request("GET" if body is None else "POST", path, body, headers)
-            return _read(connection, end_s, most_bytes)
+            connection.connect()
+            with _cut_after(connection.sock, end_s - time.monotonic()):
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                headers = {} if body is None else {"Content-Type": media_type}
+                connection.request("GET" if body is None else "POST", path, body, headers)
+                return _read(connection, end_s, most_bytes)
         finally:
             connection.close()
-    except TimeoutError:
-        raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
     except (OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
+        if isinstance(error, TimeoutError) or time.monotonic() >= end_s:
+            raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
         # The reason only: the URL may hold a secret.
         raise NoAnswerError(_reason(error)) from None
+
+
+@contextlib.contextmanager
+def _cut_after(sock: socket.socket, time_s: float) -> Iterator[None]:
+    """End a connection after a time: the socket's own limit begins again with each byte."""
+    timer = threading.Timer(max(time_s, 0.0), _cut, [sock])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other end has closed it
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which another thread reads
 
 
 def _read(connection: http.client.HTTPConnection, end_s: float, most_bytes: int) -> HttpAnswer:
     response = connection.getresponse()
     body = b""
-    while len(body) < most_bytes:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(left_s)
-        part = response.read1(most_bytes - len(body))
-        if not part:
-            break
+    while len(body) < most_bytes and (part := response.read1(most_bytes - len(body))):
         body += part
+    if time.monotonic() >= end_s:  # cut, so it may not be all
+        raise TimeoutError
     return HttpAnswer(status=response.status, body=body)
 
 

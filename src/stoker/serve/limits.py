@@ -24,5 +24,9 @@ class HttpLimits:
     body_s: float = 30.0
     """Longest time from there to the end of the body, seconds; then 408."""
 
+    idle_s: float = 75.0
+    """Longest time between two requests of a connection, seconds; then it is closed. More than the 60 s after which
+    balancers (AWS, nginx) close theirs: a connection closed first by the server loses the request under way to it."""
+
     send_s: float = 25.0
     """Longest time that a client may leave an answer unread, seconds; then it is cut."""

@@ -243,6 +243,7 @@ def test_a_connection_is_closed_when_it_asks_nothing_and_not_before(
     server: Server, beside: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle_s = 2.0
+    assert server._rest.config.timeout_keep_alive > 60  # balancers close theirs after 60 s
     monkeypatch.setattr(server._rest.config, "timeout_keep_alive", idle_s)
     asked = post(PATH, b'{"instances": [1.0]}')
     with socket.create_connection(("127.0.0.1", server.rest_port), timeout=10) as client:

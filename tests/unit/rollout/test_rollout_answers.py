@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from stoker.rollout.counts.counted_keys import StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.routing.answers import (
     MOST_BYTES,
     MOST_WAITING,
-    StageKeys,
     WaitingAnswers,
     first_of_numbers,
     one_answer,

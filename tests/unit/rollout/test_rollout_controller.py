@@ -42,6 +42,25 @@ def test_a_good_candidate_gets_all_traffic_stage_by_stage(cluster: Cluster) -> N
     assert events == ["start", "controller", *["advance"] * 4]
 
 
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
+def test_a_clock_that_jumps_neither_ends_a_stage_nor_holds_it(
+    cluster: Cluster, jump_s: float
+) -> None:
+    cluster.start()
+    jumped_s = 0.0
+    controller = Controller(
+        cluster.folder, clock=lambda: cluster.now_s, now=lambda: cluster.now_s + jumped_s
+    )
+    run(cluster, controller, 15)
+    assert (cluster.state().phase, cluster.state().stage) == (Phase.RUNNING, 0)
+
+    jumped_s = jump_s
+    run(cluster, controller, 12)
+    assert cluster.state().stage == 0  # a stage takes 25 s
+    run(cluster, controller, 10)
+    assert cluster.state().stage == 1
+
+
 def test_a_version_is_not_slow_for_less_than_a_millisecond(cluster: Cluster) -> None:
     cluster.took_s = 0.0003
     cluster.start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from typing import Any
 
@@ -45,6 +48,26 @@ def test_a_service_that_answers_byte_by_byte_is_left_after_the_time() -> None:
         running.on_write = None
 
 
+def test_a_service_whose_headers_come_byte_by_byte_is_left_after_the_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                for _ in range(100):
+                    connection.sendall(b".")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began_s = time.monotonic()
+        with pytest.raises(NoAnswerError, match=r"no answer within 0\.3 s"):
+            send(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
+        assert time.monotonic() - began_s < 2.0
+        thread.join()
+
+
 def test_an_answer_is_read_up_to_a_limit_and_a_redirect_is_not_followed() -> None:
     with service(body=b"x" * (MOST_BYTES + 10)) as running:
         assert len(send(running.url, timeout_s=5.0).body) == MOST_BYTES
@@ -70,7 +93,18 @@ def test_nobody_there_and_a_variable_that_is_not_set_are_no_answer(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "prometheus:9090", "ftp://a/", "http://", "http://a b/", "http://a:x/", "env:a-b"]
+    "url",
+    [
+        "",
+        "prometheus:9090",
+        "ftp://a/",
+        "http://",
+        "http://a b/",
+        "http://a:x/",
+        "env:a-b",
+        'http://a"b/',
+        "http://a/é",
+    ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="The hook must be a URL"):

@@ -296,6 +296,30 @@ def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) ->
     assert sum(counts[2].latency.values()) == 3
 
 
+def test_a_key_counts_once_whichever_worker_answers_and_again_in_the_next_stage(
+    model: Path, tmp_path: Path
+) -> None:
+    put(model, begun("10,50,100", key="x-user"))
+    keyed = Route(version=2, otherwise=1, key=5)
+    workers = [RolloutRouter(server=name, folder=tmp_path / "workers") for name in ("w1", "w2")]
+
+    def fail() -> None:
+        for each in workers:
+            each.refresh(served(model))
+            for _ in range(3):
+                each.answered("m", keyed, good=False, took_s=0.01, outputs=None)
+            each.refresh(served(model))
+
+    fail()
+    files = StateFiles(model / FOLDER)
+    following = advance(begun("10,50,100", key="x-user"), now_s=0.0)
+    change(files, files.latest(), following, EVENT)
+    fail()
+
+    counts = read_counts(model / FOLDER, rollout=1)
+    assert [(counts[stage][2].requests, counts[stage][2].bad) for stage in (0, 1)] == [(6, 1)] * 2
+
+
 def test_a_new_stage_counts_for_itself_and_a_new_rollout_begins_at_nothing(model: Path) -> None:
     router = put(model, replace(begun(), phase=Phase.MEASURING))
     router.answered("m", Route(version=1, otherwise=1), good=True, took_s=0.01, outputs=None)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.core.fingerprint import fingerprint
+from stoker.rollout.counts.counted_keys import StageKeys
 from stoker.rollout.counts.counts import read_counts, requests_of, stage_counts, write_counts
 from stoker.rollout.gates.gates import Verdict, VersionCounts, judge
 from stoker.rollout.shadow.compare import Comparison
@@ -48,7 +49,7 @@ def verdicts(counts: dict[int, VersionCounts], state: RolloutState) -> dict[str,
 
 def test_both_versions_count_the_same_requests_and_a_slow_copy_is_no_evidence() -> None:
     state, counts = shadowed(), dict[int, VersionCounts]()
-    tally = ShadowTally(counts, state)
+    tally = ShadowTally(counts, state, StageKeys())
     for at in range(500):
         tally.copied()
         tally.compared(None, good(is_different=at < 5), baseline_s=0.001)
@@ -81,7 +82,7 @@ def test_bad_answers_in_shadow_roll_back_unless_the_baseline_has_as_many(bad: st
     state = shadowed()
     for baseline_bad, verdict in ((False, Verdict.FAIL), (True, Verdict.PASS)):
         counts: dict[int, VersionCounts] = {}
-        tally = ShadowTally(counts, state)
+        tally = ShadowTally(counts, state, StageKeys())
         for at in range(300):
             found = Comparison(bad=bad, baseline_bad=baseline_bad) if at % 10 == 0 else good()
             tally.compared(None, found, baseline_s=0.001)
@@ -90,7 +91,7 @@ def test_bad_answers_in_shadow_roll_back_unless_the_baseline_has_as_many(bad: st
 
 def test_predictions_that_move_in_shadow_roll_back() -> None:
     state, counts = shadowed(), dict[int, VersionCounts]()
-    tally = ShadowTally(counts, state)
+    tally = ShadowTally(counts, state, StageKeys())
     for at in range(2_000):
         tally.compared(None, good(predicted=1 + at % 2), baseline_s=0.001)
 
@@ -102,7 +103,7 @@ def test_predictions_that_move_in_shadow_roll_back() -> None:
 
 def test_a_key_counts_once_for_either_version() -> None:
     state, counts = shadowed(key="x-user"), dict[int, VersionCounts]()
-    tally = ShadowTally(counts, state)
+    tally = ShadowTally(counts, state, StageKeys())
     for _ in range(5):
         tally.compared(7, Comparison(bad="it raised"), baseline_s=0.001)
         tally.compared(7, Comparison(baseline_bad=True), baseline_s=0.001)
@@ -116,7 +117,7 @@ def test_the_counts_of_two_servers_add_up_on_disk(tmp_path: Path) -> None:
     state = shadowed()
     for server in ("one", "two"):
         counts: dict[int, VersionCounts] = {}
-        tally = ShadowTally(counts, state)
+        tally = ShadowTally(counts, state, StageKeys())
         for _ in range(3):
             tally.copied()
             tally.compared(None, good(is_different=True), baseline_s=0.001)

@@ -113,6 +113,7 @@ class Controller:
         self._lease: int | None = None
         self._beats = 0
         self._seen: tuple[object, float] = (None, clock())
+        self._stage_clock = (0.0, 0.0)  # began_s of the stage, and when that was by `clock`
         self._gone_s: float | None = None  # when the candidate's folder was first missed
 
     def step(self) -> Decision | None:
@@ -165,10 +166,17 @@ class Controller:
         stages = stage_counts(counts, state)
         results = judge(stages, state) + self._hooks.gates(state)
         requests = requests_of(counts, stage=state.stage, version=state.candidate)
-        decision = decide(state, results, requests=requests, now_s=self._now())
+        decision = decide(state, results, requests=requests, now_s=self._stage_now(state))
         if decision.action is Action.COMPARE or state.share < 1.0:
             state = replace(state, explained=at_full_traffic(stages))
         return self._follow(stored, state, decision)
+
+    def _stage_now(self, state: RolloutState) -> float:
+        """Seconds since the epoch, as they go on from the first look at a stage: a clock that jumps ends no stage."""
+        if self._stage_clock[0] != state.began_s:
+            passed_s = max(self._now() - state.began_s, 0.0)
+            self._stage_clock = state.began_s, self._clock() - passed_s
+        return state.began_s + self._clock() - self._stage_clock[1]
 
     def _gone(self, version: int) -> str:
         """Why a version cannot go on whose folder is missing: no server that starts has it; empty if it can."""

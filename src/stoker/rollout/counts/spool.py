@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import UserError
+from stoker.rollout.counts.counted_keys import StageKeys
 from stoker.rollout.counts.counts import Counts, counts_folder, write_counts
 
 
@@ -42,6 +43,10 @@ class Spool:
                 with contextlib.suppress(UserError, OSError):
                     write_counts(self._folder, counts, failed, rollout=rollout, server=server)
             raise
+
+    def keys(self, stage: str) -> StageKeys:
+        """The keys that have counted in a stage in all processes of this server."""
+        return StageKeys(None if self._folder is None else self._folder / "keys" / stage)
 
     def read(self, rollout: int) -> dict[str, Any]:
         """Process -> the content of its file, of what is kept here."""

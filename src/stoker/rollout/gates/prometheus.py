@@ -5,6 +5,7 @@ Source: Prometheus, HTTP API, instant queries (`/api/v1/query`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 from urllib.parse import urlencode
@@ -31,7 +32,7 @@ def check_query(url: str, query: str, *, gate: str, timeout_s: float) -> str:
         Why that is not known, one clause; empty if it is PromQL.
 
     Raises:
-        ConfigError: it is not PromQL.
+        ConfigError: it is not PromQL, or gives no numbers.
     """
     try:
         answer = _ask(url, query, timeout_s)
@@ -44,7 +45,16 @@ def check_query(url: str, query: str, *, gate: str, timeout_s: float) -> str:
             got=query,
             fix=f"Prometheus says: {_one_line(content.get('error'))}.",
         )
-    return "" if content.get("status") == "success" else _refusal(answer, content)
+    if content.get("status") != "success":
+        return _refusal(answer, content)
+    with contextlib.suppress(NoAnswerError):
+        _numbers(content)
+        return ""
+    raise ConfigError(
+        f"The query of gate {gate} must give numbers",
+        got=query,
+        fix="Prometheus answers in another form: a range such as up[1m] needs a function, for example rate().",
+    )
 
 
 def query_numbers(url: str, query: str, *, timeout_s: float) -> list[float]:
@@ -57,6 +67,10 @@ def query_numbers(url: str, query: str, *, timeout_s: float) -> list[float]:
     content = _content(answer)
     if content.get("status") != "success":
         raise NoAnswerError(_refusal(answer, content))
+    return _numbers(content)
+
+
+def _numbers(content: dict[str, Any]) -> list[float]:
     try:
         data = content["data"]
         if data["resultType"] == "scalar":

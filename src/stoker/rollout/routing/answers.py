@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.rollout.counts.counted_keys import Once, StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
@@ -21,20 +22,8 @@ MOST_WAITING = 256
 MOST_BYTES = 64 << 10
 """Output above which a run does not wait, so that little memory is held."""
 
-MOST_KEYS = 1_000_000
-"""Keys of a stage that are remembered, so that each counts once; further ones are not counted."""
-
 Values = NDArray[Any]
 """[rows, ...] an output that holds numbers."""
-
-
-@dataclass(slots=True)
-class StageKeys:
-    """The keys that have counted in a stage; each counts once for each gate."""
-
-    bad: set[int] = field(default_factory=set)
-    slow: set[int] = field(default_factory=set)
-    predicted: set[int] = field(default_factory=set)
 
 
 def one_answer(
@@ -190,26 +179,17 @@ def _count(
                 bad[at] = timed[at] = predicted[at] = False
                 continue
             if slow[at]:  # a client that is slow each time is one slow client
-                timed[at] = _is_first(route.key, keys.slow)
+                timed[at] = keys.is_first(route.key, Once.SLOW)
             if bad[at]:
-                bad[at] = _is_first(route.key, keys.bad)
+                bad[at] = keys.is_first(route.key, Once.BAD)
             else:
-                predicted[at] = bool(waiting.rows[at]) and _is_first(route.key, keys.predicted)
+                predicted[at] = bool(waiting.rows[at]) and keys.is_first(route.key, Once.PREDICTED)
     counts.requests += (
         len(good) if waiting.all_count else sum(route.counts for route in waiting.routes)
     )
     counts.bad += int(bad.sum())
     counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
     return took_s[timed]
-
-
-def _is_first(key: int | None, seen: set[int]) -> bool:
-    if key is None:
-        return True
-    if key in seen or len(seen) >= MOST_KEYS:
-        return False
-    seen.add(key)
-    return True
 
 
 def first_of_numbers(outputs: Mapping[str, Values]) -> str:

@@ -14,11 +14,13 @@ from typing import Any
 from stoker.core.errors import DataError, UserError
 from stoker.rollout.ab.logs import ABTestLogs
 from stoker.rollout.control.vetoes import Vetoes
+from stoker.rollout.counts.counted_keys import StageKeys
 from stoker.rollout.counts.spool import Spool
 from stoker.rollout.gates.gates import VersionCounts
-from stoker.rollout.routing.answers import StageKeys, WaitingAnswers
+from stoker.rollout.routing.answers import WaitingAnswers
 from stoker.rollout.routing.decision import Routing, copied_share, decision
 from stoker.rollout.routing.running import count_slow_running
+from stoker.rollout.shadow.counts import ShadowTally
 from stoker.rollout.shadow.stage import ShadowOptions, ShadowStage
 from stoker.rollout.state.changes import roll_back
 from stoker.rollout.state.files import StateFiles, Stored
@@ -112,7 +114,7 @@ class ModelRollout:
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
             if before is None or routing.stage != before.stage:
-                self._keys = StageKeys()
+                self._keys = self._spool.keys(f"{state.rollout}-{routing.stage}")
             self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
             self.route = routing.decide
 
@@ -133,7 +135,9 @@ class ModelRollout:
                     self._model,
                     self._folder.parent,
                     routing.state,
-                    self._counts.setdefault(routing.stage, {}),
+                    ShadowTally(
+                        self._counts.setdefault(routing.stage, {}), routing.state, self._keys
+                    ),
                     self._lock,
                     self._shadow_options,
                 )
@@ -187,7 +191,7 @@ class ModelRollout:
                 counts.setdefault(routing.stage, {}),
                 (each for each in running() if each.model == self._model),
                 slow_s=math.inf if warming_up else routing.slow_s,
-                counted=self._keys.slow,
+                counted=self._keys,
             )
             if known and not slow:
                 return

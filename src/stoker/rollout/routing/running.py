@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from stoker.rollout.counts.counted_keys import Once, StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import RunningRequest
@@ -17,7 +17,7 @@ def count_slow_running(
     running: Iterable[RunningRequest],
     *,
     slow_s: float,
-    counted: AbstractSet[int],
+    counted: StageKeys,
 ) -> int:
     """Add what is slow already to the latencies of a stage.
 
@@ -30,12 +30,14 @@ def count_slow_running(
     Returns:
         How many requests were added.
     """
-    keys, added = set(counted), 0
+    keys, added = set[int](), 0
     for each in running:
         key = each.route.key
-        if not each.route.counts or each.took_s <= slow_s or (key is not None and key in keys):
+        if not each.route.counts or each.took_s <= slow_s:
             continue
         if key is not None:
+            if key in keys or counted.has(key, Once.SLOW):
+                continue
             keys.add(key)
         version = counts.setdefault(each.route.version, VersionCounts())
         version.latency.update(buckets_of(np.array([each.took_s])).tolist())

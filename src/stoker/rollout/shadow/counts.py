@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.rollout.counts.counted_keys import Once, StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.state.state import RolloutState
@@ -19,23 +20,23 @@ from stoker.rollout.statistics.histogram import aligned, buckets_of, quantile
 COPIED, DROPPED, COMPARED = "copied", "dropped", "compared"
 DIFFERENT, ROWS, CLASS_CHANGES = "different", "rows", "class_changes"
 
-MOST_KEYS = 1_000_000
-"""Keys that are remembered, so that each counts once; further ones are not counted."""
-
 
 class ShadowTally:
     """Counts of one shadow stage, as this process adds to them; one thread at a time."""
 
-    def __init__(self, counts: dict[int, VersionCounts], state: RolloutState) -> None:
-        """Args: counts: version -> counts of the stage, added to; state: of the rollout."""
-        self._state = state
+    def __init__(
+        self, counts: dict[int, VersionCounts], state: RolloutState, keys: StageKeys
+    ) -> None:
+        """Count for a stage.
+
+        Args:
+            counts: version -> counts of the stage, added to.
+            state: of the rollout.
+            keys: that have counted in the stage.
+        """
+        self._state, self._keys = state, keys
         self._baseline = counts.setdefault(state.baseline, VersionCounts())
         self._candidate = counts.setdefault(state.candidate, VersionCounts())
-        self._seen: dict[str, set[int]] = {
-            "baseline": set(),
-            "candidate": set(),
-            "predicted": set(),
-        }
 
     def copied(self) -> None:
         """Count a request that was to be copied."""
@@ -57,9 +58,9 @@ class ShadowTally:
         for counts in (self._baseline, self._candidate):
             counts.requests += 1
         if found.baseline_bad:
-            self._baseline.bad += self._is_first(key, "baseline")
+            self._baseline.bad += self._keys.is_first(key, Once.BASELINE_BAD)
         if found.bad:
-            self._candidate.bad += self._is_first(key, "candidate")
+            self._candidate.bad += self._keys.is_first(key, Once.BAD)
         if found.baseline_bad or found.bad:
             return
         shadow = self._candidate.shadow
@@ -68,18 +69,9 @@ class ShadowTally:
         shadow[CLASS_CHANGES] += found.class_changes
         for counts, took_s in ((self._baseline, baseline_s), (self._candidate, found.took_s)):
             counts.latency.update(buckets_of(np.array([took_s])).tolist())
-        if self._is_first(key, "predicted"):
+        if self._keys.is_first(key, Once.PREDICTED):
             self._baseline.predictions.update(found.baseline)
             self._candidate.predictions.update(found.candidate)
-
-    def _is_first(self, key: int | None, what: str) -> bool:
-        if key is None:
-            return True
-        seen = self._seen[what]
-        if key in seen or len(seen) >= MOST_KEYS:
-            return False
-        seen.add(key)
-        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.shadow.channel import ShadowTarget
 from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.shadow.counts import ShadowTally
@@ -38,7 +37,7 @@ class ShadowStage:
         model: str,
         base: Path,
         state: RolloutState,
-        counts: dict[int, VersionCounts],
+        tally: ShadowTally,
         lock: threading.Lock,
         options: ShadowOptions,
     ) -> None:
@@ -48,12 +47,12 @@ class ShadowStage:
             model: its name.
             base: the folder of its versions.
             state: of the rollout, in the shadow stage; the caller holds `lock`.
-            counts: version -> counts of the stage, added to.
+            tally: the counts of the stage, added to.
             lock: of the counts.
             options: how versions run in shadow.
         """
         self._state, self._lock = state, lock
-        self._tally = ShadowTally(counts, state)
+        self._tally = tally
         self._shadow = Shadow(
             ShadowTarget(
                 model=model,

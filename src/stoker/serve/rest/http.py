@@ -50,6 +50,7 @@ class HttpServer(Server):
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
+                timeout_keep_alive=round(limits.idle_s),
                 timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )
