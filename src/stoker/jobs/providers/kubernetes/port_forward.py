@@ -1,8 +1,8 @@
 """A connection to a port of a pod, through the cluster's API.
 
-The official client opens the WebSocket. Its own relay (`stream.portforward`) loses the end of an answer that is read
-slowly, so the frames are read here: of two channels, each of which begins with the port, the first has the data and
-the second what went wrong.
+The official client opens the WebSocket. Its own relay (`stream.portforward`) replaces a method of the client that other
+threads use meanwhile, and leaves its WebSocket open, so the frames are read here: of two channels, each of which begins
+with the port, the first has the data and the second what went wrong.
 Source: kubernetes.io, `v4.channel.k8s.io` of `pods/portforward`.
 """
 
