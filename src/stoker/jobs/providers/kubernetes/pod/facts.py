@@ -13,6 +13,9 @@ from stoker.core.errors import ConfigError, Plain
 FACTS = "STOKER_KUBERNETES"
 """Environment variable: the facts, as JSON."""
 
+FIRST = ("tensorflow", "keras", "stoker")
+"""Packages whose versions decide most, in the order in which a pod names those that differ."""
+
 CODE_FOLDER = "/stoker/code"
 """Where the ConfigMap with the code and the job's description is mounted."""
 
@@ -49,7 +52,10 @@ class Facts:
     """Longest run of one start, seconds."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    """Package -> version where the job was submitted."""
+    """Package -> version that the image should have."""
+
+    versions_from: str = "the submission"
+    """Where they are from: the name of a lock file, or `the submission`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return them as JSON values."""
