@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.archive import CODE
+from stoker.jobs.code_store import BUCKETS, put_code
 from stoker.jobs.job import Job
 from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
 from stoker.jobs.provider import JobEvent, JobState, Wire
@@ -95,7 +96,10 @@ class KubernetesProvider:
 
     def submit(self, job: Job) -> str:
         """Create the job's objects, or complete those of an earlier submission."""
-        manifests = self._manifests(job, (job.place / CODE).read_bytes())
+        code = (job.place / CODE).read_bytes()
+        manifests = self._manifests(job, code)
+        if self.settings.code.startswith(BUCKETS):
+            put_code(self.settings.code, job.code, code)
         manifests.workload["metadata"]["annotations"][SUBMITTED] = str(time.time())
         again = read_submitted(job.place) is not None
         for name in (STOP, ENDED):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.jobs.code_store import BUCKETS
 from stoker.jobs.job import Job
 from stoker.jobs.providers.kubernetes.manifests.versions import expected_versions
 from stoker.jobs.providers.kubernetes.names import (
@@ -79,7 +80,7 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
         time_limit_s=job.resources.time_limit_s,
         versions=versions,
         versions_from=source,
-        git=target.code if target.code.startswith("git+") else "",
+        code_from=target.code if target.code.startswith(("git+", *BUCKETS)) else "",
     )
     return {
         "name": CONTAINER,

@@ -45,8 +45,8 @@ class Facts:
     max_restarts: int
     """How many starts may fail, where the cluster itself does not count them."""
 
-    git: str = ""
-    """Where the code comes from, if neither from the volume nor from a ConfigMap."""
+    code_from: str = ""
+    """A commit of git or a folder of a bucket: where the code comes from, if neither from the volume nor from a ConfigMap."""
 
     time_limit_s: float | None = None
     """Longest run of one start, seconds."""

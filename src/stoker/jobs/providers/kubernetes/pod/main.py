@@ -106,7 +106,7 @@ class _Task:
         self._facts, self._environ = facts, environ
         place = Path(facts.place)
         mounted = Path(environ.get(CODE_VARIABLE) or CODE_FOLDER)
-        prepare_folder(place, mounted=mounted, git=facts.git)
+        prepare_folder(place, mounted=mounted, code_from=facts.code_from)
         self._member = Member(
             place=place,
             rank=_rank(environ, len(facts.workers)),
