@@ -53,7 +53,9 @@ def elsewhere(
     (tmp_path / "stoker.yaml").write_text(json.dumps({"targets": {"test": target}}))
     write_submitted(
         running.place,
-        Submitted(target="test", scheduler_id=kubernetes.state(running).scheduler_id, submitted_s=1.0),
+        Submitted(
+            target="test", scheduler_id=kubernetes.state(running).scheduler_id, submitted_s=1.0
+        ),
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -67,9 +69,7 @@ def test_answers_come_whole_and_one_broken_connection_ends_no_other(
     problems: list[UserError] = []
     with (
         port_server() as remote,
-        forwarded(
-            [PortPair(local=0, remote=remote)], connect, on_problem=problems.append
-        ) as ports,
+        forwarded([PortPair(local=0, remote=remote)], connect, on_problem=problems.append) as ports,
     ):
         broken = socket.create_connection(("127.0.0.1", ports[0]))
         broken.sendall(b"hold")

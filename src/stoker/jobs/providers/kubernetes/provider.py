@@ -179,9 +179,7 @@ class KubernetesProvider:
 
     def where_is(self, job_id: str, worker: int) -> str:
         """Return the name of a worker's pod."""
-        listed = self._cluster.all(
-            self._cluster.path("v1", "pods"), labelSelector=selector(job_id)
-        )
+        listed = self._cluster.all(self._cluster.path("v1", "pods"), labelSelector=selector(job_id))
         mine = [pod for pod in listed if rank_of(pod) == str(worker)]
         for pod in mine:
             if pod["status"].get("phase") == "Running" and not pod["metadata"].get(

@@ -281,7 +281,9 @@ def differing_versions(facts: Facts) -> list[str]:
     source = facts.versions_from
     lines = [f"{name} in the image is {here}; {source} has {it}" for name, here, it in differing]
     more = len(lines) - SHOWN
-    return lines if more <= 0 else [*lines[:SHOWN], f"and {more} more packages differ from {source}"]
+    return (
+        lines if more <= 0 else [*lines[:SHOWN], f"and {more} more packages differ from {source}"]
+    )
 
 
 def _weight(name: str) -> int:
