@@ -34,12 +34,13 @@ def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
     import websocket
     from kubernetes.stream import ws_client
 
+    client: Any = ws_client  # its functions have no types
     path = f"{cluster.path('v1', 'pods', pod)}/portforward"
     settings, url, headers = cluster.request_of(path, ports=str(port))
     try:
-        made = ws_client.create_websocket(
+        made = client.create_websocket(
             settings,
-            ws_client.get_websocket_url(url),
+            client.get_websocket_url(url),
             headers | {"sec-websocket-protocol": PROTOCOL},
         )
     except websocket.WebSocketBadStatusException as error:

@@ -99,7 +99,7 @@ class Ssh:
         """
         near, far = socket.socketpair()
         words = ["ssh", *_options(self.login), "-W", f"{host}:{port}", "--", self.login]
-        process = subprocess.Popen(words, stdin=far, stdout=far)
+        process = subprocess.Popen(words, stdin=far.fileno(), stdout=far.fileno())
         far.close()
         threading.Thread(target=process.wait, daemon=True).start()
         return near
