@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +110,12 @@ class Experiment:
         if not self.name or self.name.startswith(".") or "/" in self.name or "\\" in self.name:
             raise ConfigError(
                 "name must be a plain name without slashes", got=self.name, fix="E.g. taxi-tips."
+            )
+        if _STORE.match(str(self.runs)):
+            raise ConfigError(
+                "runs must be a folder: a job's starts are counted by files that only one process can create",
+                got=str(self.runs).replace(":/", "://", 1),
+                fix="Name a folder of a shared file system or a volume; data.source may be in a bucket.",
             )
         split_reference(self.model, where="model")
         if self.preprocessing is not None:
@@ -348,6 +355,9 @@ def _own_dataset(reference: str) -> OwnDatasetConfig:
         )
     return OwnDatasetConfig(dataset=reference)
 
+
+_STORE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""Begins a URI that was read as a path."""
 
 _PATH_KEYS = (("data", "source"), ("data", "cache_dir"), ("runs",), ("models",))
 """Settings that hold a path."""

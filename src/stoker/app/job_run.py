@@ -12,6 +12,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.incarnation import RUN_OF_JOB
 from stoker.monitor.goodput import STAGE, goodput_of
 from stoker.telemetry.catalogue import training as catalogue
+from stoker.telemetry.targets import published_port
 
 READ_BYTES = 1 << 18
 """How much of the end of `metrics.jsonl` is read: a line has some 200 bytes, and U is in every tenth or so."""
@@ -83,6 +84,23 @@ def tensorboard_folder(place: Path) -> Path:
             fix=f"See what it does: stoker logs {place.name}.",
         )
     return run.folder
+
+
+def metrics_port(place: Path) -> int:
+    """Return the port at which the run of a job offers its metrics, on worker 0's machine.
+
+    Raises:
+        ConfigError: it has announced none that is seen here.
+    """
+    run = run_of_job(place)
+    port = None if run is None else published_port(place.parent.parent, run.folder.name)
+    if port is None:
+        raise ConfigError(
+            f"job {place.name} must offer its metrics where no REMOTE is named",
+            got=Plain("no port of its run" if run else "no run yet"),
+            fix="Name a port of the worker, e.g. 9100; train.metrics_port offers the metrics.",
+        )
+    return port
 
 
 def _newest_first(path: Path) -> Iterator[dict[str, float]]:

@@ -181,6 +181,41 @@ class Remote(Protocol):
         """
 
 
+class Wire(Protocol):
+    """A connection to a port, of which a socket is one; a broken one raises an `OSError`."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Return what has come, at most so many bytes; nothing after the end."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send bytes."""
+
+    def shutdown(self, how: int, /) -> None:
+        """Send no more (`socket.SHUT_WR`)."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+@runtime_checkable
+class ReachesPorts(Protocol):
+    """A target whose workers' ports are not on this machine."""
+
+    def where_is(self, job_id: str, worker: int) -> str:
+        """Return where a worker runs now, as `connect` takes it.
+
+        Raises:
+            ConfigError: it does not run.
+        """
+
+    def connect(self, where: str, port: int) -> Wire:
+        """Connect to a port there.
+
+        Raises:
+            UserError: the target does not allow it, or nothing listens.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderKind:
     """A kind of target. `jobs/providers/NAME/kind.py` has that of `provider: NAME` as `KIND`; nothing else lists it."""

@@ -67,6 +67,21 @@ def published(runs: Path, run: str, address: str) -> Iterator[None]:
                 path.unlink()
 
 
+def published_port(runs: Path, run: str) -> int | None:
+    """Return the port of a run's metrics on its own machine; None if it has announced none.
+
+    Args:
+        runs: The folder `runs`.
+        run: ID of the run.
+    """
+    try:
+        groups = [_group(each) for each in _entries(runs / FOLDER / f"{run}.json")]
+    except (OSError, ValueError, RecursionError):
+        return None
+    ports = [address.rpartition(":")[2] for each in groups for address in each["targets"]]
+    return next((int(port) for port in ports if port.isdecimal()), None)
+
+
 def reachable_address(address: str) -> str:
     """Return HOST:PORT to ask a server that listens on HOST:PORT; 0.0.0.0 is every address and none to ask.
 

@@ -78,7 +78,7 @@ class _Proxy(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         faults, what = self.server.faults, f"{self.command} {self.path}"
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         with self.server.alone:
             faults.seen.append(what)
             content = faults.is_content(self.command, self.path)
@@ -94,12 +94,24 @@ class _Proxy(BaseHTTPRequestHandler):
         if faults.before is not None:
             faults.before(what)
         upstream = http.client.HTTPConnection(HOST, self.server.upstream, timeout=30)
-        headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+        own = ("connection", "transfer-encoding", "expect")
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in own}
         upstream.request(self.command, self.path, body, headers)
         answer = upstream.getresponse()
         self._relay(answer, answer.read(), cut=cut)
         upstream.close()
         return None
+
+    def _body(self) -> bytes:
+        """The body of a request; that of an upload comes in chunks."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        blocks = []
+        while size := int(self.rfile.readline(), 16):
+            blocks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(blocks)
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

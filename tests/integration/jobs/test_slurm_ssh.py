@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs.conftest import Counting, comments
+from tests.port_server import ANSWER, answer_of, port_server
 from tests.slurm_cluster import wait_until
 from tests.small_lock import small_lock, uv_folder
 from tests.ssh_server import SshServer, ssh_server
@@ -19,9 +21,13 @@ from tests.ssh_server import SshServer, ssh_server
 from stoker.cli.main import invoke
 from stoker.core.errors import UserError
 from stoker.jobs.archive import Archive
+from stoker.jobs.forward import PortPair, forwarded, reach_worker
 from stoker.jobs.job import Job, Resources
-from stoker.jobs.overview import read_here, state_of
+from stoker.jobs.overview import find_job, read_here, state_of
 from stoker.jobs.provider import Phase
+from stoker.jobs.providers.slurm import port_forward
+from stoker.jobs.providers.slurm.machine import Here
+from stoker.jobs.providers.slurm.provider import SlurmProvider
 from stoker.jobs.providers.slurm.remote import ssh
 from stoker.jobs.submission import Receipt, submit
 from stoker.jobs.sweep import Element, Sweep
@@ -204,6 +210,34 @@ def test_a_sweep_with_a_secret_is_one_array_and_the_secret_is_in_no_file_that_ot
     for number, end in enumerate((3, 4)):
         assert len((folder / str(number) / "numbers-1").read_text().split()) == end
         assert (folder / str(number) / "code.tar.gz").read_bytes() == CODE
+
+
+def test_a_port_of_a_worker_is_reached_through_ssh_and_from_a_login_node(laptop: Laptop) -> None:
+    job = laptop.job("ports", "100000")
+    laptop.submit(job)
+    laptop.wait(job, Phase.RUNNING)
+    connect = reach_worker(find_job(job.id, read_here(laptop.folder)), 1)
+    assert connect is not None
+    with (
+        port_server() as remote,
+        forwarded([PortPair(local=0, remote=remote)], connect, on_problem=print) as (port,),
+    ):
+        with socket.create_connection(("127.0.0.1", port)) as broken:
+            broken.sendall(b"hold")
+        assert [answer_of(port) == ANSWER for _ in range(2)] == [True, True]
+
+        provider = laptop.targets["far"].open()
+        assert isinstance(provider, SlurmProvider)
+        there = provider.where_is(job.id, 1)
+        with forwarded(
+            [PortPair(local=0, remote=remote)],
+            lambda number: port_forward.connect(Here(), there, number),
+            on_problem=print,
+        ) as (plain,):
+            assert answer_of(plain) == ANSWER
+    with pytest.raises(UserError, match=f"port {remote} of {there} must be one on which"):
+        port_forward.connect(Here(), there, remote)
+    provider.stop(job.id)
 
 
 def test_a_connection_that_is_cut_while_a_job_is_submitted_makes_no_second_one(

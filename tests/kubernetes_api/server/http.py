@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.kubernetes_api.problems import Refusal, bad_request
+from tests.kubernetes_api.server import port_forward
 from tests.kubernetes_api.server.api import Answer, Api, Request
 from tests.kubernetes_api.server.faults import Fault, Faults
 
@@ -112,6 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._break_off()
         if answer.stream is not None:
             return self._stream(answer, cut=fault is Fault.CUT)
+        if "/portforward" in self.path and answer.code == 200:
+            return port_forward.serve(self)
         return self._whole(answer)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - the names that http.server calls

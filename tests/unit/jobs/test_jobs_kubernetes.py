@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from tests.custom_resources import definition, validate
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job, Resources
-from stoker.jobs.providers.kubernetes.manifests.pod import versions
 from stoker.jobs.providers.kubernetes.manifests.render import (
     MOST_CODE_BYTES,
     Manifests,
@@ -23,9 +23,10 @@ from stoker.jobs.providers.kubernetes.manifests.render import (
     owned,
     render,
 )
+from stoker.jobs.providers.kubernetes.manifests.versions import expected_versions
 from stoker.jobs.providers.kubernetes.names import object_name
 from stoker.jobs.providers.kubernetes.pod.facts import FACTS, Facts, read_facts
-from stoker.jobs.providers.kubernetes.pod.main import differing_versions
+from stoker.jobs.providers.kubernetes.pod.main import SHOWN, differing_versions
 from stoker.jobs.providers.kubernetes.settings import KubernetesTarget, Toleration, Volume
 from stoker.jobs.targets import read_targets
 
@@ -259,14 +260,83 @@ def test_manifests_are_created_suspended_and_printed_as_they_will_run() -> None:
             assert "&id" not in made.to_yaml(kind), "kubectl reads no references"
 
 
-def test_the_image_is_compared_with_the_submission() -> None:
-    here = versions()
+def differing(source: str, versions: dict[str, str]) -> list[str]:
+    facts = read_facts({FACTS: json.dumps(FACTS_OF_A_POD.to_json())})
+    return differing_versions(replace(facts, versions=versions, versions_from=source))
+
+
+def test_the_image_is_compared_with_the_submission_where_there_is_no_lock(tmp_path: Path) -> None:
+    source, here = expected_versions(tmp_path)
     assert here["stoker"]
-    assert differing_versions(here) == []
-    assert differing_versions(here | {"stoker": "0.0.0", "gone": "1"}) == [
-        f"stoker in the image is {here['stoker']}; the submission had 0.0.0",
-        "gone in the image is not there; the submission had 1",
+    assert differing(source, here) == []
+    assert differing(source, here | {"stoker": "0.0.0", "numpy": "1"}) == [
+        f"stoker in the image is {here['stoker']}; the submission has 0.0.0",
+        f"numpy in the image is {here['numpy']}; the submission has 1",
     ]
+
+
+REQUIREMENTS = """\
+--index-url https://pypi.org/simple
+NumPy==0.1 \\
+    --hash=sha256:00
+stoker==0.0.0 --hash=sha256:00  # first
+keras==0.2 ; sys_platform == "linux"
+wrapt==0.3 ; sys_platform == "win32"
+pandas>=2
+"""
+PROJECT = """\
+version = 1
+[[package]]
+name = "numpy"
+version = "0.1"
+source = { registry = "https://pypi.org/simple" }
+[[package]]
+name = "wrapt"
+version = "1"
+[[package]]
+name = "wrapt"
+version = "2"
+[[package]]
+name = "trip"
+version = "1"
+source = { virtual = "." }
+"""
+
+
+def test_the_image_is_compared_with_the_lock_file(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "uv.lock").write_text(PROJECT)
+    experiment = tmp_path / "experiments" / "trip"
+    experiment.mkdir(parents=True)
+    assert expected_versions(experiment) == ("uv.lock", {"numpy": "0.1"})
+    (experiment / "requirements.lock").write_text(REQUIREMENTS)
+    source, versions = expected_versions(experiment)
+    assert source == "requirements.lock"
+    assert versions == {"numpy": "0.1", "stoker": "0.0.0", "keras": "0.2"}
+    lines = differing(source, versions | {"gone": "1", "tensorflow": "1"})
+    assert [line.partition(" ")[0] for line in lines] == ["tensorflow", "keras", "stoker", "numpy"]
+    assert lines[0].endswith("; requirements.lock has 1")
+
+    many = {each.name: "none" for each in distributions()}
+    assert len(many) > SHOWN
+    assert differing(source, many)[SHOWN:] == [
+        f"and {len(many) - SHOWN} more packages differ from requirements.lock"
+    ]
+    place = job(folder=experiment)
+    assert '"versions_from": "requirements.lock"' in json.dumps(
+        json.loads(_facts_of(rendered("job", place, target()))), indent=1
+    )
+
+
+def _facts_of(made: Manifests) -> str:
+    (container,) = made.workload["spec"]["template"]["spec"]["containers"]
+    (found,) = [str(each["value"]) for each in container["env"] if each["name"] == FACTS]
+    return found
+
+
+FACTS_OF_A_POD = Facts(
+    place="/p", kind="job", python="python3", workers=("a:1",), grace_s=1, start_s=1, max_restarts=0
+)
 
 
 def test_facts_pass_through_the_environment() -> None:

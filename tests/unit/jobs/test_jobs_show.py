@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,14 @@ import pytest
 
 from stoker.app.job_run import run_of_job
 from stoker.cli.main import invoke
+from stoker.cluster.processes.identity import identity_of
+from stoker.core.errors import ConfigError
+from stoker.jobs.forward import PortPair, parse_ports
 from stoker.jobs.job import Job, Resources, write_job
-from stoker.jobs.places import add_to_index
+from stoker.jobs.places import Submitted, add_to_index, write_submitted
+from stoker.jobs.provider import Phase
+from stoker.jobs.providers.local.record import LocalRecord, write_record
+from stoker.telemetry.targets import published
 
 SCALARS = (
     {"step": 10, "busy_fraction": 0.93, "input_wait": 0.5},
@@ -104,3 +112,46 @@ def test_a_job_shows_the_gpu_hours_of_each_start(
     shown = capsys.readouterr().out
     assert shown.count("budget:") == 1
     assert "budget:       64 GPU hours for each start\n" in shown
+
+
+def running_here(place: Path) -> None:
+    mine = identity_of(os.getpid())
+    write_record(place, LocalRecord(supervisor=mine, phase=Phase.RUNNING, submitted_s=time.time()))
+    write_submitted(place, Submitted(target="local", scheduler_id=str(mine.pid), submitted_s=7.0))
+
+
+def test_ports_of_a_job_on_this_machine_are_printed(
+    trained: Path, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running_here(trained)
+    assert invoke(["jobs", "port-forward", trained.name, "8080:6006"], debug=False) == 0
+    assert capsys.readouterr().out.endswith(": 127.0.0.1:6006\n")
+
+    assert invoke(["jobs", "port-forward", trained.name], debug=False) == 2
+    assert "no port of its run" in capsys.readouterr().err
+    run = run_of_job(trained)
+    assert run is not None
+    with published(job.runs, run.folder.name, "127.0.0.1:9123"):
+        assert invoke(["jobs", "port-forward", trained.name], debug=False) == 0
+    assert capsys.readouterr().out.endswith(": 127.0.0.1:9123\n")
+
+
+@pytest.mark.parametrize("text", ["", ":", "x", "0", "1:0", "70000", "1:2:3", "-1", "80:"])
+def test_what_is_not_a_port_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="a port is"):
+        parse_ports(text)
+
+
+def test_ports_are_local_and_remote() -> None:
+    assert parse_ports("9100") == PortPair(local=9100, remote=9100)
+    assert parse_ports("0:9100") == PortPair(local=0, remote=9100)
+
+
+def test_a_job_whose_folder_of_runs_is_elsewhere_says_where_its_progress_is(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = write_job(job)
+    add_to_index(place)
+    running_here(place)
+    assert invoke(["jobs", "show", place.name], debug=False) == 0
+    assert f"{job.runs} of the workers is not seen from here; its" in capsys.readouterr().out

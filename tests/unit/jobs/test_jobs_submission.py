@@ -53,6 +53,21 @@ def running(job: Job, *, target: str = "local", phase: Phase = Phase.RUNNING) ->
     add_to_index(place)
 
 
+@pytest.mark.parametrize("target", ["local", "cluster"])
+def test_runs_in_a_bucket_are_one_line_and_make_nothing(
+    stoker: Run, experiment: Path, target: str
+) -> None:
+    with (experiment / "stoker.yaml").open("a") as stream:
+        stream.write("targets:\n  cluster: {provider: kubernetes, image: i}\n")
+    before = sorted(experiment.rglob("*"))
+    code, _, errors = stoker("submit", ".", "--on", target, "--set", "runs=s3://bucket/runs")
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert "runs must be a folder" in line
+    assert "Received: 's3://bucket/runs'" in line
+    assert sorted(experiment.rglob("*")) == before
+
+
 def test_the_same_experiment_is_the_same_job_and_any_difference_another(experiment: Path) -> None:
     _, job, archive = prepare_job(JobRequest(folder=experiment))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,7 +18,7 @@ from stoker.cli.commands.jobs_shown import print_jobs, show_job, show_sweep
 from stoker.cli.commands.monitor import Port, open_tensorboard
 from stoker.cli.options import AsJson
 from stoker.cli.output import print_result
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from stoker.jobs.overview import Here
@@ -36,6 +38,11 @@ JobName = Annotated[
     typer.Argument(
         help="Job's ID, or the beginning of it; or a sweep's, SWEEP/3 for its job 3.", metavar="JOB"
     ),
+]
+
+Worker = Annotated[
+    str,
+    typer.Argument(help="Job's ID or its beginning, and perhaps a worker.", metavar="JOB[/WORKER]"),
 ]
 
 app = typer.Typer(
@@ -94,13 +101,53 @@ def tensorboard(job: JobName, port: Port = 6006, runs: RunsFolders = None) -> No
     open_tensorboard(tensorboard_folder(find_place(named, here.runs)), port)
 
 
-def logs(
-    job: Annotated[
-        str,
+@app.command("port-forward")
+def port_forward(
+    job: Worker,
+    ports: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Job's ID or its beginning, and perhaps a worker.", metavar="JOB[/WORKER]"
+            help="Port of the worker, and perhaps another one here (0: a free one). Default: that of the run's metrics.",
+            metavar="[LOCAL:]REMOTE",
         ),
-    ],
+    ] = None,
+    runs: RunsFolders = None,
+) -> None:
+    """Reach ports of a worker (metrics, profiler) on 127.0.0.1 of this machine, until Ctrl-C. Default: worker 0."""
+    from stoker.app.job_run import metrics_port
+    from stoker.jobs.forward import LOOPBACK, forwarded, parse_ports, reach_worker
+    from stoker.jobs.overview import find_job
+
+    here = _here(runs)
+    named, rank = _named_worker(job, here)
+    known, worker = find_job(named, here), rank or 0
+    pairs = [parse_ports(each) for each in ports or []]
+    connect = reach_worker(known, worker)
+    if not pairs:
+        pairs = [parse_ports(str(metrics_port(known.place)))]
+    if connect is None:
+        for pair in pairs:
+            where = ", ".join(known.state.nodes) or "this machine"
+            print_result(f"worker {worker} runs on {where}: {LOOPBACK}:{pair.remote}")
+        return
+    with forwarded(pairs, connect, on_problem=_print_problem) as opened:
+        for pair, port in zip(pairs, opened, strict=True):
+            print_result(f"{LOOPBACK}:{port} -> port {pair.remote} of worker {worker}")
+        _wait_for_ctrl_c()
+
+
+def _print_problem(problem: UserError) -> None:
+    typer.echo(f"stoker: {problem.line()}", err=True)
+
+
+def _wait_for_ctrl_c() -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            signal.pause()
+
+
+def logs(
+    job: Worker,
     follow: Annotated[
         bool,
         typer.Option("-f", "--follow", help="Go on until the job is over, through its restarts."),
@@ -110,14 +157,9 @@ def logs(
     """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
     from stoker.jobs.overview import fetch_logs, find_job, lines_of, lines_of_place
     from stoker.jobs.places import find_place
-    from stoker.jobs.sweep_overview import find_element
 
     here = _here(runs)
-    sweep, named = find_element(job, here)
-    if sweep is not None:
-        raise ConfigError("a sweep has no logs of its own", got=job, fix=f"E.g. {sweep.id}/0.")
-    named, slash, worker = named.partition("/")
-    rank = _rank(worker) if slash else None
+    named, rank = _named_worker(job, here)
     if not follow:
         place = find_place(named, here.runs)
         if problem := fetch_logs(place, here.targets):
@@ -167,6 +209,17 @@ def _here(runs: list[Path] | None) -> Here:
     from stoker.jobs.overview import read_here
 
     return read_here(Path.cwd(), runs or [])
+
+
+def _named_worker(job: str, here: Here) -> tuple[str, int | None]:
+    """Return the job and the worker of `JOB/WORKER`; None: no worker is named."""
+    from stoker.jobs.sweep_overview import find_element
+
+    sweep, named = find_element(job, here)
+    if sweep is not None:
+        raise ConfigError("a sweep has no workers of its own", got=job, fix=f"E.g. {sweep.id}/0.")
+    named, slash, worker = named.partition("/")
+    return named, _rank(worker) if slash else None
 
 
 def _rank(text: str) -> int:

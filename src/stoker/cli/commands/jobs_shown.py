@@ -124,9 +124,14 @@ def _each(needs: Resources) -> str:
 
 
 def _run_facts(known: KnownJob, run: JobRun | None) -> Iterator[tuple[str, str]]:
+    from stoker.core.incarnation import INCARNATIONS
+    from stoker.jobs.provider import Phase
     from stoker.pages.numbers import percent
 
     if run is None:
+        if known.state.phase is Phase.RUNNING and not (known.place / INCARNATIONS).is_dir():
+            where = f"{known.job.runs} of the workers is not seen from here"
+            yield "run", f"{where}; its progress: stoker logs {known.job.id}"
         return
     yield "run", str(run.folder)
     if run.step is not None:

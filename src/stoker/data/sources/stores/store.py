@@ -148,6 +148,19 @@ class Store:
         except DataError as gone:
             raise ChangedMeanwhile from gone
 
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object; until all of it is there, the store may have a part.
+
+        Raises:
+            UserError: the store fails, or refuses.
+        """
+
+        def write(system: fs.FileSystem) -> None:
+            with system.open_output_stream(self._path(key), compression=None) as stream:
+                stream.write(content)
+
+        self._request(key, write)
+
     def _path(self, key: str) -> str:
         return f"{self._uri.bucket}/{key}" if key else self._uri.bucket
 

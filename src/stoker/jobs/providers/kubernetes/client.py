@@ -174,6 +174,17 @@ class Cluster:
             response.response.release_conn()
             response.response.close()
 
+    def request_of(self, path: str, **query: str) -> tuple[Any, str, dict[str, str]]:
+        """Return the client's settings, the URL and the headers of a GET with credentials, for a WebSocket."""
+        _, url, headers, _, _ = self._api.param_serialize(
+            method="GET",
+            resource_path=path,
+            query_params=list(query.items()),
+            header_params={},
+            auth_settings=["BearerToken"],
+        )
+        return self._api.configuration, url, dict(headers)
+
     def _json(
         self,
         method: str,

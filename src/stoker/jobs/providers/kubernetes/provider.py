@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stoker.core.errors import UserError
+from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.archive import CODE
+from stoker.jobs.code_store import BUCKETS, put_code
 from stoker.jobs.job import Job
 from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
-from stoker.jobs.provider import JobEvent, JobState
+from stoker.jobs.provider import JobEvent, JobState, Wire
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.creation import create, remove
 from stoker.jobs.providers.kubernetes.events import events_of, job_event
@@ -31,7 +32,9 @@ from stoker.jobs.providers.kubernetes.names import (
     user_label,
 )
 from stoker.jobs.providers.kubernetes.pod_logs import log_lines
+from stoker.jobs.providers.kubernetes.port_forward import connect
 from stoker.jobs.providers.kubernetes.problems import Conflict, NotFound
+from stoker.jobs.providers.kubernetes.reasons import rank_of
 from stoker.jobs.providers.kubernetes.rights import (
     KUEUE,
     choose_kind,
@@ -93,7 +96,10 @@ class KubernetesProvider:
 
     def submit(self, job: Job) -> str:
         """Create the job's objects, or complete those of an earlier submission."""
-        manifests = self._manifests(job, (job.place / CODE).read_bytes())
+        code = (job.place / CODE).read_bytes()
+        manifests = self._manifests(job, code)
+        if self.settings.code.startswith(BUCKETS):
+            put_code(self.settings.code, job.code, code)
         manifests.workload["metadata"]["annotations"][SUBMITTED] = str(time.time())
         again = read_submitted(job.place) is not None
         for name in (STOP, ENDED):
@@ -170,6 +176,26 @@ class KubernetesProvider:
         return log_lines(
             self._cluster, selector(job_id), worker=worker, until=is_over if follow else None
         )
+
+    def where_is(self, job_id: str, worker: int) -> str:
+        """Return the name of a worker's pod."""
+        listed = self._cluster.all(self._cluster.path("v1", "pods"), labelSelector=selector(job_id))
+        mine = [pod for pod in listed if rank_of(pod) == str(worker)]
+        for pod in mine:
+            if pod["status"].get("phase") == "Running" and not pod["metadata"].get(
+                "deletionTimestamp"
+            ):
+                return str(pod["metadata"]["name"])
+        phases = ", ".join(str(pod["status"].get("phase", "")) for pod in mine)
+        raise ConfigError(
+            f"worker {worker} of job {job_id} must run",
+            got=Plain(f"its pod is {phases}" if phases else "it has no pod"),
+            fix=f"See what it does: stoker jobs show {job_id}.",
+        )
+
+    def connect(self, where: str, port: int) -> Wire:
+        """Connect to a port of a pod."""
+        return connect(self._cluster, where, port)
 
     def _manifests(self, job: Job, code: bytes) -> Manifests:
         return render(

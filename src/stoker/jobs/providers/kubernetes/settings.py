@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from stoker.core.errors import ConfigError
+from stoker.jobs.code_store import BUCKETS
 from stoker.jobs.providers.kubernetes.pod.git import SOURCE
 
 Kind = Literal["job", "jobset", "tfjob"]
@@ -119,8 +120,8 @@ class KubernetesTarget:
     """Claims that pods mount, each with `claim`, `path`, `sub_path`, `read_only`; the folder of runs lies on one."""
 
     code: str = "auto"
-    """How code reaches the pods: `configmap` (at most 900 KiB), `volume` (the folder of runs), `auto`, or
-    `git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`."""
+    """How code reaches the pods: `configmap` (at most 900 KiB), `volume` (the folder of runs), `auto`, a folder of a
+    bucket (`s3://BUCKET/FOLDER`, `gs://...`), or `git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`."""
 
     service_account: str | None = None
     """ServiceAccount of the pods; that of the namespace. Its token is not mounted."""
@@ -167,9 +168,11 @@ class KubernetesTarget:
     def __post_init__(self) -> None:
         _require_names(self)
         _require_numbers(self)
-        if self.code not in ("auto", "configmap", "volume") and not SOURCE.fullmatch(self.code):
+        known = self.code in ("auto", "configmap", "volume") or self.code.startswith(BUCKETS)
+        if not known and not SOURCE.fullmatch(self.code):
             raise ConfigError(
-                "code must be auto, configmap, volume, or git+https://HOST/REPOSITORY@COMMIT with all 40 digits",
+                "code must be auto, configmap, volume, s3:// or gs:// with a bucket and a folder, or "
+                "git+https://HOST/REPOSITORY@COMMIT with all 40 digits",
                 got=self.code,
                 fix="`git rev-parse HEAD` prints the commit.",
             )

@@ -19,7 +19,7 @@ from stoker.jobs.places import (
     read_submitted,
     write_submitted,
 )
-from stoker.jobs.provider import Array, JobState
+from stoker.jobs.provider import Array, JobState, Wire
 from stoker.jobs.providers.slurm.array import live_tasks
 from stoker.jobs.providers.slurm.capacity import require_capacity
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
@@ -31,6 +31,7 @@ from stoker.jobs.providers.slurm.environment.maker import (
     require_maker,
 )
 from stoker.jobs.providers.slurm.machine import Here, Machine, on_cluster
+from stoker.jobs.providers.slurm.port_forward import address_of, connect
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.remote.ssh import Ssh
 from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_name
@@ -134,6 +135,16 @@ class SlurmProvider:
         """Bring the logs of a job into its folder here, if the cluster does not share it."""
         place = find_place(job_id)
         self._machine.fetch(open_job(place), place)
+
+    def where_is(self, job_id: str, worker: int) -> str:
+        """Return the address of a worker's node."""
+        job = open_job(find_place(job_id))
+        state = self.state(job_id)
+        return address_of(job, worker, state, target=self.settings, machine=self._machine)
+
+    def connect(self, where: str, port: int) -> Wire:
+        """Connect to a port of a node."""
+        return connect(self._machine, where, port)
 
     def jobs(self) -> Sequence[JobState]:
         """Return the jobs that were submitted to this target, the newest first."""

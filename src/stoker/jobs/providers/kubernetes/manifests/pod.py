@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
+from stoker.jobs.code_store import BUCKETS
 from stoker.jobs.job import Job
+from stoker.jobs.providers.kubernetes.manifests.versions import expected_versions
 from stoker.jobs.providers.kubernetes.names import (
     CONTAINER,
     FIRST_PORT,
@@ -22,9 +23,6 @@ from stoker.jobs.providers.kubernetes.settings import KubernetesTarget, Volume
 
 GRACE_MARGIN_S = 30
 """How much longer than the save a pod may take to end, seconds."""
-
-COMPARED = ("stoker", "tensorflow", "keras", "numpy")
-"""Packages whose versions in the image are compared with those of the submission."""
 
 _KEPT = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -77,18 +75,8 @@ def fewest_pods(job: Job, target: KubernetesTarget, kind: str) -> int | None:
     return job.resources.min_workers if kind == "job" and target.queue else None
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of this environment that the image should have, too."""
-    found = {}
-    for name in COMPARED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool) -> dict[str, Any]:
+    source, versions = expected_versions(job.folder)
     facts = Facts(
         place=str(job.place),
         kind=kind,
@@ -99,8 +87,9 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
         max_restarts=target.max_restarts,
         time_limit_s=job.resources.time_limit_s,
         min_workers=fewest_pods(job, target, kind),
-        versions=versions(),
-        git=target.code if target.code.startswith("git+") else "",
+        versions=versions,
+        versions_from=source,
+        code_from=target.code if target.code.startswith(("git+", *BUCKETS)) else "",
     )
     return {
         "name": CONTAINER,

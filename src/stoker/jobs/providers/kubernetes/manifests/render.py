@@ -12,6 +12,7 @@ import yaml
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.fingerprint import fingerprint
 from stoker.jobs.archive import CODE, EXPERIMENT, HASHES, read_hashes
+from stoker.jobs.code_store import BUCKETS
 from stoker.jobs.job import Job
 from stoker.jobs.providers.kubernetes.manifests.network import (
     disruption_budget,
@@ -155,6 +156,8 @@ def _config_map(job: Job, target: KubernetesTarget, code: bytes) -> dict[str, An
     if target.code.startswith(GIT):
         data[HASHES] = json.dumps(_hashes_of_experiment(code), sort_keys=True)
         return _object("v1", "ConfigMap", job, immutable=True, data=data)
+    if target.code.startswith(BUCKETS):
+        return _object("v1", "ConfigMap", job, immutable=True, data=data)
     packed = {CODE: base64.b64encode(code).decode()}
     return _object("v1", "ConfigMap", job, immutable=True, data=data, binaryData=packed)
 
@@ -176,7 +179,7 @@ def _is_in_config_map(target: KubernetesTarget, size: int) -> bool:
         raise ConfigError(
             f"the packed code of a job must have at most {MOST_CODE_BYTES >> 10} KiB for a ConfigMap",
             got=Plain(f"{size / 1024:,.0f} KiB"),
-            fix="Name what is not code in .stokerignore, or set `code: volume` in the target.",
+            fix="Name what is not code in .stokerignore, or set `code` of the target to `volume` or a folder of a bucket.",
         )
     is_small = target.code in ("auto", "configmap") and size <= MOST_CODE_BYTES
-    return is_small or target.code.startswith(GIT)
+    return is_small or target.code.startswith((GIT, *BUCKETS))

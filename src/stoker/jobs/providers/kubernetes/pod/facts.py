@@ -13,6 +13,9 @@ from stoker.core.errors import ConfigError, Plain
 FACTS = "STOKER_KUBERNETES"
 """Environment variable: the facts, as JSON."""
 
+FIRST = ("tensorflow", "keras", "stoker")
+"""Packages whose versions decide most, in the order in which a pod names those that differ."""
+
 CODE_FOLDER = "/stoker/code"
 """Where the ConfigMap with the code and the job's description is mounted."""
 
@@ -45,14 +48,17 @@ class Facts:
     min_workers: int | None = None
     """Fewest workers of a start, where the job's queue may admit fewer pods; None: all must come."""
 
-    git: str = ""
-    """Where the code comes from, if neither from the volume nor from a ConfigMap."""
+    code_from: str = ""
+    """A commit of git or a folder of a bucket: where the code comes from, if neither from the volume nor from a ConfigMap."""
 
     time_limit_s: float | None = None
     """Longest run of one start, seconds."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    """Package -> version where the job was submitted."""
+    """Package -> version that the image should have."""
+
+    versions_from: str = "the submission"
+    """Where they are from: the name of a lock file, or `the submission`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return them as JSON values."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import writable, write_atomic
 from stoker.jobs.archive import CODE, HASHES
+from stoker.jobs.code_store import BUCKETS, fetch_code
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.providers.kubernetes.pod.git import code_of_commit
 
 DESCRIPTION = "job.json"
 
 
-def prepare_folder(place: Path, *, mounted: Path, git: str = "") -> Job:
+def prepare_folder(place: Path, *, mounted: Path, code_from: str = "") -> Job:
     """Complete the job's folder, and return its job.
 
     The machine of the submission wrote it if it sees the volume of the runs; else the first pods do.
@@ -23,7 +24,7 @@ def prepare_folder(place: Path, *, mounted: Path, git: str = "") -> Job:
     Args:
         place: The job's folder.
         mounted: Where the ConfigMap is, if there is one.
-        git: Repository and commit of the code; empty: it is in the volume or in the ConfigMap.
+        code_from: A commit of git or a folder of a bucket; empty: the code is in the volume or in the ConfigMap.
 
     Raises:
         ConfigError: neither has the job, or its code.
@@ -34,9 +35,11 @@ def prepare_folder(place: Path, *, mounted: Path, git: str = "") -> Job:
         _complete(place / DESCRIPTION, mounted / DESCRIPTION)
         job = read_job(place)
         if _digest(place / CODE) != job.code:
-            if git:
+            if code_from.startswith(BUCKETS):
+                write_atomic(place / CODE, fetch_code(code_from, job.code))
+            elif code_from:
                 hashes = json.loads((mounted / HASHES).read_bytes())
-                write_atomic(place / CODE, code_of_commit(git, hashes))
+                write_atomic(place / CODE, code_of_commit(code_from, hashes))
             else:
                 _complete(place / CODE, mounted / CODE, replaces=True)
     return job

@@ -43,7 +43,13 @@ from stoker.core.errors import (
 from stoker.core.incarnation import Incarnation
 from stoker.core.signals import ASKING, ends_when_asked, heard
 from stoker.jobs.logs import LOGS
-from stoker.jobs.providers.kubernetes.pod.facts import CODE_FOLDER, FACTS, Facts, read_facts
+from stoker.jobs.providers.kubernetes.pod.facts import (
+    CODE_FOLDER,
+    FACTS,
+    FIRST,
+    Facts,
+    read_facts,
+)
 from stoker.jobs.providers.kubernetes.pod.folder import prepare_folder
 from stoker.jobs.providers.kubernetes.pod.start import (
     Member,
@@ -60,6 +66,9 @@ INDEX, TFJOB_INDEX, POD = "JOB_COMPLETION_INDEX", "STOKER_POD_RANK", "STOKER_POD
 
 EXIT_RETRYABLE = 138
 """TFJob's restart policy `ExitCode`: 138 is the code for programs that want to be started again."""
+
+SHOWN = 10
+"""Most packages that a pod names as different."""
 
 END_S = 60.0
 """How long a pod whose work is done waits for the others, seconds."""
@@ -100,7 +109,7 @@ class _Task:
         self._facts, self._environ = facts, environ
         place = Path(facts.place)
         mounted = Path(environ.get(CODE_VARIABLE) or CODE_FOLDER)
-        prepare_folder(place, mounted=mounted, git=facts.git)
+        prepare_folder(place, mounted=mounted, code_from=facts.code_from)
         self._member = Member(
             place=place,
             rank=_rank(environ, len(facts.workers)),
@@ -114,7 +123,7 @@ class _Task:
 
     def join(self) -> Incarnation:
         """Return the start, once all pods have come."""
-        for line in differing_versions(self._facts.versions):
+        for line in differing_versions(self._facts):
             self._log(line)
         start = join_start(self._member, save_s=self._facts.grace_s, start_s=self._facts.start_s)
         workers = workers_of_start(self._member, start.number)
@@ -266,17 +275,31 @@ class _Task:
             print(f"the log cannot be written: {error.strerror}", file=sys.stderr)
 
 
-def differing_versions(submitted: Mapping[str, str]) -> list[str]:
-    """Return a line for each package whose version in the image is another one than at the submission."""
-    found = []
-    for name, version in submitted.items():
+def differing_versions(facts: Facts) -> list[str]:
+    """Return a line for each package whose version in the image is another one than it should be, at most `SHOWN`.
+
+    A lock file names packages of other platforms and groups, too: of those that are missing only the first count.
+    """
+    differing = []
+    for name in sorted(facts.versions, key=lambda each: (_weight(each), each)):
         try:
             here = metadata.version(name)
         except metadata.PackageNotFoundError:
+            if name not in FIRST:
+                continue
             here = "not there"
-        if here != version:
-            found.append(f"{name} in the image is {here}; the submission had {version}")
-    return found
+        if here != facts.versions[name]:
+            differing.append((name, here, facts.versions[name]))
+    source = facts.versions_from
+    lines = [f"{name} in the image is {here}; {source} has {it}" for name, here, it in differing]
+    more = len(lines) - SHOWN
+    return (
+        lines if more <= 0 else [*lines[:SHOWN], f"and {more} more packages differ from {source}"]
+    )
+
+
+def _weight(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def _rank(environ: Mapping[str, str], pods: int) -> int:

@@ -10,8 +10,10 @@ import contextlib
 import os
 import secrets
 import shlex
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -107,6 +109,18 @@ class Ssh:
         """Make an empty file in the folder that the job has there, and in that here."""
         self._files('touch "$1"\n', [str(self.on_cluster(job).place / name)], b"")
         (place / name).touch()
+
+    def connect(self, host: str, port: int) -> socket.socket:
+        """Connect to a port of a machine that the login node reaches, over the same connection.
+
+        ssh says on stderr what goes wrong, and ends, which closes the socket.
+        """
+        near, far = socket.socketpair()
+        words = ["ssh", *_options(self.login), "-W", f"{host}:{port}", "--", self.login]
+        process = subprocess.Popen(words, stdin=far.fileno(), stdout=far.fileno())
+        far.close()
+        threading.Thread(target=process.wait, daemon=True).start()
+        return near
 
     def _files(self, script: str, words: Sequence[str], content: bytes) -> bytes:
         call = Call(argv=("bash",), answer_s=FILES_S)

@@ -1,0 +1,158 @@
+"""Ports of a job's workers on this machine: a listener for each, and a connection of its own for each that comes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.overview import KnownJob
+from stoker.jobs.provider import Phase, ReachesPorts, Wire
+
+LOOPBACK = "127.0.0.1"
+"""Other machines do not reach what is forwarded."""
+
+BLOCK_BYTES = 1 << 16
+"""Most bytes that are passed on at a time."""
+
+MOST_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PortPair:
+    """A port here, and the worker's."""
+
+    local: int
+    """0: a free one."""
+
+    remote: int
+
+
+def parse_ports(text: str) -> PortPair:
+    """Return the ports of `[LOCAL:]REMOTE`; without LOCAL it is the same number.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    local, _, remote = text.rpartition(":")
+    numbers = [local or remote, remote]
+    if not all(each.isascii() and each.isdecimal() and len(each) <= 5 for each in numbers):
+        raise ConfigError("a port is [LOCAL:]REMOTE", got=text, fix="E.g. 9100, or 8080:9100.")
+    pair = PortPair(local=int(numbers[0]), remote=int(remote))
+    if not (0 <= pair.local <= MOST_PORT and 1 <= pair.remote <= MOST_PORT):
+        raise ConfigError(f"a port is a number from 1 to {MOST_PORT}; LOCAL may be 0", got=text)
+    return pair
+
+
+def reach_worker(known: KnownJob, worker: int) -> Callable[[int], Wire] | None:
+    """Return what connects to a port of a worker; None: the ports of its target's jobs are on this machine.
+
+    Each connection looks again for the worker: after a restart of the job it is elsewhere.
+
+    Raises:
+        ConfigError: the job or the worker does not run, or the job's target is not known here.
+        UserError: the target does not answer.
+    """
+    job = known.job
+    if known.target is None:
+        raise ConfigError(
+            f"job {job.id} must be at a target that is known here", got=Plain(known.state.reason)
+        )
+    if worker >= job.resources.workers:
+        last = job.resources.workers - 1
+        raise ConfigError(f"the workers of job {job.id} are 0 to {last}", got=worker)
+    if known.state.phase is not Phase.RUNNING:
+        why = f": {known.state.reason}" if known.state.reason else ""
+        raise ConfigError(
+            f"job {job.id} must run before its ports are reached",
+            got=Plain(f"it is {known.state.phase}{why}"),
+            fix=f"See what it does: stoker jobs show {job.id}.",
+        )
+    provider = known.target.open()
+    if not isinstance(provider, ReachesPorts):
+        return None
+    provider.where_is(job.id, worker)
+    return lambda port: provider.connect(provider.where_is(job.id, worker), port)
+
+
+@contextlib.contextmanager
+def forwarded(
+    pairs: Sequence[PortPair],
+    connect: Callable[[int], Wire],
+    *,
+    on_problem: Callable[[UserError], None],
+) -> Iterator[list[int]]:
+    """Forward ports inside the `with` block; yield those here, in the order of `pairs`.
+
+    Args:
+        pairs: Which.
+        connect: Connects to a port of the worker.
+        on_problem: Receives why one connection could not be made; the others go on.
+
+    Raises:
+        ConfigError: a port here is in use.
+    """
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(_listening(pair.local)) for pair in pairs]
+        for pair, listener in zip(pairs, listeners, strict=True):
+            forwarding = _Forwarding(listener, pair.remote, connect, on_problem)
+            threading.Thread(target=forwarding.serve, daemon=True).start()
+        yield [listener.getsockname()[1] for listener in listeners]
+
+
+@contextlib.contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+            listener.listen()
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {LOOPBACK} must be free",
+                got=Plain(error.strerror or str(error)),
+                fix="Choose another: LOCAL:REMOTE; 0 is a free one.",
+            ) from None
+        yield listener
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
+
+
+@dataclass(frozen=True, slots=True)
+class _Forwarding:
+    listener: socket.socket
+    remote: int
+    connect: Callable[[int], Wire]
+    on_problem: Callable[[UserError], None]
+
+    def serve(self) -> None:
+        """Accept connections until the listener is shut down."""
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                threading.Thread(target=self._pass_on, args=(near,), daemon=True).start()
+
+    def _pass_on(self, near: socket.socket) -> None:
+        with contextlib.closing(near):
+            try:
+                far = self.connect(self.remote)
+            except UserError as error:
+                self.on_problem(error)
+                return
+            with contextlib.closing(far):
+                back = threading.Thread(target=_copy, args=(far, near), daemon=True)
+                back.start()
+                _copy(near, far)
+                back.join()
+
+
+def _copy(source: Wire, sink: Wire) -> None:
+    """Pass on what comes until it ends or either side breaks, and tell the sink."""
+    with contextlib.suppress(OSError):
+        while block := source.recv(BLOCK_BYTES):
+            sink.sendall(block)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,79 @@
+"""The versions of packages that the image of a job should have: those of the lock file, else those installed here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from stoker.jobs.providers.kubernetes.pod.facts import FIRST
+from stoker.jobs.providers.slurm.environment.lock import LOCKS, PROJECT_LOCK
+
+INSTALLED = (*FIRST, "numpy")
+"""Packages that count where the experiment has no lock file."""
+
+_LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": ""}
+"""What is known of the image for the markers of requirements."""
+
+
+def expected_versions(experiment: Path) -> tuple[str, dict[str, str]]:
+    """Return where the versions are from, and package -> version.
+
+    The lock file is the first of `LOCKS` in the experiment's folder or, inside a repository of git, in a folder above.
+    """
+    path = _find_lock(experiment)
+    if path is None:
+        return "the submission", _installed()
+    pinned = _of_project(path) if path.name == PROJECT_LOCK else _of_requirements(path)
+    return path.name, dict(pinned)
+
+
+def _find_lock(experiment: Path) -> Path | None:
+    above = [experiment, *experiment.parents]
+    root = next((each for each in above if (each / ".git").exists()), experiment)
+    folders = above[: above.index(root) + 1]
+    paths = (folder / name for folder in folders for name in LOCKS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in INSTALLED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _of_requirements(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the exact versions of a file of requirements; what is not one is left out: it locks nothing."""
+    text = re.sub(r"\\\r?\n", " ", path.read_text(errors="replace"))
+    for line in text.splitlines():
+        try:
+            found = Requirement(re.split(r"\s#|--hash=", line)[0].strip())
+        except InvalidRequirement:
+            continue
+        versions = [each.version for each in found.specifier if each.operator == "=="]
+        if versions and (found.marker is None or found.marker.evaluate(_LINUX)):
+            yield canonicalize_name(found.name), versions[0]
+
+
+def _of_project(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the versions of `uv.lock`; a package with several, for several platforms, is left out."""
+    try:
+        packages = tomllib.loads(path.read_text(errors="replace")).get("package", [])
+    except tomllib.TOMLDecodeError:
+        return
+    versions: dict[str, set[str]] = {}
+    for each in packages:
+        if not {"virtual", "editable"} & each.get("source", {}).keys():
+            versions.setdefault(str(each["name"]), set()).add(str(each.get("version", "")))
+    for name, known in versions.items():
+        if len(known) == 1:
+            yield name, known.pop()

@@ -1,0 +1,119 @@
+"""A connection to a port of a pod, through the cluster's API.
+
+The official client opens the WebSocket. Its own relay (`stream.portforward`) replaces a method of the client that other
+threads use meanwhile, and leaves its WebSocket open, so the frames are read here: of two channels, each of which begins
+with the port, the first has the data and the second what went wrong.
+Source: kubernetes.io, `v4.channel.k8s.io` of `pods/portforward`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from stoker.core.errors import Plain, UserError
+from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.problems import problem
+
+DATA, ERROR = 0, 1
+"""Numbers of the channels of the only port."""
+
+PORT_BYTES = 2
+"""Bytes of the port at the beginning of each channel."""
+
+PROTOCOL = "v4.channel.k8s.io"
+
+
+def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
+    """Connect to a port of a pod.
+
+    Raises:
+        UserError: the cluster refuses, or does not answer.
+    """
+    import websocket
+    from kubernetes.stream import ws_client
+
+    client: Any = ws_client  # its functions have no types
+    path = f"{cluster.path('v1', 'pods', pod)}/portforward"
+    settings, url, headers = cluster.request_of(path, ports=str(port))
+    try:
+        made = client.create_websocket(
+            settings,
+            client.get_websocket_url(url),
+            headers | {"sec-websocket-protocol": PROTOCOL},
+        )
+    except websocket.WebSocketBadStatusException as error:
+        text = (error.resp_body or b"").decode(errors="replace")
+        what = f"GET {path.partition('/namespaces/')[2]}"
+        raise problem(error.status_code, text, what=what, namespace=cluster.namespace) from None
+    except (websocket.WebSocketException, OSError) as error:
+        raise UserError(
+            "the cluster's API must forward ports of pods",
+            got=Plain(str(error) or type(error).__name__),
+            fix="A proxy before it may not let WebSockets through.",
+        ) from None
+    return PodWire(made, f"{pod}:{port}")
+
+
+class PodWire:
+    """One connection to a port, as a `Wire`; this protocol cannot end one direction alone."""
+
+    def __init__(self, made: Any, name: str) -> None:
+        """Take over a WebSocket.
+
+        Args:
+            made: It.
+            name: Of pod and port, for messages.
+        """
+        self._socket, self._name = made, name
+        self._begun: set[int] = set()
+
+    def recv(self, _: int, /) -> bytes:
+        """Return the data of the next frame that has some; nothing after the end."""
+        import websocket
+
+        while True:
+            try:
+                kind, frame = self._socket.recv_data_frame(control_frame=True)
+            except (websocket.WebSocketException, OSError):
+                return b""
+            if kind == websocket.ABNF.OPCODE_CLOSE:
+                return b""
+            if kind != websocket.ABNF.OPCODE_BINARY or not frame.data:
+                continue
+            channel, data = frame.data[0], bytes(frame.data[1:])
+            if channel not in self._begun:
+                self._begun.add(channel)
+                data = data[PORT_BYTES:]
+            if data and channel == ERROR:
+                print(f"stoker: {self._name}: {data.decode(errors='replace')}", file=sys.stderr)
+                return b""
+            if data and channel == DATA:
+                return data
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send bytes.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        import websocket
+
+        try:
+            self._socket.send_binary(bytes((DATA,)) + data)
+        except websocket.WebSocketException as error:
+            raise ConnectionError(str(error)) from None
+
+    def shutdown(self, _: int, /) -> None:
+        """End it: what has come is here already, or lost."""
+        import websocket
+
+        with contextlib.suppress(websocket.WebSocketException, OSError):
+            self._socket.send_close()
+        with contextlib.suppress(websocket.WebSocketException, OSError):
+            self._socket.abort()  # wakes up `recv`
+
+    def close(self) -> None:
+        """Close its socket."""
+        self._socket.shutdown()

@@ -1,0 +1,65 @@
+"""A connection to a port of a worker's node: from here, or by the login node's ssh."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.jobs.job import Job
+from stoker.jobs.provider import JobState, Phase, Wire
+from stoker.jobs.providers.slurm.machine import Call, Machine
+from stoker.jobs.providers.slurm.remote.ssh import Ssh
+from stoker.jobs.providers.slurm.script import workers_per_node
+from stoker.jobs.providers.slurm.settings import SlurmTarget
+
+ANSWER_S = 60.0
+"""Longest wait for `scontrol`."""
+
+CONNECT_S = 10.0
+"""Longest wait for a connection."""
+
+_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+
+
+def address_of(
+    job: Job, worker: int, state: JobState, *, target: SlurmTarget, machine: Machine
+) -> str:
+    """Return the address of the node of a worker: srun fills the nodes of a job in their order.
+
+    Raises:
+        ConfigError: it does not run.
+    """
+    nodes = ",".join(state.nodes)
+    found: list[str] = []
+    if state.phase is Phase.RUNNING and nodes:
+        call = Call(argv=("scontrol", "--oneliner", "show", "node", nodes), answer_s=ANSWER_S)
+        found = _ADDRESS.findall(machine.run(call).out)
+    index = worker // workers_per_node(job, target)
+    if index >= len(found):
+        raise ConfigError(
+            f"worker {worker} of job {job.id} must run",
+            got=Plain(f"the job is {state.phase}, on {nodes or 'no node'}"),
+            fix=f"See what it does: stoker jobs show {job.id}.",
+        )
+    return found[index]
+
+
+def connect(machine: Machine, host: str, port: int) -> Wire:
+    """Connect to a port of a node.
+
+    Raises:
+        UserError: nothing listens there, or the node is not reached.
+    """
+    if isinstance(machine, Ssh):
+        return machine.connect(host, port)
+    try:
+        made = socket.create_connection((host, port), timeout=CONNECT_S)
+    except OSError as error:
+        raise UserError(
+            f"port {port} of {host} must be one on which the worker listens",
+            got=Plain(error.strerror or str(error)),
+            fix="A server on 127.0.0.1 of its node is not reached: train.metrics_host, `--host` of TensorBoard.",
+        ) from None
+    made.settimeout(None)
+    return made
