@@ -29,8 +29,12 @@ RETRY_S = 1.0
 CRASHES_S = 0.5
 """Delay before a container starts again, seconds; a real kubelet begins with 10."""
 
-MESSAGE_S, MESSAGE_CHARS = 1.0, 2048
-"""Longest wait for the end of a log that becomes the message of its container, and its length."""
+MESSAGE_S, MESSAGE_CHARS = 60.0, 2048
+"""Longest wait for the end of a log that becomes the message of its container, and its length. A real kubelet reads
+a file that is complete then; here a thread may have it still to read, as long as the machine is busy."""
+
+TERMINATION_LOG = "termination-log"
+"""File of a pod's folder, in the container `/dev/termination-log`."""
 
 KILLED = 128 + signal.SIGKILL
 
@@ -193,10 +197,12 @@ class Kubelet:
     def _launch(self, running: Running, container: Container) -> None:
         pod, folder = running.pod, running.folder
         (folder / "root").mkdir(parents=True, exist_ok=True)
+        (folder / TERMINATION_LOG).write_text("")
         spec: dict[str, Any] = {
             "root": str(folder / "root"),
             **self._image(pod),
             "hosts": str(self._hosts(pod["metadata"]["namespace"])),
+            "termination_log": str(folder / TERMINATION_LOG),
             "mounts": container.mounts(folder, self.claim),
             "hostname": container.hostname(),
             "command": container.command(),
@@ -239,11 +245,8 @@ class Kubelet:
         )
         ended: Object = {"exitCode": code if code >= 0 else KILLED, "reason": reason}
         ended |= {"startedAt": running.started, "finishedAt": now()}
-        policy = running.pod["spec"]["containers"][0].get("terminationMessagePolicy")
-        if code and policy == "FallbackToLogsOnError":
-            log = running.logs[-1]
-            log.wait(MESSAGE_S)
-            ended["message"] = log.text()[-MESSAGE_CHARS:]
+        if message := _message(running, code):
+            ended["message"] = message
         with self._lock:
             self._after(running, {"terminated": ended}, code)
         shutil.rmtree(running.folder / "volumes", ignore_errors=True)
@@ -339,6 +342,17 @@ class Kubelet:
 
 
 _READY = ("Ready", "ContainersReady")
+
+
+def _message(running: Running, code: int) -> str:
+    """Return what a container says of its end: its own file, else the end of its log if it wants that."""
+    own = (running.folder / TERMINATION_LOG).read_text()
+    policy = running.pod["spec"]["containers"][0].get("terminationMessagePolicy")
+    if own or not code or policy != "FallbackToLogsOnError":
+        return own[-MESSAGE_CHARS:]
+    log = running.logs[-1]
+    log.wait(MESSAGE_S)
+    return log.text()[-MESSAGE_CHARS:]
 
 
 def _place(pod: Object) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from stoker.jobs.providers.kubernetes.names import (
     selector,
     user_label,
 )
+from stoker.jobs.providers.kubernetes.pod.facts import FAILURES
 from stoker.jobs.providers.kubernetes.pod_logs import log_lines
 from stoker.jobs.providers.kubernetes.problems import Conflict, NotFound
 from stoker.jobs.providers.kubernetes.rights import (
@@ -98,6 +100,7 @@ class KubernetesProvider:
         again = read_submitted(job.place) is not None
         for name in (STOP, ENDED):
             (job.place / name).unlink(missing_ok=True)
+        shutil.rmtree(job.place / FAILURES, ignore_errors=True)
         found = create(
             self._cluster,
             job,

@@ -16,6 +16,9 @@ FACTS = "STOKER_KUBERNETES"
 CODE_FOLDER = "/stoker/code"
 """Where the ConfigMap with the code and the job's description is mounted."""
 
+FAILURES = "failures"
+"""Folder in the job's folder: a file for each start that failed, where the cluster does not count starts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
@@ -40,7 +43,7 @@ class Facts:
     """Longest wait for all pods of a start, seconds."""
 
     max_restarts: int
-    """How many starts may fail, where the cluster itself does not count them."""
+    """How many starts may fail, where the cluster does not count starts."""
 
     git: str = ""
     """Where the code comes from, if neither from the volume nor from a ConfigMap."""

@@ -4,7 +4,7 @@ A scheduler that starts all tasks together takes one number for them (`stoker jo
 pods, so here each pod claims its rank in the newest start:
 
     incarnations/N              the start exists
-    incarnations/N.pods/RANK    name of the pod that has this rank in it, created exclusively
+    incarnations/N.pods/RANK    UID of the pod that has this rank in it, created exclusively
     incarnations/N.pods/RANK.exit   how its command has ended
 
 A pod that finds its rank claimed is a replacement: it begins the next start. All others of the old one
@@ -47,7 +47,7 @@ class Member:
 
     rank: int
     pod: str
-    """Its name, unique in the cluster for all time."""
+    """Its UID, unique in the cluster for all time."""
 
     pods: int
     """How many pods a start has."""
