@@ -19,6 +19,8 @@ from tests.kubernetes_api.controllers.job_sets import JobSetController
 from tests.kubernetes_api.controllers.jobs import JobController
 from tests.kubernetes_api.controllers.kueue import Kueue
 from tests.kubernetes_api.controllers.scheduler import Scheduler
+from tests.kubernetes_api.controllers.tf_jobs import NAME as TF_JOB_NAME
+from tests.kubernetes_api.controllers.tf_jobs import TfJobController
 from tests.kubernetes_api.events import record
 from tests.kubernetes_api.node.containers import Image
 from tests.kubernetes_api.node.kubelet import Kubelet
@@ -96,6 +98,7 @@ class KubernetesCluster:
             self.kueue,
             JobSetController(self.api),
             JobController(self.api, backoff_s=BACKOFF_S),
+            TfJobController(self.api),
             Scheduler(self.api),
             self.kubelet,
         ]
@@ -220,8 +223,8 @@ class KubernetesCluster:
         self._put(LOCAL_QUEUES, name, namespace="team", spec={"clusterQueue": name})
 
     def live_pods(self, owner: str, *, namespace: str = "team") -> list[Object]:
-        """Return the pods of a Job or a JobSet, by its name, that are not over and not about to end."""
-        keys = ("jobset.sigs.k8s.io/jobset-name", "job-name")
+        """Return the pods of a Job, a JobSet or a TFJob, by its name, that are not over and not about to end."""
+        keys = ("jobset.sigs.k8s.io/jobset-name", "job-name", TF_JOB_NAME)
         return [
             pod
             for pod in self.storage.items(PODS, namespace)

@@ -47,8 +47,10 @@ ENDED_BY = {
     "indexed": "evict",
     "preempted": "preempt",
     "pressed": "evict_for_memory",
+    "operator": "preempt",
 }
-"""Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, the others are JobSets."""
+"""Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, `operator` a TFJob, the others are
+JobSets."""
 
 COUNTED = {"memory": 1, "fails": 2}
 """Job -> how many of its restarts count towards `max_restarts`."""
@@ -56,7 +58,9 @@ COUNTED = {"memory": 1, "fails": 2}
 WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     **dict.fromkeys(ENDED_BY, (HOLD, {})),
     "indexed": (HOLD, {"settings": {"kind": "job"}}),
+    "operator": (HOLD, {"settings": {"kind": "tfjob"}}),
     "mistake": ((str(END), "fail", "3", "2", "9"), {}),
+    "operator-mistake": ((str(END), "fail", "3", "2", "9"), {"settings": {"kind": "tfjob"}}),
     "stopped": (HOLD, {}),
     "saved": ((str(END), "fail", "9", "75", "1"), {}),
     "fails": ((str(END), "fail", "9", "1", "2"), {}),
@@ -64,7 +68,7 @@ WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 """Job -> command, settings of the target."""
 
-ALWAYS = ("evicted", "memory", "indexed", "mistake", "stopped")
+ALWAYS = ("evicted", "memory", "indexed", "operator", "mistake", "operator-mistake", "stopped")
 """Those that run in `make test`; the others run in `make soak`."""
 
 
@@ -153,8 +157,9 @@ def test_events_of_the_job_and_its_pods_come_in_order(disturbed: Disturbed) -> N
     assert {each.about.partition(" ")[0] for each in events} == {"JobSet", "Job", "Pod"}
 
 
-def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed) -> None:
-    job, state = disturbed.over("mistake")
+@pytest.mark.parametrize("name", ["mistake", "operator-mistake"])
+def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed, name: str) -> None:
+    job, state = disturbed.over(name)
 
     assert (state.phase, state.restarts) == (Phase.FAILED, 0), disturbed.jobs.log(job)
     assert "exit code 2" in state.reason

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.kubernetes_api.controllers.tf_jobs import NAME as TF_JOB_NAME
 from tests.kubernetes_api.events import record
 from tests.kubernetes_api.node.container_log import ContainerLog
 from tests.kubernetes_api.node.containers import Container, Image, NotReady
@@ -327,9 +328,12 @@ class Kubelet:
         """Add the names of new pods to the file that the pods of a namespace share: each is 127.0.0.1."""
         for pod in pods:
             spec, namespace = pod["spec"], pod["metadata"]["namespace"]
-            if not spec.get("subdomain") or pod["status"]["phase"] != "Running":
+            host = spec.get("hostname") or pod["metadata"]["name"]
+            has_service = TF_JOB_NAME in (pod["metadata"].get("labels") or {})
+            if pod["status"]["phase"] != "Running" or not (spec.get("subdomain") or has_service):
                 continue
-            host = f"{spec.get('hostname') or pod['metadata']['name']}.{spec['subdomain']}"
+            if spec.get("subdomain"):
+                host = f"{host}.{spec['subdomain']}"
             names = [host, f"{host}.{namespace}", f"{host}.{namespace}.svc"]
             line = " ".join(["127.0.0.1", *names, f"{names[-1]}.cluster.local"])
             place = self._hosts(namespace)
