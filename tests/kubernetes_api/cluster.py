@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -249,6 +250,14 @@ class KubernetesCluster:
         """Let the kernel kill a pod that uses more memory than its limit."""
         self.kubelet.kill(pod["metadata"]["name"], "OOMKilled")
 
+    def kill_task(self, pod: Object) -> None:
+        """Kill the newest process of a pod, and not its first one, which sees that."""
+        process = self.kubelet.running(pod["metadata"]["name"]).process
+        assert process is not None
+        inner = _descendants(process.pid)
+        assert len(inner) > 2, "its task does not run"
+        os.kill(inner[-1], signal.SIGKILL)
+
     def preempt(self, pod: Object) -> None:
         """Take a pod's place for another of a higher priority, as the scheduler does."""
         words = "default-scheduler: preempting to accommodate a higher priority pod"
@@ -307,6 +316,12 @@ class KubernetesCluster:
                 except Exception:  # noqa: BLE001 - a test shows it, and the other controllers go on
                     self.api.troubles.append(traceback.format_exc())
             self._closed.wait(PAUSE_S)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below one, each before its own children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *_descendants(child))]
 
 
 @contextmanager

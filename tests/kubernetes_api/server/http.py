@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.kubernetes_api.problems import Refusal, bad_request
+from tests.kubernetes_api.problems import Refusal, bad_request, conflict
+from tests.kubernetes_api.resources import QUOTAS
 from tests.kubernetes_api.server.api import Answer, Api, Request
 from tests.kubernetes_api.server.faults import Fault, Faults
 
@@ -124,6 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(
                 500, "InternalError", "Internal error occurred: etcdserver: leader changed"
             )
+        if fault is Fault.CONFLICT:
+            raise conflict(QUOTAS, "compute")
+        if fault is Fault.FORGOTTEN:
+            self.server_of.api.storage.forget()
         url = urlsplit(self.path)
         try:
             content = json.loads(body) if body else None
