@@ -128,14 +128,16 @@ class KubernetesCluster:
         self._closed.wait(down_s)
         self.server.start()
 
-    def kubeconfig(self, path: Path, *, namespace: str = "team", token: str = TOKEN) -> Path:
+    def kubeconfig(
+        self, path: Path, *, namespace: str = "team", token: str = TOKEN, context: str = "test"
+    ) -> Path:
         """Write a kubeconfig of the user."""
-        context = {"cluster": "test", "user": USER, "namespace": namespace}
+        place = {"cluster": "test", "user": USER, "namespace": namespace}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": context}],
+            "current-context": context,
+            "contexts": [{"name": context, "context": place}],
             "clusters": [{"name": "test", "cluster": {"server": self.server.url}}],
             "users": [{"name": USER, "user": {"token": token}}],
         }
@@ -206,8 +208,10 @@ class KubernetesCluster:
         """Make a priority class."""
         self._put(PRIORITIES, name, value=value)
 
-    def add_queue(self, name: str, *, preempts: bool = False, **nominal: str) -> None:
-        """Make a ClusterQueue and a LocalQueue `name` in namespace `team`, e.g. `cpu="4", gpus="2"`."""
+    def add_queue(
+        self, name: str, namespace: str = "team", *, preempts: bool = False, **nominal: str
+    ) -> None:
+        """Make a ClusterQueue and a LocalQueue `name` in a namespace, e.g. `cpu="4", gpus="2"`."""
         named = {
             "memory": "1Ti",
             "ephemeral-storage": "1Ti",
@@ -221,7 +225,7 @@ class KubernetesCluster:
         if preempts:
             spec["preemption"] = {"withinClusterQueue": "LowerPriority"}
         self._put(CLUSTER_QUEUES, name, spec=spec)
-        self._put(LOCAL_QUEUES, name, namespace="team", spec={"clusterQueue": name})
+        self._put(LOCAL_QUEUES, name, namespace=namespace, spec={"clusterQueue": name})
 
     def live_pods(self, owner: str, *, namespace: str = "team") -> list[Object]:
         """Return the pods of a Job, a JobSet or a TFJob, by its name, that are not over and not about to end."""

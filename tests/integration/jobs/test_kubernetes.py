@@ -17,6 +17,13 @@ from stoker.jobs.job import Job
 from stoker.jobs.provider import JobState, Phase
 
 ENDS = int(os.environ.get("STOKER_ENDS", "20"))
+SEED = int(os.environ.get("STOKER_SEED", "30"))
+MOST_S = 20.0
+"""Longest that the soak takes for an end, seconds."""
+
+LONG = 60 * ENDS
+"""Numbers that a worker of the soak counts, at most 20 a second: more than there is time for between the ends."""
+
 END = 20
 """Numbers that a worker counts."""
 
@@ -47,12 +54,14 @@ ENDED_BY = {
     "indexed": "evict",
     "preempted": "preempt",
     "pressed": "evict_for_memory",
+    "killed": "kill_task",
+    "lost": "lose_node",
     "operator": "preempt",
 }
 """Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, `operator` a TFJob, the others are
 JobSets."""
 
-COUNTED = {"memory": 1, "fails": 2}
+COUNTED = {"memory": 1, "killed": 1, "fails": 2}
 """Job -> how many of its restarts count towards `max_restarts`."""
 
 WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -68,7 +77,10 @@ WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 """Job -> command, settings of the target."""
 
-ALWAYS = ("evicted", "memory", "indexed", "operator", "mistake", "operator-mistake", "stopped")
+ALWAYS = (
+    *("evicted", "preempted", "memory", "killed", "indexed", "operator"),
+    *("mistake", "operator-mistake", "stopped"),
+)
 """Those that run in `make test`; the others run in `make soak`."""
 
 
@@ -117,7 +129,9 @@ def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, nam
     disturbed.jobs.require_whole_count(job, END)
 
 
-@pytest.mark.parametrize("name", named("evicted", "preempted", "memory", "saved", "fails"))
+@pytest.mark.parametrize(
+    "name", named("evicted", "preempted", "memory", "killed", "lost", "saved", "fails")
+)
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed, name: str) -> None:
     job, _ = disturbed.over(name)
 
@@ -186,23 +200,45 @@ def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturb
 
 
 @pytest.mark.soak
-def test_many_ends_of_many_jobs_lose_no_number(kubernetes: KubernetesJobs) -> None:
+@pytest.mark.timeout(3000)
+def test_many_ends_of_many_jobs_lose_no_number(
+    kubernetes: KubernetesJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each is another one at another moment; what ends first is chosen by chance."""
-    chance = random.Random(30)
+    chance = random.Random(SEED)
     jobs = [
-        kubernetes.submit(f"soak-{number}", "3000", settings={"max_restarts": 1000, "kind": kind})
-        for number, kind in enumerate(("jobset", "jobset", "job"))
+        kubernetes.submit(
+            f"soak-{number}", str(LONG), settings={"max_restarts": 1000, "kind": kind}
+        )
+        for number, kind in enumerate(("jobset", "jobset", "job", "tfjob"))
     ]
-    for _ in range(ENDS):
-        job = chance.choice(jobs)
-        running = [pod for pod in kubernetes.pods(job) if pod["status"]["phase"] == "Running"]
+    ended = 0
+    until_s = time.monotonic() + ENDS * MOST_S
+    while ended < ENDS and time.monotonic() < until_s:
+        time.sleep(chance.uniform(1.0, 4.0))  # at any moment of a start
+        alive = [job for job in jobs if kubernetes.state(job).phase not in OVER]
+        if not alive:
+            break
+        running = [
+            pod
+            for pod in kubernetes.pods(chance.choice(alive))
+            if pod["status"]["phase"] == "Running"
+        ]
         if running:
             action = chance.choice(sorted(set(ENDED_BY.values())))
-            with contextlib.suppress(AssertionError):  # it may have ended between the two calls
+            with contextlib.suppress(
+                AssertionError, ProcessLookupError
+            ):  # it ended between the two calls
                 getattr(kubernetes.cluster, action)(chance.choice(running))
-        time.sleep(chance.uniform(2.0, 8.0))  # at any moment of a start
+                ended += 1
     for job in jobs:
         state = kubernetes.wait(job, *OVER, timeout_s=1200)
         assert state.phase is Phase.DONE, (state, kubernetes.log(job))
-        kubernetes.require_whole_count(job, 3000)
-    assert sum(kubernetes.starts(job) - 1 for job in jobs) >= ENDS / 4
+        kubernetes.require_whole_count(job, LONG)
+    starts = sum(kubernetes.starts(job) - 1 for job in jobs)
+    with capsys.disabled():
+        print(
+            f"\n{ended} ends (seed {SEED}) of {len(jobs)} jobs, {starts} restarts, no number lost or twice"
+        )
+    assert ended == ENDS
+    assert starts >= ENDS / 4
