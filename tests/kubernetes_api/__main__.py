@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import signal
 from pathlib import Path
 
-from tests.kubernetes_api.cluster import kubernetes_cluster
+from tests.kubernetes_api.cluster import USER, kubernetes_cluster
 from tests.kubernetes_api.node.containers import Image
 from tests.kubernetes_api.resources import SECRETS, Object
 
@@ -29,6 +30,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     off = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with kubernetes_cluster(folder, {given.image: Image(environment=off)}) as cluster:
+        cluster.access.anonymous = USER  # kubectl sends no token without TLS
         cluster.add_namespace(NAMESPACE)
         cluster.add_claim("runs", NAMESPACE, directory=given.runs)
         for number in range(2):
@@ -41,9 +43,10 @@ def main() -> None:
         cluster.api.create(SECRETS, secret)
         path = cluster.kubeconfig(folder / "kubeconfig", namespace=NAMESPACE, context=CONTEXT)
         print(path, flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()

@@ -167,6 +167,9 @@ def test_events_of_the_job_and_its_pods_come_in_order(disturbed: Disturbed) -> N
 
     assert [each.at_s for each in events] == sorted(each.at_s for each in events)
     reasons = [each.reason for each in events]
+    for pod in {each.about for each in events if each.about.startswith("Pod ")}:
+        own = [each.reason for each in events if each.about == pod]
+        assert own[:3] == ["Scheduled", "Pulled", "Started"], own
     assert {"Scheduled", "Started", "Killing", "Completed", "SuccessfulCreate"} <= set(reasons)
     assert {each.about.partition(" ")[0] for each in events} == {"JobSet", "Job", "Pod"}
 
@@ -197,6 +200,8 @@ def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturb
     assert disturbed.jobs.numbers(job, 0) == list(range(len(disturbed.jobs.numbers(job, 0))))
     assert disturbed.jobs.pods(job) == []
     disturbed.jobs.provider().stop(job.id)  # of one that is over: nothing
+    (listed,) = (each for each in disturbed.jobs.provider().jobs() if each.id == job.id)
+    assert (listed.phase, listed.reason) == (Phase.STOPPED, "by stoker stop")
 
 
 @pytest.mark.soak

@@ -127,6 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if fault is Fault.CONFLICT:
             raise conflict(QUOTAS, "compute")
+        if fault is Fault.FORBIDDEN:
+            raise Refusal(403, "Forbidden", "admission webhook denied the request")
         if fault is Fault.FORGOTTEN:
             self.server_of.api.storage.forget()
         url = urlsplit(self.path)
