@@ -94,8 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def _answer(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length)
+        body = self._body()
         is_stream = "watch=" in self.path or "/log" in self.path
         fault = self.server_of.faults.next(self.command, self.path, stream=is_stream)
         if fault is Fault.REFUSED:
@@ -116,6 +115,16 @@ class _Handler(BaseHTTPRequestHandler):
         return self._whole(answer)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - the names that http.server calls
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        found = b""
+        while size := int(self.rfile.readline(), 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
 
     def _handled(self, fault: Fault | None, body: bytes) -> Answer:
         if fault is Fault.BUSY:
