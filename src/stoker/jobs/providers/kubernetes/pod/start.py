@@ -88,6 +88,10 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
         missing = sorted(set(range(member.pods)) - _claimed(member, number))
         given_up = _is_given_up(member, number)
         if member.newest() > number or (given_up and not missing):
+            if _has_other(member, member.newest()):
+                # Of a node that was cut off: it must not take the rank back, or the two begin start after start.
+                member.log("another pod has this one's rank: ends")
+                raise SystemExit(EXIT_PREEMPTED)
             number = _claim_newest(member, save_s=save_s)
             continue
         if not missing:
@@ -174,6 +178,13 @@ def _claim_newest(member: Member, *, save_s: float) -> int:
         if member.newest() == number:
             took = take_next(member.place)
             member.log(f"begins start {took}")
+
+
+def _has_other(member: Member, number: int) -> bool:
+    """Whether another pod has this one's rank in a start."""
+    with contextlib.suppress(FileNotFoundError):
+        return (member.folder(number) / str(member.rank)).read_text() != member.pod
+    return False
 
 
 def _is_given_up(member: Member, number: int) -> bool:
