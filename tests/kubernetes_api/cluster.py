@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,8 @@ from tests.kubernetes_api.controllers.job_sets import JobSetController
 from tests.kubernetes_api.controllers.jobs import JobController
 from tests.kubernetes_api.controllers.kueue import Kueue
 from tests.kubernetes_api.controllers.scheduler import Scheduler
+from tests.kubernetes_api.controllers.tf_jobs import NAME as TF_JOB_NAME
+from tests.kubernetes_api.controllers.tf_jobs import TfJobController
 from tests.kubernetes_api.events import record
 from tests.kubernetes_api.node.containers import Image
 from tests.kubernetes_api.node.kubelet import Kubelet
@@ -96,6 +99,7 @@ class KubernetesCluster:
             self.kueue,
             JobSetController(self.api),
             JobController(self.api, backoff_s=BACKOFF_S),
+            TfJobController(self.api),
             Scheduler(self.api),
             self.kubelet,
         ]
@@ -124,14 +128,16 @@ class KubernetesCluster:
         self._closed.wait(down_s)
         self.server.start()
 
-    def kubeconfig(self, path: Path, *, namespace: str = "team", token: str = TOKEN) -> Path:
+    def kubeconfig(
+        self, path: Path, *, namespace: str = "team", token: str = TOKEN, context: str = "test"
+    ) -> Path:
         """Write a kubeconfig of the user."""
-        context = {"cluster": "test", "user": USER, "namespace": namespace}
+        place = {"cluster": "test", "user": USER, "namespace": namespace}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": context}],
+            "current-context": context,
+            "contexts": [{"name": context, "context": place}],
             "clusters": [{"name": "test", "cluster": {"server": self.server.url}}],
             "users": [{"name": USER, "user": {"token": token}}],
         }
@@ -202,8 +208,10 @@ class KubernetesCluster:
         """Make a priority class."""
         self._put(PRIORITIES, name, value=value)
 
-    def add_queue(self, name: str, *, preempts: bool = False, **nominal: str) -> None:
-        """Make a ClusterQueue and a LocalQueue `name` in namespace `team`, e.g. `cpu="4", gpus="2"`."""
+    def add_queue(
+        self, name: str, namespace: str = "team", *, preempts: bool = False, **nominal: str
+    ) -> None:
+        """Make a ClusterQueue and a LocalQueue `name` in a namespace, e.g. `cpu="4", gpus="2"`."""
         named = {
             "memory": "1Ti",
             "ephemeral-storage": "1Ti",
@@ -217,11 +225,11 @@ class KubernetesCluster:
         if preempts:
             spec["preemption"] = {"withinClusterQueue": "LowerPriority"}
         self._put(CLUSTER_QUEUES, name, spec=spec)
-        self._put(LOCAL_QUEUES, name, namespace="team", spec={"clusterQueue": name})
+        self._put(LOCAL_QUEUES, name, namespace=namespace, spec={"clusterQueue": name})
 
     def live_pods(self, owner: str, *, namespace: str = "team") -> list[Object]:
-        """Return the pods of a Job or a JobSet, by its name, that are not over and not about to end."""
-        keys = ("jobset.sigs.k8s.io/jobset-name", "job-name")
+        """Return the pods of a Job, a JobSet or a TFJob, by its name, that are not over and not about to end."""
+        keys = ("jobset.sigs.k8s.io/jobset-name", "job-name", TF_JOB_NAME)
         return [
             pod
             for pod in self.storage.items(PODS, namespace)
@@ -245,6 +253,14 @@ class KubernetesCluster:
     def kill_out_of_memory(self, pod: Object) -> None:
         """Let the kernel kill a pod that uses more memory than its limit."""
         self.kubelet.kill(pod["metadata"]["name"], "OOMKilled")
+
+    def kill_task(self, pod: Object) -> None:
+        """Kill the newest process of a pod, and not its first one, which sees that."""
+        process = self.kubelet.running(pod["metadata"]["name"]).process
+        assert process is not None
+        inner = _descendants(process.pid)
+        assert len(inner) > 2, "its task does not run"
+        os.kill(inner[-1], signal.SIGKILL)
 
     def preempt(self, pod: Object) -> None:
         """Take a pod's place for another of a higher priority, as the scheduler does."""
@@ -304,6 +320,12 @@ class KubernetesCluster:
                 except Exception:  # noqa: BLE001 - a test shows it, and the other controllers go on
                     self.api.troubles.append(traceback.format_exc())
             self._closed.wait(PAUSE_S)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below one, each before its own children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *_descendants(child))]
 
 
 @contextmanager

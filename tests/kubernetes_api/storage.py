@@ -163,6 +163,12 @@ class Storage:
             self.log.clear()
             self.changed.notify_all()
 
+    def forget(self) -> None:
+        """Let every revision that was answered so far be too old, as after many changes."""
+        with self.changed:
+            self.revision += 1
+            self.compact()
+
     def since(self, revision: int) -> list[Change]:
         """Return the changes after a revision; 410 if some of them are forgotten."""
         with self.changed:

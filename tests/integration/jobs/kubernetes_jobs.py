@@ -117,7 +117,7 @@ class KubernetesJobs(SubmittedJobs):
     def pods(self, job: Job) -> list[Object]:
         """The pods of a job that run, by rank."""
         found = self.cluster.live_pods(object_name(job.id))
-        return sorted(found, key=lambda pod: pod["spec"]["hostname"])
+        return sorted(found, key=lambda pod: pod["spec"].get("hostname") or pod["metadata"]["name"])
 
     def job_set(self, job: Job) -> Object:
         """The JobSet of a job, as the cluster has it."""

@@ -17,6 +17,13 @@ from stoker.jobs.job import Job
 from stoker.jobs.provider import JobState, Phase
 
 ENDS = int(os.environ.get("STOKER_ENDS", "20"))
+SEED = int(os.environ.get("STOKER_SEED", "30"))
+MOST_S = 20.0
+"""Longest that the soak takes for an end, seconds."""
+
+LONG = 60 * ENDS
+"""Numbers that a worker of the soak counts, at most 20 a second: more than there is time for between the ends."""
+
 END = 20
 """Numbers that a worker counts."""
 
@@ -47,16 +54,22 @@ ENDED_BY = {
     "indexed": "evict",
     "preempted": "preempt",
     "pressed": "evict_for_memory",
+    "killed": "kill_task",
+    "lost": "lose_node",
+    "operator": "preempt",
 }
-"""Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, the others are JobSets."""
+"""Job -> what the cluster does to its second worker. `indexed` is an Indexed Job, `operator` a TFJob, the others are
+JobSets."""
 
-COUNTED = {"memory": 1, "fails": 2}
+COUNTED = {"memory": 1, "killed": 1, "fails": 2}
 """Job -> how many of its restarts count towards `max_restarts`."""
 
 WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     **dict.fromkeys(ENDED_BY, (HOLD, {})),
     "indexed": (HOLD, {"settings": {"kind": "job"}}),
+    "operator": (HOLD, {"settings": {"kind": "tfjob"}}),
     "mistake": ((str(END), "fail", "3", "2", "9"), {}),
+    "operator-mistake": ((str(END), "fail", "3", "2", "9"), {"settings": {"kind": "tfjob"}}),
     "stopped": (HOLD, {}),
     "saved": ((str(END), "fail", "9", "75", "1"), {}),
     "fails": ((str(END), "fail", "9", "1", "2"), {}),
@@ -64,7 +77,10 @@ WANTED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 """Job -> command, settings of the target."""
 
-ALWAYS = ("evicted", "memory", "indexed", "mistake", "stopped")
+ALWAYS = (
+    *("evicted", "preempted", "memory", "killed", "indexed", "operator"),
+    *("mistake", "operator-mistake", "stopped"),
+)
 """Those that run in `make test`; the others run in `make soak`."""
 
 
@@ -113,7 +129,9 @@ def test_the_count_of_a_job_that_starts_again_is_whole(disturbed: Disturbed, nam
     disturbed.jobs.require_whole_count(job, END)
 
 
-@pytest.mark.parametrize("name", named("evicted", "preempted", "memory", "saved", "fails"))
+@pytest.mark.parametrize(
+    "name", named("evicted", "preempted", "memory", "killed", "lost", "saved", "fails")
+)
 def test_only_failures_count_as_restarts_that_are_limited(disturbed: Disturbed, name: str) -> None:
     job, _ = disturbed.over(name)
 
@@ -149,12 +167,16 @@ def test_events_of_the_job_and_its_pods_come_in_order(disturbed: Disturbed) -> N
 
     assert [each.at_s for each in events] == sorted(each.at_s for each in events)
     reasons = [each.reason for each in events]
+    for pod in {each.about for each in events if each.about.startswith("Pod ")}:
+        own = [each.reason for each in events if each.about == pod]
+        assert own[:3] == ["Scheduled", "Pulled", "Started"], own
     assert {"Scheduled", "Started", "Killing", "Completed", "SuccessfulCreate"} <= set(reasons)
     assert {each.about.partition(" ")[0] for each in events} == {"JobSet", "Job", "Pod"}
 
 
-def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed) -> None:
-    job, state = disturbed.over("mistake")
+@pytest.mark.parametrize("name", ["mistake", "operator-mistake"])
+def test_a_mistake_of_the_user_is_not_repeated(disturbed: Disturbed, name: str) -> None:
+    job, state = disturbed.over(name)
 
     assert (state.phase, state.restarts) == (Phase.FAILED, 0), disturbed.jobs.log(job)
     assert "exit code 2" in state.reason
@@ -178,26 +200,50 @@ def test_a_job_that_is_stopped_saves_and_does_not_start_again(disturbed: Disturb
     assert disturbed.jobs.numbers(job, 0) == list(range(len(disturbed.jobs.numbers(job, 0))))
     assert disturbed.jobs.pods(job) == []
     disturbed.jobs.provider().stop(job.id)  # of one that is over: nothing
+    (listed,) = (each for each in disturbed.jobs.provider().jobs() if each.id == job.id)
+    assert (listed.phase, listed.reason) == (Phase.STOPPED, "by stoker stop")
 
 
 @pytest.mark.soak
-def test_many_ends_of_many_jobs_lose_no_number(kubernetes: KubernetesJobs) -> None:
+@pytest.mark.timeout(3000)
+def test_many_ends_of_many_jobs_lose_no_number(
+    kubernetes: KubernetesJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each is another one at another moment; what ends first is chosen by chance."""
-    chance = random.Random(30)
+    chance = random.Random(SEED)
     jobs = [
-        kubernetes.submit(f"soak-{number}", "3000", settings={"max_restarts": 1000, "kind": kind})
-        for number, kind in enumerate(("jobset", "jobset", "job"))
+        kubernetes.submit(
+            f"soak-{number}", str(LONG), settings={"max_restarts": 1000, "kind": kind}
+        )
+        for number, kind in enumerate(("jobset", "jobset", "job", "tfjob"))
     ]
-    for _ in range(ENDS):
-        job = chance.choice(jobs)
-        running = [pod for pod in kubernetes.pods(job) if pod["status"]["phase"] == "Running"]
+    ended = 0
+    until_s = time.monotonic() + ENDS * MOST_S
+    while ended < ENDS and time.monotonic() < until_s:
+        time.sleep(chance.uniform(1.0, 4.0))  # at any moment of a start
+        alive = [job for job in jobs if kubernetes.state(job).phase not in OVER]
+        if not alive:
+            break
+        running = [
+            pod
+            for pod in kubernetes.pods(chance.choice(alive))
+            if pod["status"]["phase"] == "Running"
+        ]
         if running:
             action = chance.choice(sorted(set(ENDED_BY.values())))
-            with contextlib.suppress(AssertionError):  # it may have ended between the two calls
+            with contextlib.suppress(
+                AssertionError, ProcessLookupError
+            ):  # it ended between the two calls
                 getattr(kubernetes.cluster, action)(chance.choice(running))
-        time.sleep(chance.uniform(2.0, 8.0))  # at any moment of a start
+                ended += 1
     for job in jobs:
         state = kubernetes.wait(job, *OVER, timeout_s=1200)
         assert state.phase is Phase.DONE, (state, kubernetes.log(job))
-        kubernetes.require_whole_count(job, 3000)
-    assert sum(kubernetes.starts(job) - 1 for job in jobs) >= ENDS / 4
+        kubernetes.require_whole_count(job, LONG)
+    starts = sum(kubernetes.starts(job) - 1 for job in jobs)
+    with capsys.disabled():
+        print(
+            f"\n{ended} ends (seed {SEED}) of {len(jobs)} jobs, {starts} restarts, no number lost or twice"
+        )
+    assert ended == ENDS
+    assert starts >= ENDS / 4

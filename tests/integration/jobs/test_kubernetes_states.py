@@ -70,14 +70,10 @@ def test_half_started_jobs_do_not_hold_each_other_for_ever(kubernetes: Kubernete
     """Each has one of its two GPUs, and neither gets the other."""
     for name in ("a", "b"):
         kubernetes.cluster.add_node(f"gpu-{name}", labels={"gpu": name}, gpus="1")
+    own = [{"node_selector": {"gpu": name}, "kind": "job"} for name in ("a", "b")]
     jobs = [
-        kubernetes.submit(
-            f"half-{name}",
-            "3",
-            gpus=1,
-            settings={"node_selector": {"gpu": name}, "start_s": 3, "kind": "job"},
-        )
-        for name in ("a", "b")
+        kubernetes.submit(f"half-{number}", "3", gpus=1, settings=settings | {"start_s": 3})
+        for number, settings in enumerate(own)
     ]
 
     for job in jobs:
@@ -85,7 +81,12 @@ def test_half_started_jobs_do_not_hold_each_other_for_ever(kubernetes: Kubernete
         assert state.phase is Phase.FAILED
         assert "nothing from the pods of worker" in state.reason, (state, kubernetes.log(job))
         assert kubernetes.pods(job) == []
-        assert kubernetes.numbers(job, 0) == []
+        assert kubernetes.numbers(job, 0) == kubernetes.numbers(job, 1) == []
+    # The GPUs are free, and with a second one the same submission starts it again.
+    kubernetes.cluster.add_node("gpu-c", labels={"gpu": "a"}, gpus="1")
+    kubernetes.provider(**own[0]).submit(jobs[0])
+    assert kubernetes.wait(jobs[0], *OVER).phase is Phase.DONE, kubernetes.log(jobs[0])
+    kubernetes.require_whole_count(jobs[0], 3)
 
 
 @pytest.mark.soak

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.jobs.kubernetes_jobs import NAMESPACE, KubernetesJobs
-from tests.kubernetes_api.resources import CONFIG_MAPS, JOB_SETS, JOBS, POLICIES, SERVICES, Resource
+from tests.kubernetes_api.resources import (
+    CONFIG_MAPS,
+    CUSTOM,
+    JOB_SETS,
+    JOBS,
+    LOCAL_QUEUES,
+    POLICIES,
+    SERVICES,
+    TF_JOBS,
+    Resource,
+)
 from tests.kubernetes_api.server.access import EVERYTHING
 from tests.kubernetes_api.server.faults import Fault
 
@@ -156,6 +166,34 @@ def test_a_kind_that_is_not_installed_is_one_line(kubernetes: KubernetesJobs) ->
     assert "not installed" in said
     assert "kind: job" in said
     assert object_name(job.id) in names(kubernetes, JOBS)
+
+
+@pytest.mark.parametrize(
+    ("gone", "settings", "words"),
+    [
+        (TF_JOBS, {"kind": "tfjob"}, ["TFJob (kubeflow.org/v1)", "training operator"]),
+        (None, {"queue": "none"}, ["LocalQueue of namespace team"]),
+        (LOCAL_QUEUES, {"queue": "none"}, ["`queue` needs Kueue", "not installed"]),
+    ],
+)
+def test_what_is_not_installed_for_a_setting_is_one_line(
+    kubernetes: KubernetesJobs, gone: Resource | None, settings: dict[str, Any], words: list[str]
+) -> None:
+    kinds = [each for each in CUSTOM if gone is not None and each.group == gone.group]
+    for each in kinds:
+        kubernetes.cluster.uninstall(each)
+    try:
+        said = refused(kubernetes, f"without-{kinds[0].plural if kinds else 'queue'}", **settings)
+    finally:
+        for each in kinds:
+            kubernetes.cluster.install(each)
+    assert all(word in said for word in words), said
+
+
+def test_a_right_that_goes_after_the_check_leaves_nothing(kubernetes: KubernetesJobs) -> None:
+    """A policy may refuse what the rights allow: then the job, which was there already, is removed again."""
+    kubernetes.cluster.faults.plan(Fault.FORBIDDEN, "/networkpolicies", method="POST")
+    assert "you must have the rights" in refused(kubernetes, "policy")
 
 
 def test_an_expired_token_is_one_line(kubernetes: KubernetesJobs) -> None:

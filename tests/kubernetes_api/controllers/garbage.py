@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kubernetes_api.resources import PODS, Object, Resource
+from tests.kubernetes_api.resources import BUILT_IN, CUSTOM, PODS, Object, Resource
 from tests.kubernetes_api.server.api import Api
 from tests.kubernetes_api.storage import FOREGROUND, ORPHAN
 
@@ -18,7 +18,8 @@ class GarbageCollector:
         with self._api.storage.changed:
             everything = [
                 (resource, item)
-                for resource in self._api.resources
+                # What is not installed at the moment stays in the storage: its children are no orphans.
+                for resource in (*BUILT_IN, *CUSTOM)
                 for item in self._api.storage.items(resource)
             ]
             alive = {item["metadata"]["uid"] for _, item in everything}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.kubernetes_api.controllers.tf_jobs import NAME as TF_JOB_NAME
 from tests.kubernetes_api.events import record
 from tests.kubernetes_api.node.container_log import ContainerLog
 from tests.kubernetes_api.node.containers import Container, Image, NotReady
@@ -29,8 +30,12 @@ RETRY_S = 1.0
 CRASHES_S = 0.5
 """Delay before a container starts again, seconds; a real kubelet begins with 10."""
 
-MESSAGE_S, MESSAGE_CHARS = 1.0, 2048
-"""Longest wait for the end of a log that becomes the message of its container, and its length."""
+MESSAGE_S, MESSAGE_CHARS = 60.0, 2048
+"""Longest wait for the end of a log that becomes the message of its container, and its length. A real kubelet reads
+a file that is complete then; here a thread may have it still to read, as long as the machine is busy."""
+
+TERMINATION_LOG = "termination-log"
+"""File of a pod's folder, in the container `/dev/termination-log`."""
 
 KILLED = 128 + signal.SIGKILL
 
@@ -193,10 +198,12 @@ class Kubelet:
     def _launch(self, running: Running, container: Container) -> None:
         pod, folder = running.pod, running.folder
         (folder / "root").mkdir(parents=True, exist_ok=True)
+        (folder / TERMINATION_LOG).write_text("")
         spec: dict[str, Any] = {
             "root": str(folder / "root"),
             **self._image(pod),
             "hosts": str(self._hosts(pod["metadata"]["namespace"])),
+            "termination_log": str(folder / TERMINATION_LOG),
             "mounts": container.mounts(folder, self.claim),
             "hostname": container.hostname(),
             "command": container.command(),
@@ -239,11 +246,8 @@ class Kubelet:
         )
         ended: Object = {"exitCode": code if code >= 0 else KILLED, "reason": reason}
         ended |= {"startedAt": running.started, "finishedAt": now()}
-        policy = running.pod["spec"]["containers"][0].get("terminationMessagePolicy")
-        if code and policy == "FallbackToLogsOnError":
-            log = running.logs[-1]
-            log.wait(MESSAGE_S)
-            ended["message"] = log.text()[-MESSAGE_CHARS:]
+        if message := _message(running, code):
+            ended["message"] = message
         with self._lock:
             self._after(running, {"terminated": ended}, code)
         shutil.rmtree(running.folder / "volumes", ignore_errors=True)
@@ -324,9 +328,12 @@ class Kubelet:
         """Add the names of new pods to the file that the pods of a namespace share: each is 127.0.0.1."""
         for pod in pods:
             spec, namespace = pod["spec"], pod["metadata"]["namespace"]
-            if not spec.get("subdomain") or pod["status"]["phase"] != "Running":
+            host = spec.get("hostname") or pod["metadata"]["name"]
+            has_service = TF_JOB_NAME in (pod["metadata"].get("labels") or {})
+            if pod["status"]["phase"] != "Running" or not (spec.get("subdomain") or has_service):
                 continue
-            host = f"{spec.get('hostname') or pod['metadata']['name']}.{spec['subdomain']}"
+            if spec.get("subdomain"):
+                host = f"{host}.{spec['subdomain']}"
             names = [host, f"{host}.{namespace}", f"{host}.{namespace}.svc"]
             line = " ".join(["127.0.0.1", *names, f"{names[-1]}.cluster.local"])
             place = self._hosts(namespace)
@@ -339,6 +346,17 @@ class Kubelet:
 
 
 _READY = ("Ready", "ContainersReady")
+
+
+def _message(running: Running, code: int) -> str:
+    """Return what a container says of its end: its own file, else the end of its log if it wants that."""
+    own = (running.folder / TERMINATION_LOG).read_text()
+    policy = running.pod["spec"]["containers"][0].get("terminationMessagePolicy")
+    if own or not code or policy != "FallbackToLogsOnError":
+        return own[-MESSAGE_CHARS:]
+    log = running.logs[-1]
+    log.wait(MESSAGE_S)
+    return log.text()[-MESSAGE_CHARS:]
 
 
 def _place(pod: Object) -> tuple[str, str]:

@@ -79,6 +79,7 @@ def make_root(spec: dict[str, Any]) -> None:
     os.mkdir(f"{root}/dev/shm")
     mount("shm", f"{root}/dev/shm", "tmpfs", NO_SUID | NO_DEV, "mode=1777,size=64m")
     bind(spec["hosts"], f"{root}/etc/hosts", read_only=False)
+    bind(spec["termination_log"], f"{root}/dev/termination-log", read_only=False)
     for volume in spec["mounts"]:
         bind(volume["source"], root + volume["path"], read_only=volume["read_only"])
     bind_image(root, spec["hidden"])

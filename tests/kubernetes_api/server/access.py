@@ -17,11 +17,16 @@ class Access:
     tokens: dict[str, str] = field(default_factory=dict)
     """Token -> user; another token is refused with 401."""
 
+    anonymous: str = ""
+    """User of requests without a token, which are refused by default."""
+
     rules: list[Object] = field(default_factory=lambda: [EVERYTHING])
     """Rules of roles, as a Role has them, of all users in all namespaces."""
 
     def user(self, authorization: str) -> str:
         """Return the user of a request."""
+        if self.anonymous and not authorization:
+            return self.anonymous
         kind, _, token = authorization.partition(" ")
         if kind != "Bearer" or token not in self.tokens:
             raise Refusal(401, "Unauthorized", "Unauthorized")

@@ -106,7 +106,7 @@ class Api:
     def target(self, path: str) -> Target:
         """Return what a path names; 404 where it leads nowhere."""
         parts = [part for part in path.split("/") if part]
-        if not parts or parts[0] not in ("api", "apis"):
+        if len(parts) < 3 or parts[0] not in ("api", "apis"):
             raise no_such_path()
         group = "" if parts[0] == "api" else parts[1]
         version, *rest = parts[1:] if parts[0] == "api" else parts[2:]

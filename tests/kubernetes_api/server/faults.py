@@ -24,6 +24,15 @@ class Fault(Enum):
     BROKEN = auto()
     """500."""
 
+    CONFLICT = auto()
+    """409, which the same request does not meet again: another one has changed an object that it needs."""
+
+    FORBIDDEN = auto()
+    """403, as by a policy that an access review knows nothing of."""
+
+    FORGOTTEN = auto()
+    """Just before it, the server forgets all versions: 410 for a page or a watch that goes on from one."""
+
     CUT = auto()
     """A watch or a log that ends in its middle, without the last chunk."""
 

@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.kubernetes_api.problems import Refusal, bad_request
+from tests.kubernetes_api.problems import Refusal, bad_request, conflict
+from tests.kubernetes_api.resources import QUOTAS
 from tests.kubernetes_api.server import port_forward
 from tests.kubernetes_api.server.api import Answer, Api, Request
 from tests.kubernetes_api.server.faults import Fault, Faults
@@ -94,8 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def _answer(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length)
+        body = self._body()
         is_stream = "watch=" in self.path or "/log" in self.path
         fault = self.server_of.faults.next(self.command, self.path, stream=is_stream)
         if fault is Fault.REFUSED:
@@ -119,6 +119,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - the names that http.server calls
 
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        found = b""
+        while size := int(self.rfile.readline(), 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
     def _handled(self, fault: Fault | None, body: bytes) -> Answer:
         if fault is Fault.BUSY:
             message = "Too many requests, please try again later."
@@ -127,6 +137,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(
                 500, "InternalError", "Internal error occurred: etcdserver: leader changed"
             )
+        if fault is Fault.CONFLICT:
+            raise conflict(QUOTAS, "compute")
+        if fault is Fault.FORBIDDEN:
+            raise Refusal(403, "Forbidden", "admission webhook denied the request")
+        if fault is Fault.FORGOTTEN:
+            self.server_of.api.storage.forget()
         url = urlsplit(self.path)
         try:
             content = json.loads(body) if body else None

@@ -227,6 +227,11 @@ def test_pods_that_do_not_all_come_end_and_name_the_missing_ones(make: Make) -> 
     last = pods.printed("a-1").strip().splitlines()[-1]
     assert last.startswith("stoker: all 3 pods of a job must start within 2 s of each other.")
     assert "nothing from the pods of worker 0, 2" in last
+    # What comes in its place, or with a second submission, does not complete that start and work alone.
+    late = pods.start(0, "a-0")
+    assert code_of(late) == 2
+    assert pods.starts() == [1, 2]
+    assert "nothing from the pods of worker 1, 2" in pods.printed("a-0")
 
 
 def test_an_elastic_job_starts_with_the_pods_that_come_and_again_with_all_when_more_do(

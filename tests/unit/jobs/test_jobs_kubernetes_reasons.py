@@ -302,10 +302,18 @@ def test_pods_that_are_refused_are_explained_by_an_event(message: str, words: st
     assert event_reason([]) == ""
 
 
+def ended(code: int, at: str) -> Object:
+    """The state of a container that has ended."""
+    return {"exitCode": code, "finishedAt": at}
+
+
 def test_the_most_telling_failure_counts() -> None:
     other = pod(0, phase="Failed", **container(terminated={"exitCode": 1, "message": "peer"}))
     memory = pod(1, phase="Failed", **container(terminated={"reason": "OOMKilled"}))
     assert failure_reason([other, memory]).startswith("worker 1 used more memory")
+    late = pod(0, phase="Failed", **container(terminated=ended(137, "2026-11-28T01:00:50Z")))
+    first = pod(1, phase="Failed", **container(terminated=ended(2, "2026-11-28T01:00:00Z")))
+    assert failure_reason([late, first]).startswith("worker 1 ended with exit code 2")
     assert failure_reason([pod(0, **RUNS)]) == ""
 
 

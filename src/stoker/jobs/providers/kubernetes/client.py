@@ -6,6 +6,7 @@ kubeconfig, certificates and credentials are the client's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,11 @@ from urllib.parse import quote
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.providers.kubernetes.credentials import open_client
 from stoker.jobs.providers.kubernetes.problems import (
+    CONFLICT,
     REPEAT,
     RETRIED,
     AnswerLost,
+    Gone,
     NotFound,
     problem,
 )
@@ -103,14 +106,21 @@ class Cluster:
 
     def all_with_version(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
         """Return all objects of a list, and the version from which a watch goes on."""
+        for _ in range(TRIED - 1):
+            with contextlib.suppress(
+                Gone
+            ):  # the next page is of a version that the cluster has forgotten
+                return self._pages(path, query, size=PAGE)
+        return self._pages(path, query, size=0)
+
+    def _pages(
+        self, path: str, query: Mapping[str, str], *, size: int
+    ) -> tuple[list[dict[str, Any]], str]:
         found: list[dict[str, Any]] = []
         more = ""
         while True:
-            page = self._json(
-                "GET",
-                path,
-                query=query | {"limit": str(PAGE)} | ({"continue": more} if more else {}),
-            )
+            part = {"limit": str(size)} | ({"continue": more} if more else {})
+            page = self._json("GET", path, query={**query, **part})
             found += page.get("items") or []
             meta = page.get("metadata") or {}
             more = meta.get("continue") or ""
@@ -158,7 +168,7 @@ class Cluster:
         Raises:
             AnswerLost: the connection broke.
         """
-        response = self._send("GET", path, query=query, read_s=GIVEN_UP_S)
+        response = self._opened(path, query)
         try:
             if response.status >= 300:
                 raise self._problem(response, "GET", path)
@@ -185,6 +195,12 @@ class Cluster:
         )
         return self._api.configuration, url, dict(headers)
 
+    def _opened(self, path: str, query: Mapping[str, str]) -> Any:
+        try:
+            return self._send("GET", path, query=query, read_s=GIVEN_UP_S)
+        except _transport_errors() as error:
+            raise _lost(error) from None
+
     def _json(
         self,
         method: str,
@@ -208,7 +224,11 @@ class Cluster:
                 continue
             if response.status < 300:
                 return _parsed(data)
-            if last or response.status not in RETRIED:
+            # A change names no version: what the cluster refuses as outdated, it takes the next time.
+            again = response.status in RETRIED or (
+                method == "PATCH" and response.status == CONFLICT
+            )
+            if last or not again:
                 raise self._problem(response, method, path)
             time.sleep(_pause_s(response.headers.get("Retry-After"), attempt))  # as it asks for
 

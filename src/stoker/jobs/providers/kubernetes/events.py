@@ -21,7 +21,7 @@ def events_of(listed: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any
         about = str((event.get("involvedObject") or {}).get("name", ""))
         if about == name or about.startswith(f"{name}-"):
             found.append(event)
-    return sorted(found, key=_event_s)
+    return sorted(found, key=lambda event: (_event_s(event), _version(event)))
 
 
 def job_event(event: dict[str, Any]) -> JobEvent:
@@ -34,6 +34,12 @@ def job_event(event: dict[str, Any]) -> JobEvent:
         message=" ".join(str(event.get("message", "")).split()),
         times=int(event.get("count") or 1),
     )
+
+
+def _version(event: dict[str, Any]) -> int:
+    """Return a number that grows with each change in the cluster: times of events are in whole seconds."""
+    text = str(event["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
 
 
 def _event_s(event: dict[str, Any]) -> float:

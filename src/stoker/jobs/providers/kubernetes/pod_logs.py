@@ -6,6 +6,7 @@ that come later are found by a watch, and if that breaks or is too old, by a new
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,12 +16,9 @@ from typing import Any
 from stoker.core.errors import UserError
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.names import CONTAINER
-from stoker.jobs.providers.kubernetes.problems import Gone, NotFound
+from stoker.jobs.providers.kubernetes.problems import AnswerLost, Gone, NotFound
 from stoker.jobs.providers.kubernetes.reasons import rank_of
-from stoker.jobs.providers.kubernetes.watch import watch
-
-AGAIN_S = 1.0
-"""Pause before a broken connection is opened again, seconds."""
+from stoker.jobs.providers.kubernetes.watch import AGAIN_S, watch
 
 LOOK_S = 0.5
 """How long the reader waits for a line before it looks whether the job is over, seconds."""
@@ -51,10 +49,21 @@ def log_lines(
 
 def _printed(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
     path = f"{cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
+    yield from _printed_before(cluster, pod)
     try:
         yield from cluster.stream(path, container=CONTAINER, timestamps="true")
     except NotFound:  # it has gone meanwhile
         return
+
+
+def _printed_before(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
+    """Yield what the container printed before it was started again in its pod: the cluster keeps its last start."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    if not any(each.get("restartCount") for each in statuses):
+        return
+    path = f"{cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
+    with contextlib.suppress(UserError):  # its node has removed it
+        yield from cluster.stream(path, container=CONTAINER, timestamps="true", previous="true")
 
 
 class _Follower:
@@ -114,6 +123,8 @@ class _Follower:
         """Pass on the log of a pod until the pod has ended, through broken connections."""
         prefix, last = _prefix(pod, self._worker), _Last()
         path = f"{self._cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
+        for line in last.new(_printed_before(self._cluster, pod)):
+            self._lines.put(f"{prefix}{line}")
         while True:
             query = {"container": CONTAINER, "timestamps": "true", "follow": "true"} | last.query
             try:
@@ -182,5 +193,5 @@ def _prefix(pod: dict[str, Any], worker: int | None) -> str:
 def _is_over(until: Callable[[], bool]) -> bool:
     try:
         return until()
-    except UserError:  # the server restarts: the next look may succeed
+    except AnswerLost:  # the server restarts: the next look may succeed
         return False

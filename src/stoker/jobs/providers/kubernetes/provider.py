@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from stoker.jobs.providers.kubernetes.names import (
     selector,
     user_label,
 )
+from stoker.jobs.providers.kubernetes.pod.facts import FAILURES
 from stoker.jobs.providers.kubernetes.pod_logs import log_lines
 from stoker.jobs.providers.kubernetes.port_forward import connect
 from stoker.jobs.providers.kubernetes.problems import Conflict, NotFound
@@ -104,6 +106,7 @@ class KubernetesProvider:
         again = read_submitted(job.place) is not None
         for name in (STOP, ENDED):
             (job.place / name).unlink(missing_ok=True)
+        shutil.rmtree(job.place / FAILURES, ignore_errors=True)
         found = create(
             self._cluster,
             job,
@@ -123,7 +126,10 @@ class KubernetesProvider:
         return _recent.state(job_id, self._state)
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the user's jobs in the namespace, and those whose folders are known here, the newest first."""
+        """Return the user's jobs in the namespace, and those whose folders are known here, the newest first.
+
+        Of a job that the cluster has forgotten, its folder says how it ended.
+        """
         known = places()
         kinds = {self._kind_of(place) for place in known.values()} | {self._kind}
         chosen, user = f"{MANAGED}={MANAGER}", user_label()
@@ -143,6 +149,11 @@ class KubernetesProvider:
                 state = known_state(Seen(kind=kind, workload=workload, pods=mine), None)
                 if each["metadata"]["labels"].get(USER) == user or state.id in known:
                     found.append(state)
+        listed_ids = {state.id for state in found}
+        for job_id, place in known.items():
+            submitted = read_submitted(place)
+            if job_id not in listed_ids and submitted and submitted.target == self.name:
+                found.append(forgotten(job_id, place))
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:

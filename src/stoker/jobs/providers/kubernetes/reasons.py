@@ -89,13 +89,13 @@ def waiting_reason(pods: Iterable[Object]) -> str:
 
 
 def failure_reason(pods: Iterable[Object]) -> str:
-    """Return why a pod failed, the most telling one; empty if none did."""
-    found: list[tuple[int, str]] = []
+    """Return why a pod failed, the most telling one and of those the first; empty if none did."""
+    found: list[tuple[int, str, str]] = []
     for pod in pods:
         if weighed := _failure(pod):
             weight, said = weighed
-            found.append((weight, f"worker {rank_of(pod)} {said}"))
-    return max(found, key=lambda each: each[0])[1] if found else ""
+            found.append((-weight, _ended_at(pod), f"worker {rank_of(pod)} {said}"))
+    return min(found)[-1] if found else ""
 
 
 def disruption_reason(pods: Iterable[Object]) -> str:
@@ -188,6 +188,12 @@ def _failure(pod: Object) -> tuple[int, str] | None:
     if status.get("reason") == "DeadlineExceeded":
         return 2, "ran longer than the cluster allows"
     return None
+
+
+def _ended_at(pod: Object) -> str:
+    """Return when a pod's container ended, as a text that compares as a time."""
+    ends = [(each.get("state") or {}).get("terminated") or {} for each in _statuses(pod)]
+    return max((str(each.get("finishedAt", "")) for each in ends), default="")
 
 
 def _exit_words(code: int, message: str) -> str:

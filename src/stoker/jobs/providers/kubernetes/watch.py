@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from stoker.core.errors import UserError
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.problems import GONE, AnswerLost, Gone
+
+AGAIN_S = 1.0
+"""Pause after a watch that broke off, seconds."""
 
 ROUND_S = 60
 """After so long the server ends a watch, seconds; a connection that hangs is noticed then."""
@@ -39,8 +43,12 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
                     version = changed["metadata"].get("resourceVersion", version)
                     if kind in ("ADDED", "MODIFIED"):
                         yield changed
-        except (Gone, AnswerLost):
+        except Gone:
             continue
+        except AnswerLost:
+            time.sleep(
+                AGAIN_S
+            )  # a server that restarts or is overloaded is not helped by more requests
 
 
 def _changed(line: str) -> tuple[str, dict[str, Any]]:

@@ -122,7 +122,8 @@ def _environment(
     listed: list[dict[str, Any]] = [
         {"name": name, "value": value} for name, value in values.items()
     ]
-    listed.append(_from_field("STOKER_POD", "metadata.name"))
+    # Not its name: TFJob's operator gives a replacement the name of the pod before it.
+    listed.append(_from_field("STOKER_POD", "metadata.uid"))
     if kind == "tfjob":
         label = "metadata.labels['training.kubeflow.org/replica-index']"
         listed.append(_from_field("STOKER_POD_RANK", label))

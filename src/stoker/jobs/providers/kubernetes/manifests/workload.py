@@ -27,6 +27,11 @@ def indexed_job(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[s
 
     Pods that were evicted or have saved are replaced without a limit. The others of the same start see that
     one of them is gone and end, too, to be replaced (`pod.start`).
+
+    `max_restarts` counts starts, but `backoffLimit` counts pods (Kubernetes, "Pod backoff failure policy"): with
+    `max_restarts`, one start whose workers all exceed their memory would use it up, and with 0, as in the Job of a
+    JobSet, which counts starts itself, no worker could ever fail. So the pods count starts (`pod.main`), and this
+    limit is what they cannot pass: all workers of each start are killed, and cannot count.
     """
     workers = job.resources.workers
     rules = [
@@ -34,7 +39,6 @@ def indexed_job(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[s
         {"action": "Ignore", **_DISRUPTED},
         {"action": "Ignore", **_on_code(EXIT_PREEMPTED)},
     ]
-    # When one worker fails, the others may fail with it.
     limit = target.max_restarts * workers
     spec = _job_spec(job, target, "job", rules, has_code=has_code)
     return spec | {"backoffLimit": limit, "ttlSecondsAfterFinished": target.keep_s}

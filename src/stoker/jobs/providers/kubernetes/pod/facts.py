@@ -19,6 +19,9 @@ FIRST = ("tensorflow", "keras", "stoker")
 CODE_FOLDER = "/stoker/code"
 """Where the ConfigMap with the code and the job's description is mounted."""
 
+FAILURES = "failures"
+"""Folder in the job's folder: a file for each start that failed, where the cluster does not count starts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
@@ -43,7 +46,7 @@ class Facts:
     """Longest wait for all pods of a start, seconds."""
 
     max_restarts: int
-    """How many starts may fail, where the cluster itself does not count them."""
+    """How many starts may fail, where the cluster does not count starts."""
 
     min_workers: int | None = None
     """Fewest workers of a start, where the job's queue may admit fewer pods; None: all must come."""

@@ -15,6 +15,7 @@ TFJob's operator starts pods again after codes from 128 on only, so there 138 st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -46,6 +47,7 @@ from stoker.jobs.logs import LOGS
 from stoker.jobs.providers.kubernetes.pod.facts import (
     CODE_FOLDER,
     FACTS,
+    FAILURES,
     FIRST,
     Facts,
     read_facts,
@@ -62,7 +64,7 @@ from stoker.jobs.providers.kubernetes.pod.start import (
 )
 
 INDEX, TFJOB_INDEX, POD = "JOB_COMPLETION_INDEX", "STOKER_POD_RANK", "STOKER_POD"
-"""Variables with a pod's rank: of an Indexed Job (also inside a JobSet), of a TFJob; and its name."""
+"""Variables with a pod's rank: of an Indexed Job (also inside a JobSet), of a TFJob; and its UID."""
 
 EXIT_RETRYABLE = 138
 """TFJob's restart policy `ExitCode`: 138 is the code for programs that want to be started again."""
@@ -85,8 +87,8 @@ MIN_START_S = 1.0
 CODE_VARIABLE = "STOKER_KUBERNETES_CODE"
 """Environment variable: where the ConfigMap is mounted, on a cluster whose pods cannot have it at /stoker/code."""
 
-FAILURES = "failures"
-"""Folder in the job's folder: a file for each start that failed, where the cluster does not count them."""
+TERMINATION_LOG = "/dev/termination-log"
+"""File of a container: what it holds at the end is in the pod's state, also when its log cannot be read any more."""
 
 
 def main() -> int:
@@ -98,7 +100,10 @@ def main() -> int:
             start = task.join()
         return task.run(start)
     except UserError as error:
-        sys.stderr.write(f"stoker: {error.line()}\n")
+        line = f"stoker: {error.line()}\n"
+        sys.stderr.write(line)
+        with contextlib.suppress(OSError):  # outside of a container
+            Path(TERMINATION_LOG).write_text(line, encoding="utf-8")
         return EXIT_USER
 
 
@@ -141,8 +146,10 @@ class _Task:
         before = self._ended_early(start.number)
         write_exit(self._member, start.number, code)
         known = self._known(code, start.number, before)
-        if self._facts.kind == "tfjob":
-            return self._of_tfjob(known, start.number)
+        if known == EXIT_BUG and self._facts.kind != "jobset":
+            known = self._counted(start.number)
+        if known in (EXIT_BUG, EXIT_PREEMPTED) and self._facts.kind == "tfjob":
+            return EXIT_RETRYABLE
         return known
 
     def _run(self, start: Incarnation) -> int:
@@ -250,17 +257,16 @@ class _Task:
             return EXIT_PREEMPTED
         return EXIT_BUG
 
-    def _of_tfjob(self, code: int, number: int) -> int:
-        if code == EXIT_BUG:
-            folder = self._member.place / FAILURES
-            folder.mkdir(exist_ok=True)
-            (folder / str(number)).touch()
-            failed = sum(1 for _ in folder.iterdir())
-            if failed > self._facts.max_restarts:
-                limit = self._facts.max_restarts
-                self._log(f"stoker: {failed} starts failed, and max_restarts is {limit}")
-                return EXIT_USER
-        return EXIT_RETRYABLE if code in (EXIT_BUG, EXIT_PREEMPTED) else code
+    def _counted(self, number: int) -> int:
+        """Count a start that failed; a cluster counts pods (Job) or nothing (TFJob), only a JobSet counts starts."""
+        folder = self._member.place / FAILURES
+        folder.mkdir(exist_ok=True)
+        (folder / str(number)).touch()
+        failed, limit = sum(1 for _ in folder.iterdir()), self._facts.max_restarts
+        if failed <= limit:
+            return EXIT_BUG
+        self._log(f"stoker: {failed} starts failed, and max_restarts is {limit}")
+        return EXIT_USER
 
     def _log(self, line: str) -> None:
         """Print a line, and keep it in the job's folder."""

@@ -4,8 +4,9 @@ A scheduler that starts all tasks together takes one number for them (`stoker jo
 pods, so here each pod claims its rank in the newest start:
 
     incarnations/N              the start exists
-    incarnations/N.pods/RANK    name of the pod that has this rank in it, created exclusively
+    incarnations/N.pods/RANK    UID of the pod that has this rank in it, created exclusively
     incarnations/N.pods/RANK.exit   how its command has ended
+    incarnations/N.pods/given-up    a pod has waited for the others for too long: the start never begins
 
 A pod that finds its rank claimed is a replacement: it begins the next start. All others of the old one
 see that (`Superseded`), end, are replaced themselves, and claim their ranks in the new one.
@@ -35,6 +36,10 @@ rank, so that one of them does it for all. Two starts would only cost a number m
 LOG_EVERY_S = 60.0
 """Interval at which a waiting pod logs that it waits, seconds."""
 
+GIVEN_UP = "given-up"
+"""File of a start. Without it a pod that comes to the place of one that has given up would complete the start, and
+work alone; so would one of a second submission."""
+
 SHOWN = 10
 """Most ranks that a message names."""
 
@@ -48,7 +53,7 @@ class Member:
 
     rank: int
     pod: str
-    """Its name, unique in the cluster for all time."""
+    """Its UID, unique in the cluster for all time."""
 
     pods: int
     """How many pods a start has, at most of an elastic job."""
@@ -86,12 +91,18 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
     number = _claim_newest(member, save_s=save_s)
     while True:
         missing = _missing(member, number, settling)
-        if not missing and member.newest() == number:
-            return Incarnation(job=member.place, number=number)
-        if member.newest() > number:
+        given_up = _is_given_up(member, number)
+        if member.newest() > number or (given_up and not missing):
+            if _has_other(member, member.newest()):
+                # Of a node that was cut off: it must not take the rank back, or the two begin start after start.
+                member.log("another pod has this one's rank: ends")
+                raise SystemExit(EXIT_PREEMPTED)
             number = _claim_newest(member, save_s=save_s)
             continue
-        if time.monotonic() > until_s:
+        if not missing:
+            return Incarnation(job=member.place, number=number)
+        if given_up or time.monotonic() > until_s:
+            _create(member.folder(number) / GIVEN_UP, member.pod)
             raise UserError(
                 f"all {member.pods} pods of a job must start within {start_s:g} s of each other",
                 got=Plain(f"nothing from the pods of worker {_ranks(missing)}"),
@@ -168,7 +179,7 @@ def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
 def _claim_newest(member: Member, *, save_s: float) -> int:
     while True:
         number = member.newest()
-        if number and _claim(member, number):
+        if number and not _is_given_up(member, number) and _claim(member, number):
             return number
         _wait_for_saves(member, number, save_s=save_s)
         delay_s = FIRST_S + STEP_S * min(member.rank, MOST_STEPS) if member.rank else 0.0
@@ -178,6 +189,17 @@ def _claim_newest(member: Member, *, save_s: float) -> int:
         if member.newest() == number:
             took = take_next(member.place)
             member.log(f"begins start {took}")
+
+
+def _has_other(member: Member, number: int) -> bool:
+    """Whether another pod has this one's rank in a start."""
+    with contextlib.suppress(FileNotFoundError):
+        return (member.folder(number) / str(member.rank)).read_text() != member.pod
+    return False
+
+
+def _is_given_up(member: Member, number: int) -> bool:
+    return (member.folder(number) / GIVEN_UP).exists()
 
 
 def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
