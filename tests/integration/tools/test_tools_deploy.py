@@ -420,37 +420,6 @@ def test_all_servers_mount_the_repository_and_can_write_to_it(shared: dict[str, 
             )
 
 
-def test_the_first_version_is_put_there_and_served(shared: dict[str, Path], tmp_path: Path) -> None:
-    """As in the pod, but for folders, ports and the address, which are this machine's."""
-    out = shared["nfs"]
-    pod = objects(out)["Deployment"]["spec"]["template"]["spec"]
-    job = yaml.safe_load((out / "push.yaml").read_text())["spec"]["template"]["spec"]
-    (copied,) = re.findall(
-        r"^COPY --chmod=755 models/ (\S+)/$", (out / "Dockerfile").read_text(), re.MULTILINE
-    )
-    (seeds,) = pod["initContainers"]
-    assert seeds["command"] == job["containers"][0]["command"]
-    assert seeds["command"][:1] + seeds["command"][-2:] == ["python", copied, "/models"]
-
-    here = {copied: str(out / "models"), "/models": str(tmp_path / "models")}
-    for already in (False, True):
-        command = [here.get(part, part) for part in seeds["command"]]
-        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True)
-        assert (done.returncode, "already" in done.stdout) == (0, already), done.stderr
-    assert Repository(tmp_path / "models").versions("half_plus") == [2]
-    here |= {
-        "--host=0.0.0.0": "--host=127.0.0.1",
-        "--port=8500": "--port=0",
-        "--rest_api_port=8501": "--rest_api_port=0",
-    }
-    arguments = [here.get(part, part) for part in pod["containers"][0]["args"]]
-    with running(arguments, tmp_path / "ready.json") as port:
-        url = f"http://127.0.0.1:{port}/v1/models/half_plus"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            versions = json.loads(answer.read())["model_version_status"]
-    assert [each["version"] for each in versions] == ["2"]
-
-
 def plan(**settings: Any) -> Plan:
     facts: dict[str, Any] = {
         "model": "taxi",

@@ -175,7 +175,9 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         pool=CountedThreads(
             options.workers,
             "stoker-grpc",
-            on_change=functools.partial(plane.metrics.requests_without_thread.add, entrypoint="GRPC"),
+            on_change=functools.partial(
+                plane.metrics.requests_without_thread.add, entrypoint="GRPC"
+            ),
         ),
         limits=limits,
         tls=None if options.tls is None else options.tls.context(connections=connections),

@@ -111,7 +111,9 @@ class RestApp:
         self._threads = CountedThreads(
             options.workers,
             "stoker-rest",
-            on_change=functools.partial(plane.metrics.requests_without_thread.add, entrypoint="REST"),
+            on_change=functools.partial(
+                plane.metrics.requests_without_thread.add, entrypoint="REST"
+            ),
         )
         self._scrapes = Scrapes(plane, options.extra)
         self._forms = forms_of(options.metrics_path)

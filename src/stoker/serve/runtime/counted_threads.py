@@ -27,14 +27,19 @@ class CountedThreads(ThreadPoolExecutor):
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
         """Queue work for a thread."""
-        future = super().submit(self._begin, work, *args, **options)
+
+        def begin() -> T:
+            self._on_change(-1.0)
+            return work(*args, **options)
+
         self._on_change(1.0)
+        try:
+            future = super().submit(begin)
+        except RuntimeError:  # the pool was shut down
+            self._on_change(-1.0)
+            raise
         future.add_done_callback(self._after)
         return future
-
-    def _begin(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        self._on_change(-1.0)
-        return work(*args, **options)
 
     def _after(self, future: Future[T]) -> None:
         if future.cancelled():  # it never began
