@@ -22,8 +22,15 @@ _CPU = re.compile(r"[1-9][0-9]*m?|0?\.[0-9]+|[1-9][0-9]*\.[0-9]+")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Model names without characters that are special in YAML, Dockerfiles or Kubernetes's `$(VARIABLE)`."""
 
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]*")
-"""Image names that a registry accepts, without characters that are special in YAML or a shell."""
+_PATH = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?{_PATH}(?:/{_PATH})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""Names of images. Source: github.com/distribution/reference, regexp.go."""
+
+_LONGEST_JOB = 63
+"""Characters of a Job's name, which its pods have as a label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +76,9 @@ class Plan:
     shared: SharedVolume | None = None
     """Volume of a repository that all servers share; None: the model is in the image alone."""
 
+    queue_target: int | None = None
+    """Waiting requests for each server above which the autoscaler adds servers; None: it looks at the CPU alone."""
+
     def __post_init__(self) -> None:
         """Check what the manifests cannot express or would misread."""
         if not 1 <= self.replicas <= self.max_replicas:
@@ -98,8 +108,36 @@ class Plan:
                 got=f"--target {self.target} --server {self.server}",
                 fix="Leave it out: the model is in the image then.",
             )
+        if self.shared is not None and len(f"{self.name}-push-{self.version}") > _LONGEST_JOB:
+            raise ConfigError(
+                f"with --shared-repository NAME-push-VERSION must have at most {_LONGEST_JOB} characters",
+                got=f"{self.name}-push-{self.version}",
+                fix="Push the model under a shorter name.",
+            )
+        if self.queue_target is not None:
+            self._check_queue_target(self.queue_target)
         if self.target == "compose" and self.cpu.endswith("m"):
             raise ConfigError("--cpu of Compose must be in cores, like 0.5", got=self.cpu)
+
+    def _check_queue_target(self, target: int) -> None:
+        if target < 1:
+            raise ConfigError("--queue-target must be at least 1", got=target)
+        if (self.target, self.server) != ("kubernetes", "stoker"):
+            raise ConfigError(
+                "--queue-target is for --target kubernetes and --server stoker, which counts its queue",
+                got=f"--target {self.target} --server {self.server}",
+                fix="Leave it out: the servers are scaled by CPU then.",
+            )
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory limit of a server, bytes."""
+        return int(self.memory[:-2]) << {"Mi": 20, "Gi": 30}[self.memory[-2:]]
+
+    @property
+    def claim(self) -> str:
+        """Name of the claim of a shared repository."""
+        return (self.shared.claim if self.shared else "") or f"{self.name}-models"
 
     @property
     def name(self) -> str:

@@ -17,8 +17,13 @@ ROOT = "/models"
 IMAGE_ROOT = "/seed"
 """Folder of the first version in the image: a volume at `ROOT` would hide it."""
 
-_NFS = re.compile(r"nfs://([A-Za-z0-9][A-Za-z0-9.-]*)((?:/[A-Za-z0-9._-]+)+)")
-_STORAGE_CLASS = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
+_NFS = re.compile(r"nfs://([A-Za-z0-9][A-Za-z0-9.-]*)((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)+)")
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_OBJECT_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
+"""Name of a claim or a StorageClass. Source: RFC 1123, subdomain."""
+
+_CLAIM = "pvc://"
+"""Prefix of an existing claim, as in KServe's `storageUri`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,9 @@ class SharedVolume:
     storage_class: str = ""
     """Name of a StorageClass with ReadWriteMany."""
 
+    claim: str = ""
+    """Name of a claim that the cluster has; empty: the deployment makes one."""
+
     @property
     def values(self) -> dict[str, str]:
         """Placeholders of the templates."""
@@ -46,17 +54,20 @@ class SharedVolume:
 
 
 def parse_volume(text: str) -> SharedVolume:
-    """`nfs://SERVER/PATH`, or the name of a StorageClass.
+    """Read `nfs://SERVER/PATH`, `pvc://CLAIM` or the name of a StorageClass.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is none of them.
     """
     if found := _NFS.fullmatch(text):
         return SharedVolume(nfs_server=found[1], nfs_path=found[2])
-    if _STORAGE_CLASS.fullmatch(text):
+    if text.startswith(_CLAIM) and _OBJECT_NAME.fullmatch(text.removeprefix(_CLAIM)):
+        return SharedVolume(claim=text.removeprefix(_CLAIM))
+    if _OBJECT_NAME.fullmatch(text):
         return SharedVolume(storage_class=text)
     raise ConfigError(
-        "--shared-repository must be nfs://SERVER/PATH or the name of a StorageClass with ReadWriteMany",
+        "--shared-repository must be nfs://SERVER/PATH, pvc://CLAIM or the name of a StorageClass, "
+        "with ReadWriteMany",
         got=text,
         fix="For example --shared-repository nfs://10.0.0.7/srv/models.",
     )

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from string import Template
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
-
-from stoker.cluster.doctor.framework import cuda_packages
-from stoker.core.errors import ConfigError, Plain, UserError
+from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import publish_folder, scratch_folder
 from stoker.deploy.plan import REST_PORT, Plan
+from stoker.deploy.requirements import cuda_requirements, pinned_requirements
 from stoker.deploy.shared import ROOT
-
-CUDA_LOCK = "requirements-cuda.lock"
-"""TensorFlow's CUDA libraries with versions and hashes: a link to the file that `make setup` installs."""
 
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
+_LEAST_GIB, _VERSIONS = 10, 10
+"""Size of a shared volume: room for so many versions, and at least so many GiB."""
+
 _LIMITS = {
     "compose": "One server, reachable from this machine only.",
-    "kubernetes": "$replicas to $max_replicas servers, spread over nodes, by CPU; only labeled "
+    "kubernetes": "$replicas to $max_replicas servers, spread over nodes, by CPU$and_queue; only labeled "
     "clients reach them; they cannot connect to anything.",
     "kserve": "$replicas to $max_replicas servers, by CPU. KServe and your service mesh control who "
     "may call.",
@@ -52,7 +47,7 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
         The files other than the model's, relative to `out`.
 
     Raises:
-        ConfigError: `out` exists.
+        ConfigError: `out` exists, or a server has less memory than the model takes.
     """
     if os.path.lexists(out):
         raise ConfigError(
@@ -60,6 +55,7 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
             got=str(out),
             fix="Name another folder: this one may contain changes made by hand.",
         )
+    _check_memory(plan)
     texts = _texts(plan, out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(out) as scratch:
@@ -84,11 +80,28 @@ def _copy(source: Path, to: Path) -> None:
             shutil.copyfile(path, to / path.relative_to(source))
 
 
+def _size(folder: Path) -> int:
+    """Bytes of all files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _check_memory(plan: Plan) -> None:
+    size = _size(plan.source)
+    if size >= plan.memory_bytes:
+        raise ConfigError(
+            "--memory must be more than the model takes on disk: a server holds it in memory",
+            got=Plain(f"{plan.memory}, and a model of {size / (1 << 30):.2f} GiB"),
+            fix="Give it at least twice the model's size.",
+        )
+
+
 def _texts(plan: Plan, out: Path) -> dict[str, str]:
     """File -> text."""
     values = _values(plan, out)
     texts = {"Dockerfile": _fill(f"dockerfile-{plan.server}", **values)}
-    texts[".dockerignore"] = "compose.yaml\nkubernetes/\nkserve/\npush.yaml\nREADME.md\n"
+    texts[".dockerignore"] = (
+        "compose.yaml\nkubernetes/\nkserve/\npush.yaml\nprometheus-adapter.yaml\nREADME.md\n"
+    )
     if plan.server == "stoker":
         texts["requirements.txt"] = "\n".join(pinned_requirements()) + "\n"
     if plan.gpu:
@@ -103,6 +116,8 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
         for name in _OBJECTS:
             texts[f"kubernetes/{name}.yaml"] = _fill(name, **values, pod=pod)
         texts |= _shared_texts(plan, values)
+        if plan.queue_target is not None:
+            texts["prometheus-adapter.yaml"] = _fill("prometheus-adapter", **values)
     values["wheel"] = _fill("readme-wheel", **values) if plan.server == "stoker" else ""
     values["push"] = "" if plan.target == "compose" else _fill("readme-push", **values)
     values["steps"] = _fill(f"steps-{plan.target}", **values)
@@ -114,8 +129,10 @@ def _shared_texts(plan: Plan, values: dict[str, str]) -> dict[str, str]:
     """File -> text of what a shared repository adds; empty without one."""
     if plan.shared is None:
         return {}
-    claim, pod = _fill("claim", **values), _block(_job_pod(values), 6)
-    texts = {"push.yaml": _fill("push", **values, pod=pod)}
+    texts = {"push.yaml": _fill("push", **values, pod=_block(_job_pod(values), 6))}
+    if plan.shared.claim:
+        return texts
+    claim = _fill("claim", **values)
     if plan.shared.nfs_server:
         texts["kubernetes/volume.yaml"] = _fill("volume", **values)
         claim += _fill("claim-volume", **values)
@@ -149,7 +166,9 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         "replicas": str(plan.replicas),
         "max_replicas": str(plan.max_replicas),
         "limits": Template(_LIMITS[plan.target]).substitute(
-            replicas=plan.replicas, max_replicas=plan.max_replicas
+            replicas=plan.replicas,
+            max_replicas=plan.max_replicas,
+            and_queue="" if plan.queue_target is None else " and queue",
         ),
         "unchecked": _UNCHECKED[plan.server] + (" It was not run with a GPU." if plan.gpu else ""),
         "registry": ""
@@ -160,6 +179,18 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         "out": shlex.quote(str(out)),
         **_gpu_values(plan),
         **_shared_values(plan),
+        **_queue_values(plan, out),
+    }
+
+
+def _queue_values(plan: Plan, out: Path) -> dict[str, str]:
+    """Additions for scaling by the queue to the autoscaler and the README; empty without it."""
+    if plan.queue_target is None:
+        return {"queue_metric": "", "queue_readme": ""}
+    target = str(plan.queue_target)
+    return {
+        "queue_metric": "\n" + _fill("autoscaler-queue", queue_target=target).rstrip("\n"),
+        "queue_readme": _fill("readme-queue", queue_target=target, out=shlex.quote(str(out))),
     }
 
 
@@ -169,10 +200,12 @@ def _shared_values(plan: Plan) -> dict[str, str]:
     if plan.shared is None:
         place = _fill("readme-image")
         return names | {"shared_volume": "", "shared_mount": "", "later": "", "model_place": place}
-    claim = f"{{claimName: {plan.name}-models}}"
+    claim = f"{{claimName: {plan.claim}}}"
+    names["claim"] = plan.claim
     return (
         names
         | plan.shared.values
+        | {"capacity_gib": str(max(_LEAST_GIB, _VERSIONS * _size(plan.source) >> 30))}
         | {
             "shared_volume": f"\n  - {{name: models, persistentVolumeClaim: {claim}}}",
             "shared_mount": f"\n  - {{name: models, mountPath: {ROOT}}}",
@@ -223,68 +256,6 @@ def _block(text: str, indent: int) -> str:
 def _fill(template: str, **values: str) -> str:
     text = (resources.files(__package__) / "templates" / f"{template}.txt").read_text("utf-8")
     return Template(text).substitute(values)
-
-
-def pinned_requirements() -> list[str]:
-    """Return `name==version` of all dependencies of Stoker, as installed here; not Stoker itself.
-
-    Raises:
-        UserError: a dependency is not installed.
-    """
-    found: dict[str, str] = {}
-    todo = [("stoker", frozenset[str]())]
-    seen = set()
-    while todo:
-        name, extras = todo.pop()
-        if (name, extras) in seen:
-            continue
-        seen.add((name, extras))
-        for requirement in _requires(name, extras):
-            needed = canonicalize_name(requirement.name)
-            found[needed] = _version(requirement.name)
-            todo.append((needed, frozenset(requirement.extras)))
-    return [f"{name}=={version}" for name, version in sorted(found.items())]
-
-
-def cuda_requirements() -> str:
-    """Return the lock file of TensorFlow's CUDA libraries: names, versions and hashes.
-
-    Raises:
-        UserError: the lock does not match the installed TensorFlow.
-    """
-    text = (resources.files(__package__) / CUDA_LOCK).read_text("utf-8")
-    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
-    for package in cuda_packages():
-        version = locked.get(package.name)
-        if version is None or not SpecifierSet(package.wanted).contains(version):
-            raise UserError(
-                f"the lock of CUDA libraries must match the installed TensorFlow, which needs "
-                f"{package.name}{package.wanted}",
-                got=Plain("not in the lock" if version is None else f"version {version}"),
-                fix="Install the TensorFlow version for which this Stoker was released.",
-            )
-    return text
-
-
-def _requires(name: str, extras: frozenset[str]) -> list[Requirement]:
-    requirements = [Requirement(text) for text in metadata.requires(name) or []]
-    return [
-        requirement
-        for requirement in requirements
-        if requirement.marker is None
-        or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
-    ]
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        raise UserError(
-            f"{name} must be installed: the image gets the versions that are installed here",
-            got=Plain("not installed"),
-            fix="Install Stoker with all its dependencies.",
-        ) from None
 
 
 def read_model(folder: Path, *, version: int | None) -> tuple[str, int, Path]:

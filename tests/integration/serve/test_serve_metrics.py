@@ -188,6 +188,7 @@ def test_one_request_of_each_kind_has_every_name_and_label(
         "stoker_request_count counter",
         "stoker_request_latency histogram",
         "stoker_queued_requests gauge",
+        "stoker_requests_without_thread gauge",
         "stoker_requests_under_way gauge",
         "stoker_head_cache counter",
         "stoker_workers_replaced counter",

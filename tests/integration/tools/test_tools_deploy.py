@@ -23,10 +23,10 @@ from tests.integration.tools.conftest import half
 from stoker.cli.main import invoke
 from stoker.cluster.doctor.framework import Package, cuda_packages
 from stoker.core.errors import ConfigError, DataError, UserError
-from stoker.deploy import write
+from stoker.deploy import requirements
 from stoker.deploy.plan import Plan
+from stoker.deploy.requirements import cuda_requirements, pinned_requirements
 from stoker.deploy.shared import SharedVolume, parse_volume
-from stoker.deploy.write import pinned_requirements
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig
 
@@ -142,7 +142,11 @@ def test_a_server_that_loads_and_warms_up_for_as_long_as_it_may_is_not_killed(
     compose = yaml.safe_load((written["compose", "stoker"] / "compose.yaml").read_text())
     period = compose["services"]["server"]["healthcheck"]["start_period"]
 
-    assert starts_s >= 2 * ServeConfig(root=Path()).warm_s
+    warm_s = ServeConfig(root=Path()).warm_s
+    assert starts_s >= 2 * warm_s
+    # A worker that replaces a dead one loads the models, and connections wait meanwhile.
+    alive = pod_of(written["kubernetes", "stoker"])["containers"][0]["livenessProbe"]
+    assert alive["periodSeconds"] * alive["failureThreshold"] > warm_s
     assert deadline_s > starts_s
     assert period == f"{starts_s}s"
 
@@ -350,20 +354,22 @@ def test_a_lock_that_does_not_fit_the_installed_tensorflow_is_refused(
     for wanted, had in ((">=99", "version 12"), (">=1", "not in the lock")):
         name = "nvidia-cublas-cu12" if wanted == ">=99" else "nvidia-other-cu99"
         package = Package(name=name, wanted=wanted, installed=None, fits=False)
-        monkeypatch.setattr(write, "cuda_packages", lambda package=package: (package,))
+        monkeypatch.setattr(requirements, "cuda_packages", lambda package=package: (package,))
         with pytest.raises(UserError, match=f"needs {name}{wanted}.*{had}"):
-            write.cuda_requirements()
+            cuda_requirements()
 
 
 @pytest.fixture(scope="module")
 def shared(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Kind of volume -> the folder that the command wrote for servers with a shared repository."""
     folder = tmp_path_factory.mktemp("shared")
-    for name, volume in (("nfs", "nfs://10.0.0.7/srv/models"), ("class", "efs-sc")):
+    volumes = {"nfs": "nfs://10.0.0.7/srv/models", "class": "efs-sc", "claim": "pvc://team-models"}
+    for name, volume in volumes.items():
         flags = ["--target", "kubernetes", "--shared-repository", volume, "--gpu"]
+        flags += ["--queue-target", "8"]
         out = str(folder / name)
         assert invoke(["deploy", str(base), *flags, "--out", out], debug=False) == 0
-    return {name: folder / name for name in ("nfs", "class")}
+    return {name: folder / name for name in volumes}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -372,8 +378,8 @@ def test_a_shared_repository_is_what_kubernetes_takes(
 ) -> None:
     for volume, out in shared.items():
         found = objects(out)
-        added = {"PersistentVolumeClaim", *(["PersistentVolume"] if volume == "nfs" else [])}
-        assert set(found) >= {"Deployment", "Service", "HorizontalPodAutoscaler", *added}
+        assert set(found) >= {"Deployment", "Service", "HorizontalPodAutoscaler"}
+        assert ("PersistentVolumeClaim" in found) == (volume != "claim")
         assert ("PersistentVolume" in found) == (volume == "nfs")
         job = yaml.safe_load((out / "push.yaml").read_text())
         for one in (*found.values(), job):
@@ -395,6 +401,8 @@ def test_all_servers_mount_the_repository_and_can_write_to_it(shared: dict[str, 
         volume["spec"]["mountOptions"]
     )
     assert objects(shared["class"])["PersistentVolumeClaim"]["spec"]["storageClassName"] == "efs-sc"
+    existing = pod_of(shared["claim"])["volumes"][1]["persistentVolumeClaim"]
+    assert existing == {"claimName": "team-models"}
 
     for one in (pod, job):
         (mounted,) = (each for each in one["volumes"] if each["name"] == "models")
@@ -410,37 +418,6 @@ def test_all_servers_mount_the_repository_and_can_write_to_it(shared: dict[str, 
             assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (
                 container["name"] == "server"
             )
-
-
-def test_the_first_version_is_put_there_and_served(shared: dict[str, Path], tmp_path: Path) -> None:
-    """As in the pod, but for folders, ports and the address, which are this machine's."""
-    out = shared["nfs"]
-    pod = objects(out)["Deployment"]["spec"]["template"]["spec"]
-    job = yaml.safe_load((out / "push.yaml").read_text())["spec"]["template"]["spec"]
-    (copied,) = re.findall(
-        r"^COPY --chmod=755 models/ (\S+)/$", (out / "Dockerfile").read_text(), re.MULTILINE
-    )
-    (seeds,) = pod["initContainers"]
-    assert seeds["command"] == job["containers"][0]["command"]
-    assert seeds["command"][:1] + seeds["command"][-2:] == ["python", copied, "/models"]
-
-    here = {copied: str(out / "models"), "/models": str(tmp_path / "models")}
-    for already in (False, True):
-        command = [here.get(part, part) for part in seeds["command"]]
-        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True)
-        assert (done.returncode, "already" in done.stdout) == (0, already), done.stderr
-    assert Repository(tmp_path / "models").versions("half_plus") == [2]
-    here |= {
-        "--host=0.0.0.0": "--host=127.0.0.1",
-        "--port=8500": "--port=0",
-        "--rest_api_port=8501": "--rest_api_port=0",
-    }
-    arguments = [here.get(part, part) for part in pod["containers"][0]["args"]]
-    with running(arguments, tmp_path / "ready.json") as port:
-        url = f"http://127.0.0.1:{port}/v1/models/half_plus"
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            versions = json.loads(answer.read())["model_version_status"]
-    assert [each["version"] for each in versions] == ["2"]
 
 
 def plan(**settings: Any) -> Plan:
@@ -462,6 +439,10 @@ def plan(**settings: Any) -> Plan:
         ({"model": "a$(HOME)"}, "the model's name"),
         ({"model": "a: b"}, "the model's name"),
         ({"image": "x\nUSER root"}, "--image must be like"),
+        ({"image": "a/:1"}, "--image must be like"),
+        ({"image": "a::1@"}, "--image must be like"),
+        ({"image": "a:1@sha256:0"}, "--image must be like"),
+        ({"image": ""}, "--image must be like"),
         ({"base": "a b"}, "--base-image must be like"),
         ({"cpu": "1 core"}, "--cpu must be like"),
         ({"memory": "2"}, "--memory must be like"),
@@ -471,6 +452,10 @@ def plan(**settings: Any) -> Plan:
         ({"server": "tensorflow-serving", "gpu": True}, "--gpu is for --server stoker"),
         ({"target": "kserve", "shared": SharedVolume()}, "--shared-repository is for"),
         ({"server": "tensorflow-serving", "shared": SharedVolume()}, "--shared-repository is for"),
+        ({"model": "m" * 60, "shared": SharedVolume()}, "NAME-push-VERSION must have at most 63"),
+        ({"queue_target": 0}, "--queue-target must be at least 1"),
+        ({"queue_target": 5, "target": "kserve"}, "--queue-target is for"),
+        ({"queue_target": 5, "server": "tensorflow-serving"}, "--queue-target is for"),
     ],
 )
 def test_what_a_manifest_could_not_hold_is_refused(settings: dict[str, Any], rule: str) -> None:
@@ -478,10 +463,24 @@ def test_what_a_manifest_could_not_hold_is_refused(settings: dict[str, Any], rul
         plan(**settings)
 
 
-@pytest.mark.parametrize("text", ["nfs://host", "nfs://a b/c", "nfs:///x", "A", "a\nb", "-a"])
-def test_a_volume_is_an_export_or_a_class(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("nfs://host", "nfs://a b/c", "nfs:///x", "nfs://h/../x", "nfs://h/a/.."),
+        *("A", "a\nb", "-a", "a..b", "a" * 64, "", "pvc://", "pvc://A", "pvc://a/b", "pvc://../a"),
+    ],
+)
+def test_a_volume_is_an_export_a_claim_or_a_class(text: str) -> None:
     with pytest.raises(ConfigError, match="--shared-repository must be nfs://SERVER/PATH"):
         parse_volume(text)
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["a", "a:V1.0-RC1", "r.io:5000/a/b_c:1", "a/b--c", f"R.io/a:1@sha256:{'0' * 64}"],
+)
+def test_an_image_has_any_name_that_a_registry_takes(image: str) -> None:
+    assert plan(image=image).image == image
 
 
 def test_a_name_is_one_that_a_service_can_have() -> None:
@@ -560,6 +559,24 @@ def test_the_readme_says_what_can_be_pasted(base: Path, tmp_path: Path) -> None:
         assert ("docker push" in readme) == (target != "compose")
         assert ("names no registry" in readme) == (target == "kubernetes")
         assert ("3 to 5 servers" in readme) == (target != "compose")
+
+
+def test_a_model_that_is_larger_than_the_memory_of_a_server_is_refused(
+    base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(base, tmp_path / "half_plus")
+    version = tmp_path / "half_plus" / "2"
+    (version / "stoker.manifest.json").unlink()
+    (version / "assets").mkdir(exist_ok=True)
+    with (version / "assets" / "large").open("wb") as large:
+        large.truncate(1 << 30)
+    flags = ["--target", "kubernetes", "--memory", "1Gi", "--out", str(tmp_path / "out")]
+
+    assert invoke(["deploy", str(tmp_path / "half_plus"), *flags], debug=False) == 2
+    said = capfd.readouterr().err
+    assert "--memory must be more than the model takes on disk" in said
+    assert "Received: 1Gi, and a model of 1.00 GiB." in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_version_is_not_deployed(base: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ def refuse(_request: bytes, context: Any) -> None:
 
 def make_server() -> GrpcServer:
     """A server that is not started: its loop turns when a test turns it."""
-    server = GrpcServer(workers=1, limits=LIMITS)
+    server = GrpcServer(pool=ThreadPoolExecutor(1), limits=LIMITS)
     server._pool = InThisThread()  # type: ignore[assignment]
     handlers = {
         "Echo": grpc.unary_unary_rpc_method_handler(lambda request, _context: request),

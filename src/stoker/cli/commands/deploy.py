@@ -67,7 +67,16 @@ def deploy(
             "--shared-repository",
             metavar="VOLUME",
             help="Servers share a model repository, so that `stoker rollout` can move traffic between its "
-            "versions: nfs://SERVER/PATH, or a StorageClass with ReadWriteMany. For --target kubernetes.",
+            "versions: nfs://SERVER/PATH, pvc://CLAIM that exists, or a StorageClass; with ReadWriteMany. "
+            "For --target kubernetes.",
+        ),
+    ] = None,
+    queue_target: Annotated[
+        int | None,
+        typer.Option(
+            "--queue-target",
+            help="Scale by waiting requests too: how many for each server. For --target kubernetes with "
+            "prometheus-adapter; default: by CPU alone.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -95,7 +104,8 @@ def deploy(
         cpu=cpu,
         memory=memory or ("8Gi" if gpu else "2Gi"),
         gpu=gpu,
-        shared=parse_volume(shared_repository) if shared_repository else None,
+        shared=None if shared_repository is None else parse_volume(shared_repository),
+        queue_target=queue_target,
     )
     files = write_deployment(plan, out)
     if as_json:

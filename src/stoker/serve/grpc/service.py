@@ -32,6 +32,7 @@ from stoker.serve.grpc_server.limits import ServerLimits
 from stoker.serve.grpc_server.server import GrpcServer
 from stoker.serve.limits import HttpLimits
 from stoker.serve.observability.access_log import AccessLog
+from stoker.serve.runtime.counted_threads import CountedThreads
 from stoker.serve.security.auth import Keys
 from stoker.serve.security.tls import Tls
 from stoker.serve.servables.model_config import models_of
@@ -171,7 +172,13 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
     connections = limits.connection.connections
     calls = Calls(access_log=options.access_log, keys=options.keys)
     server = GrpcServer(
-        workers=options.workers,
+        pool=CountedThreads(
+            options.workers,
+            "stoker-grpc",
+            on_change=functools.partial(
+                plane.metrics.requests_without_thread.add, entrypoint="GRPC"
+            ),
+        ),
         limits=limits,
         tls=None if options.tls is None else options.tls.context(connections=connections),
         intercept=None if options.keys is None else calls.check_key,

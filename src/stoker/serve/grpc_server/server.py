@@ -50,7 +50,7 @@ class GrpcServer:
     def __init__(
         self,
         *,
-        workers: int,
+        pool: ThreadPoolExecutor,
         limits: ServerLimits,
         tls: ssl.SSLContext | None = None,
         intercept: Interceptor | None = None,
@@ -58,7 +58,7 @@ class GrpcServer:
         """Prepare a server.
 
         Args:
-            workers: Threads for handlers.
+            pool: Threads for handlers; the server shuts it down.
             limits: Limits of calls and connections.
             tls: Encryption of the sockets given to `listen`, if any.
             intercept: Called between each call and its handler.
@@ -69,7 +69,7 @@ class GrpcServer:
         self._tls, self._intercept = tls, intercept
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stoker-grpc")
+        self._pool = pool
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}  # method -> its handler
         self._at_once: dict[str, AtOnce] = {}

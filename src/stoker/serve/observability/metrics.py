@@ -84,6 +84,7 @@ class ServeMetrics:
         self.processed_batch_size = sizes(serving.PROCESSED_BATCH_SIZE)
         self.padding_size = sizes(serving.PADDING_SIZE)
         self.queued_requests = gauge(serving.QUEUED_REQUESTS)
+        self.requests_without_thread = gauge(serving.REQUESTS_WITHOUT_THREAD)
         self.requests_under_way = gauge(serving.REQUESTS_UNDER_WAY)
         self.head_cache = counter(serving.HEAD_CACHE)
         self.rollout_state_age = Age(serving.ROLLOUT_STATE_AGE, cells=cells, limit=limit)

@@ -12,7 +12,6 @@ import functools
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +41,7 @@ from stoker.serve.rest.messages import (
 )
 from stoker.serve.rest.protocol import GONE, RETRY_AFTER_S, ROUTE
 from stoker.serve.rest.scrape import Scrapes, forms_of
+from stoker.serve.runtime.counted_threads import CountedThreads
 from stoker.serve.security.auth import Keys, Role
 
 Message = MutableMapping[str, Any]
@@ -108,7 +108,13 @@ class RestApp:
         """Args: plane: answers the requests; options: limits, security and logging."""
         self.plane = plane
         self.options = options
-        self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="stoker-rest")
+        self._threads = CountedThreads(
+            options.workers,
+            "stoker-rest",
+            on_change=functools.partial(
+                plane.metrics.requests_without_thread.add, entrypoint="REST"
+            ),
+        )
         self._scrapes = Scrapes(plane, options.extra)
         self._forms = forms_of(options.metrics_path)
         self._in_flight = 0

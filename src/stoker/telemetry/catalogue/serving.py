@@ -105,6 +105,13 @@ QUEUED_REQUESTS = _metric(
     labels=("model_name",),
     help="Requests that wait for their model.",
 )
+REQUESTS_WITHOUT_THREAD = _metric(
+    name="stoker_requests_without_thread",
+    kind=Kind.GAUGE,
+    unit="",
+    labels=("entrypoint",),
+    help="Requests that wait for one of the server's threads.",
+)
 REQUESTS_UNDER_WAY = _metric(
     name="stoker_requests_under_way",
     kind=Kind.GAUGE,

@@ -1,0 +1,46 @@
+"""Threads of a server, with a count of the work that waits for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CountedThreads(ThreadPoolExecutor):
+    """A pool of threads that reports how much submitted work has not begun."""
+
+    def __init__(self, workers: int, name: str, *, on_change: Callable[[float], object]) -> None:
+        """Make the pool.
+
+        Args:
+            workers: Most threads.
+            name: Beginning of their names.
+            on_change: Called with 1 for work that is submitted, and with -1 when it begins or is cancelled.
+        """
+        super().__init__(workers, thread_name_prefix=name)
+        self._on_change = on_change
+        on_change(0.0)  # the series is there before the first request
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Queue work for a thread."""
+
+        def begin() -> T:
+            self._on_change(-1.0)
+            return work(*args, **options)
+
+        self._on_change(1.0)
+        try:
+            future = super().submit(begin)
+        except RuntimeError:  # the pool was shut down
+            self._on_change(-1.0)
+            raise
+        future.add_done_callback(self._after)
+        return future
+
+    def _after(self, future: Future[T]) -> None:
+        if future.cancelled():  # it never began
+            self._on_change(-1.0)
