@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -99,15 +100,11 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, _Gathered] = {}
+        by_version: dict[int, list[AnsweredRun]] = defaultdict(list)
         for run in self._taken():
-            version = run.routes[0].version
-            gathered = by_version.get(version)
-            if gathered is None:
-                gathered = by_version[version] = _Gathered()
-            gathered.add(run)
-        for version, gathered in by_version.items():
-            took_s = _count(gathered, counts.setdefault(version, VersionCounts()), keys, slow_s)
+            by_version[run.routes[0].version].append(run)
+        for version, runs in by_version.items():
+            took_s = _count(runs, counts.setdefault(version, VersionCounts()), keys, slow_s)
             if times_count:
                 counts[version].latency.update(buckets_of(took_s).tolist())
         return bool(by_version)
@@ -120,72 +117,28 @@ class WaitingAnswers:
             return
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """The requests of many runs of one version, one after the other."""
-
-    routes: list[Route] = field(default_factory=list)
-    came_s: list[float] = field(default_factory=list)
-    ended_s: list[float] = field(default_factory=list)
-    patience_s: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    values: list[Values] = field(default_factory=list)
-    all_count: bool = True
-    """Whether each request counts, for each gate: none has a key."""
-
-    _route: Route | None = None
-    """The last one that was looked at; most are the same object."""
-
-    _output: str = ""
-    """Name of the first output that holds numbers, in the last run."""
-
-    def add(self, run: AnsweredRun) -> None:
-        """Gather the requests of a run."""
-        for route in run.routes:
-            if route is not self._route:
-                self._route = route
-                self.all_count &= route.counts and route.key is None
-        number, values = len(run.routes), run.outputs.get(self._output)
-        if values is None or not _holds_numbers(values):
-            self._output = first_of_numbers(run.outputs)
-            values = run.outputs.get(self._output)
-        if values is not None and not values.ndim:
-            values = values.reshape(1)
-        sizes = run.sizes or (0 if values is None else len(values),)
-        if values is None or len(values) != sum(sizes):
-            sizes = (0,) * number
-        else:
-            self.values.append(values)
-        self.routes += run.routes
-        self.came_s += run.came_s
-        self.ended_s += (run.ended_s,) * number
-        self.patience_s += run.patience_s
-        self.rows += sizes
-
-    def predictions(self) -> NDArray[np.float64]:
-        """[rows] the predictions of all requests, one after the other."""
-        try:
-            return predictions_of(np.concatenate(self.values))
-        except ValueError:  # none, or rows of several shapes
-            return np.concatenate([np.empty(0), *map(predictions_of, self.values)])
-
-
 def _count(
-    waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: float
+    runs: Sequence[AnsweredRun], counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> NDArray[np.float64]:
     """Add answers of one version to its counts; return the durations that count, seconds."""
-    took_s = np.array(waiting.ended_s) - np.array(waiting.came_s)
-    good = took_s <= np.array(waiting.patience_s)
-    values = waiting.predictions()
-    owners = np.repeat(np.arange(len(good)), waiting.rows)
+    by_run, came_s, patience_s, _, _, ended_s = zip(*runs, strict=True)
+    routes = list(chain.from_iterable(by_run))
+    took_s = np.repeat(ended_s, list(map(len, by_run))) - _array(came_s)
+    good = took_s <= _array(patience_s)
+    rows, values = _predictions(runs)
+    owners = np.repeat(np.arange(len(good)), rows)
     finite = np.isfinite(values)
     good[owners[~finite]] = False
     # A bad answer that was slow stays slow: it may have counted while it ran.
     slow = took_s > slow_s
     bad, timed, predicted = ~good, good | slow, good
-    if not waiting.all_count:
+    each_counts = all(
+        route.counts and route.key is None
+        for route in dict(zip(map(id, routes), routes, strict=True)).values()
+    )
+    if not each_counts:
         timed, predicted = timed.copy(), good.copy()
-        for at, route in enumerate(waiting.routes):
+        for at, route in enumerate(routes):
             if not route.counts:
                 bad[at] = timed[at] = predicted[at] = False
                 continue
@@ -194,13 +147,39 @@ def _count(
             if bad[at]:
                 bad[at] = _is_first(route.key, keys.bad)
             else:
-                predicted[at] = bool(waiting.rows[at]) and _is_first(route.key, keys.predicted)
-    counts.requests += (
-        len(good) if waiting.all_count else sum(route.counts for route in waiting.routes)
-    )
+                predicted[at] = bool(rows[at]) and _is_first(route.key, keys.predicted)
+    counts.requests += len(good) if each_counts else sum(route.counts for route in routes)
     counts.bad += int(bad.sum())
     counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
     return took_s[timed]
+
+
+def _array(parts: Iterable[Sequence[float]]) -> NDArray[np.float64]:
+    return np.array(list(chain.from_iterable(parts)))
+
+
+def _predictions(runs: Sequence[AnsweredRun]) -> tuple[list[int], NDArray[np.float64]]:
+    """The number of rows of each request, and the prediction of each row."""
+    rows: list[int] = []
+    parts: list[Values] = []
+    name = ""
+    for run in runs:
+        values = run.outputs.get(name)
+        if values is None or not _holds_numbers(values):
+            name = first_of_numbers(run.outputs)
+            values = run.outputs.get(name)
+        if values is not None and not values.ndim:
+            values = values.reshape(1)
+        sizes = run.sizes or (0 if values is None else len(values),)
+        if values is None or len(values) != sum(sizes):
+            sizes = (0,) * len(run.routes)
+        else:
+            parts.append(values)
+        rows += sizes
+    try:
+        return rows, predictions_of(np.concatenate(parts))
+    except ValueError:  # none, or rows of several shapes
+        return rows, np.concatenate([np.empty(0), *map(predictions_of, parts)])
 
 
 def _is_first(key: int | None, seen: set[int]) -> bool:
