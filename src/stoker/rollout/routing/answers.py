@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,10 @@ from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
 
-MOST_WAITING = 256
-"""Runs that wait at most; counting so many takes less than 1 ms."""
+MOST_WAITING = 1024
+"""Runs that wait at most; counting so many takes about 1 ms."""
 
-MOST_BYTES = 64 << 10
+MOST_BYTES = 16 << 10
 """Output above which a run does not wait, so that little memory is held."""
 
 MOST_KEYS = 1_000_000
@@ -27,6 +27,11 @@ MOST_KEYS = 1_000_000
 
 Values = NDArray[Any]
 """[rows, ...] an output that holds numbers."""
+
+_NUMBERS = "fiub"
+"""Kinds of dtypes that hold numbers."""
+
+_NO_VALUES = np.empty(0)
 
 
 @dataclass(slots=True)
@@ -53,18 +58,34 @@ def one_answer(
     return AnsweredRun((route,), (0.0,), (patience_s,), (), outputs or {}, took_s)
 
 
+class _Waiting(NamedTuple):
+    """A run without its arrays: to free those of many runs later takes longer than to copy their numbers."""
+
+    routes: Sequence[Route]
+    came_s: Sequence[float]
+    patience_s: Sequence[float]
+    rows: Sequence[int]
+    """How many rows each request has; 0 where no output of numbers has a row for each."""
+    ended_s: float
+    dtype: np.dtype[Any]
+    values: bytes
+    """The first output by name that holds numbers."""
+
+
 class WaitingAnswers:
     """Answers in the order in which they came; may be used by many threads.
 
-    To let one wait is one call and one tuple: next to a run of a model, whose memory has replaced the processor's
-    caches, each line of Python takes four times as long as in a loop of its own.
+    To let one wait is one call: next to a run of a model, whose memory has replaced the processor's caches, each line
+    of Python takes four times as long as in a loop of its own.
     """
 
     def __init__(self) -> None:
         """Start without any."""
-        self._waiting: deque[AnsweredRun] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self.clear = self._waiting.clear
         """Forget all that wait."""
+
+        self._output = ""  # name of the first output that holds numbers, in the last run
 
     def add(self, run: AnsweredRun) -> bool:
         """Let answers wait.
@@ -72,14 +93,18 @@ class WaitingAnswers:
         Returns:
             Whether all that wait must be counted now.
         """
-        waiting = self._waiting
-        waiting.append(run)
-        if len(waiting) >= MOST_WAITING:
-            return True
-        for values in run.outputs.values():  # noqa: SIM110 - `any` takes four times as long for one output
-            if values.nbytes > MOST_BYTES:
-                return True
-        return False
+        routes, came_s, patience_s, sizes, outputs, ended_s = run
+        values = outputs.get(self._output)
+        if values is None or values.dtype.kind not in _NUMBERS or not values.size:
+            self._output = first_of_numbers(outputs)
+            values = outputs.get(self._output, _NO_VALUES)
+        number = len(values) if values.ndim else 1
+        rows = sizes or (number,)
+        if sum(rows) != number:
+            rows, values = (0,) * len(routes), _NO_VALUES
+        raw, waiting = values.tobytes(), self._waiting
+        waiting.append(_Waiting(routes, came_s, patience_s, rows, ended_s, values.dtype, raw))
+        return len(waiting) >= MOST_WAITING or len(raw) > MOST_BYTES
 
     def count(
         self,
@@ -100,7 +125,7 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, list[AnsweredRun]] = defaultdict(list)
+        by_version: dict[int, list[_Waiting]] = defaultdict(list)
         for run in self._taken():
             by_version[run.routes[0].version].append(run)
         for version, runs in by_version.items():
@@ -109,7 +134,7 @@ class WaitingAnswers:
                 counts[version].latency.update(buckets_of(took_s).tolist())
         return bool(by_version)
 
-    def _taken(self) -> Iterator[AnsweredRun]:
+    def _taken(self) -> Iterator[_Waiting]:
         try:
             while True:  # others may add meanwhile
                 yield self._waiting.popleft()
@@ -118,14 +143,15 @@ class WaitingAnswers:
 
 
 def _count(
-    runs: Sequence[AnsweredRun], counts: VersionCounts, keys: StageKeys, slow_s: float
+    runs: Sequence[_Waiting], counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> NDArray[np.float64]:
     """Add answers of one version to its counts; return the durations that count, seconds."""
-    by_run, came_s, patience_s, _, _, ended_s = zip(*runs, strict=True)
+    by_run, came_s, patience_s, by_request, ended_s, dtypes, raw = zip(*runs, strict=True)
     routes = list(chain.from_iterable(by_run))
     took_s = np.repeat(ended_s, list(map(len, by_run))) - _array(came_s)
     good = took_s <= _array(patience_s)
-    rows, values = _predictions(runs)
+    rows = list(chain.from_iterable(by_request))
+    values = _predictions(list(map(sum, by_request)), dtypes, raw)
     owners = np.repeat(np.arange(len(good)), rows)
     finite = np.isfinite(values)
     good[owners[~finite]] = False
@@ -158,28 +184,24 @@ def _array(parts: Iterable[Sequence[float]]) -> NDArray[np.float64]:
     return np.array(list(chain.from_iterable(parts)))
 
 
-def _predictions(runs: Sequence[AnsweredRun]) -> tuple[list[int], NDArray[np.float64]]:
-    """The number of rows of each request, and the prediction of each row."""
-    rows: list[int] = []
-    parts: list[Values] = []
-    name = ""
-    for run in runs:
-        values = run.outputs.get(name)
-        if values is None or not _holds_numbers(values):
-            name = first_of_numbers(run.outputs)
-            values = run.outputs.get(name)
-        if values is not None and not values.ndim:
-            values = values.reshape(1)
-        sizes = run.sizes or (0 if values is None else len(values),)
-        if values is None or len(values) != sum(sizes):
-            sizes = (0,) * len(run.routes)
-        else:
-            parts.append(values)
-        rows += sizes
-    try:
-        return rows, predictions_of(np.concatenate(parts))
-    except ValueError:  # none, or rows of several shapes
-        return rows, np.concatenate([np.empty(0), *map(predictions_of, parts)])
+def _predictions(
+    rows: Sequence[int], dtypes: Sequence[np.dtype[Any]], raw: Sequence[bytes]
+) -> NDArray[np.float64]:
+    """[rows] the prediction of each row, of runs one after the other."""
+    kinds = {
+        (dtype, len(each) // number)
+        for number, dtype, each in zip(rows, dtypes, raw, strict=True)
+        if number
+    }
+    if len(kinds) == 1:  # as a rule: one call for all
+        ((dtype, _),) = kinds
+        rows, dtypes, raw = [sum(rows)], [dtype], [b"".join(raw)]
+    parts = [
+        predictions_of(np.frombuffer(each, dtype).reshape(number, -1))
+        for number, dtype, each in zip(rows, dtypes, raw, strict=True)
+        if number
+    ]
+    return np.concatenate([np.empty(0), *parts])
 
 
 def _is_first(key: int | None, seen: set[int]) -> bool:
@@ -200,7 +222,7 @@ def first_of_numbers(outputs: Mapping[str, Values]) -> str:
 
 
 def _holds_numbers(values: Values) -> bool:
-    return values.dtype.kind in "fiub" and values.size > 0
+    return values.dtype.kind in _NUMBERS and values.size > 0
 
 
 def predictions_of(values: Values) -> NDArray[np.float64]:
