@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,18 +58,18 @@ def one_answer(
     return AnsweredRun((route,), (0.0,), (patience_s,), (), outputs or {}, took_s)
 
 
-class _Waiting(NamedTuple):
-    """A run without its arrays: to free those of many runs later takes longer than to copy their numbers."""
-
-    routes: Sequence[Route]
-    came_s: Sequence[float]
-    patience_s: Sequence[float]
-    rows: Sequence[int]
-    """How many rows each request has; 0 where no output of numbers has a row for each."""
-    ended_s: float
-    dtype: np.dtype[Any]
-    values: bytes
-    """The first output by name that holds numbers."""
+_Waiting = tuple[
+    Sequence[Route],
+    Sequence[float],
+    Sequence[float],
+    Sequence[int],
+    float,
+    Any,
+    tuple[int, ...],
+    bytes,
+]
+"""A run with dtype, shape and bytes of its first output of numbers instead of its arrays: to free those of many runs
+later takes longer than to copy their numbers. No class of its own, which would take as long as the copy."""
 
 
 class WaitingAnswers:
@@ -79,32 +79,34 @@ class WaitingAnswers:
     of Python takes four times as long as in a loop of its own.
     """
 
-    def __init__(self) -> None:
-        """Start without any."""
+    def __init__(self, when_full: Callable[[], None]) -> None:
+        """Start without any.
+
+        Args:
+            when_full: called when all that wait must be counted.
+        """
         self._waiting: deque[_Waiting] = deque()
+        self._when_full = when_full
         self.clear = self._waiting.clear
         """Forget all that wait."""
 
         self._output = ""  # name of the first output that holds numbers, in the last run
 
-    def add(self, run: AnsweredRun) -> bool:
-        """Let answers wait.
-
-        Returns:
-            Whether all that wait must be counted now.
-        """
+    def add(self, run: AnsweredRun) -> None:
+        """Let answers wait."""
         routes, came_s, patience_s, sizes, outputs, ended_s = run
-        values = outputs.get(self._output)
-        if values is None or values.dtype.kind not in _NUMBERS or not values.size:
+        values = outputs.get(self._output, _NO_VALUES)
+        raw = values.tobytes()
+        if not raw or values.dtype.kind not in _NUMBERS:
             self._output = first_of_numbers(outputs)
             values = outputs.get(self._output, _NO_VALUES)
-        number = len(values) if values.ndim else 1
-        rows = sizes or (number,)
-        if sum(rows) != number:
-            rows, values = (0,) * len(routes), _NO_VALUES
-        raw, waiting = values.tobytes(), self._waiting
-        waiting.append(_Waiting(routes, came_s, patience_s, rows, ended_s, values.dtype, raw))
-        return len(waiting) >= MOST_WAITING or len(raw) > MOST_BYTES
+            raw = values.tobytes()
+        waiting = self._waiting
+        waiting.append(
+            (routes, came_s, patience_s, sizes, ended_s, values.dtype, values.shape, raw)
+        )
+        if len(waiting) >= MOST_WAITING or len(raw) > MOST_BYTES:
+            self._when_full()
 
     def count(
         self,
@@ -127,7 +129,7 @@ class WaitingAnswers:
         """
         by_version: dict[int, list[_Waiting]] = defaultdict(list)
         for run in self._taken():
-            by_version[run.routes[0].version].append(run)
+            by_version[run[0][0].version].append(run)
         for version, runs in by_version.items():
             took_s = _count(runs, counts.setdefault(version, VersionCounts()), keys, slow_s)
             if times_count:
@@ -146,12 +148,13 @@ def _count(
     runs: Sequence[_Waiting], counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> NDArray[np.float64]:
     """Add answers of one version to its counts; return the durations that count, seconds."""
-    by_run, came_s, patience_s, by_request, ended_s, dtypes, raw = zip(*runs, strict=True)
+    by_run, came_s, patience_s, sizes, ended_s, *arrays = zip(*runs, strict=True)
     routes = list(chain.from_iterable(by_run))
     took_s = np.repeat(ended_s, list(map(len, by_run))) - _array(came_s)
     good = took_s <= _array(patience_s)
+    by_request = list(map(_rows, by_run, sizes, arrays[1]))
     rows = list(chain.from_iterable(by_request))
-    values = _predictions(list(map(sum, by_request)), dtypes, raw)
+    values = _predictions(list(map(sum, by_request)), arrays[0], arrays[2])
     owners = np.repeat(np.arange(len(good)), rows)
     finite = np.isfinite(values)
     good[owners[~finite]] = False
@@ -182,6 +185,13 @@ def _count(
 
 def _array(parts: Iterable[Sequence[float]]) -> NDArray[np.float64]:
     return np.array(list(chain.from_iterable(parts)))
+
+
+def _rows(routes: Sequence[Route], sizes: Sequence[int], shape: tuple[int, ...]) -> Sequence[int]:
+    """The number of rows of each request of a run; 0 if its output has no row for each."""
+    number = shape[0] if shape else 1
+    sizes = sizes or (number,)
+    return sizes if sum(sizes) == number else (0,) * len(routes)
 
 
 def _predictions(

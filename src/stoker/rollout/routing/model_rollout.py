@@ -53,7 +53,7 @@ class ModelRollout:
         self._files = StateFiles(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
-        self._keys, self.waiting = StageKeys(), WaitingAnswers()
+        self._keys, self.waiting = StageKeys(), WaitingAnswers(self._count_full)
         self._failed: dict[int, str] = {}
         self._blamed: dict[int, str] = {}
         self._slow = 0
@@ -103,7 +103,8 @@ class ModelRollout:
             state = roll_back(state, reason=veto, now_s=time.time())
         key_hash = self.test.take_up(state) or _short_hash
         split = state.split(self._model)
-        decide = decision(state, split, key_hash, self.count)
+        answered = self._record if state.is_test else self.waiting.add
+        decide = decision(state, split, key_hash, answered)
         routing = Routing(state=state, decide=decide, copied=copied_share(state))
         with self._lock:
             self._count_waiting()  # in the stage in which they were answered
@@ -228,12 +229,16 @@ class ModelRollout:
 
     def count(self, run: AnsweredRun) -> None:
         """Count answers, at the latest when `write` is called; those of an A/B test at once."""
-        if self._is_test or run.routes[0].test:  # which has ended
-            for route in run.routes:
-                self.test.record(route)
-        elif self.waiting.add(run):
-            with self._lock:
-                self._count_waiting()
+        is_of_test = self._is_test or run.routes[0].test  # which may have ended
+        (self._record if is_of_test else self.waiting.add)(run)
+
+    def _record(self, run: AnsweredRun) -> None:
+        for route in run.routes:
+            self.test.record(route)
+
+    def _count_full(self) -> None:
+        with self._lock:
+            self._count_waiting()
 
     def _count_waiting(self) -> None:
         """Count what waits in the stage that is in force; the lock is held."""
