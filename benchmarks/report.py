@@ -127,8 +127,9 @@ AREAS = (
         results=("rollout/overhead", "rollout/shadow"),
         command="make bench-rollout",
         method="One server process has the same small MLP twice: without a rollout, and with an active 90/10 split. Server "
-        "CPU time per request in the event loop, which does not poll; median of 10 pairs of windows, in turn. With many "
-        "connections a turn of the loop holds two runs of the model instead of one. Shadow traffic: p99 under an open load of "
+        "CPU time per request in the event loop, which does not poll; median of pairs of windows, in turn. `Routing` is against "
+        "clients that name the two versions in the same shares: the difference to `one version` is what a second model costs by "
+        "itself. With many connections that is most of it, since a turn of the loop holds two runs instead of one. Shadow traffic: p99 under an open load of "
         "half of the capacity, with and without copies, in turn.",
     ),
     Area(

@@ -4,8 +4,9 @@ python benchmarks/rollout/overhead.py [--rounds R] [--only decision]
 
 Both models are the same SavedModel in one server process, so that a window of one is next to a window of the
 other. A second version costs something by itself, because it takes turns with the first one in the processor's caches, and
-a batch of both is two runs: so the split is also compared with clients that name the versions, in the same shares. The server's loops do not poll here, as polling would count as CPU time of the requests; and each run counts as
-quick, as on a busy machine a run that was interrupted would send the next requests to threads.
+a batch of both is two runs: so the split is also compared with clients that name the versions, in the same shares. The server's loops do not poll
+here, as polling would count as CPU time of the requests; and each run counts as quick, as on a busy machine a run that
+was interrupted would send the next requests to threads. About 4 minutes.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ def more(
 def main() -> None:
     """Measure, and write the part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help="pairs of windows")
+    parser.add_argument("--rounds", type=int, default=60, help="pairs of windows")
     parser.add_argument("--only", choices=("decision",), help="leave the server out")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()

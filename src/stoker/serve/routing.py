@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +16,10 @@ Headers = Callable[[str], bytes | None]
 def no_headers(_: str) -> bytes | None:
     """Nothing: a request that was not made by a client."""
     return None
+
+
+def _ignore(_: AnsweredRun) -> None:
+    """Count nothing: no rollout made the route."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +47,9 @@ class Route:
 
     copied: bool = False
     """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic)."""
+
+    answered: Callable[[AnsweredRun], None] = field(default=_ignore, compare=False)
+    """Counts successful answers of one run, whose first route this is. The caller changes the run no more."""
 
 
 class AnsweredRun(NamedTuple):
@@ -210,14 +217,6 @@ class Router(Protocol):
 
         Raises:
             ServeError: there is no test, or an outcome is refused.
-        """
-
-    def answered_together(self, model: str, run: AnsweredRun) -> None:
-        """Count successful answers of one run.
-
-        Args:
-            model: the model.
-            run: its requests and outputs, which the caller does not change any more.
         """
 
     def max_run_s(self, model: str, version: int) -> float:

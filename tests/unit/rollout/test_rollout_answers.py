@@ -24,7 +24,7 @@ from stoker.serve.routing import AnsweredRun, Route
 def counted(*answers: AnsweredRun, together: bool, slow_s: float = 1.0) -> dict[int, VersionCounts]:
     """The counts after all answers, counted at once or one after the other."""
     counts: dict[int, VersionCounts] = {}
-    keys, waiting = StageKeys(), WaitingAnswers()
+    keys, waiting = StageKeys(), WaitingAnswers(lambda: None)
     for each in answers:
         waiting.add(each)
         if not together:
@@ -119,15 +119,19 @@ def test_signatures_that_share_the_name_of_an_output_are_each_read_by_their_own(
 
 
 def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
-    waiting, small = WaitingAnswers(), one_answer(route(1), good=True, took_s=0.1, outputs=None)
-    assert [waiting.add(small) for _ in range(MOST_WAITING)] == [False] * (MOST_WAITING - 1) + [
-        True
-    ]
+    full: list[bool] = []
+    waiting = WaitingAnswers(lambda: full.append(True))
+    small = one_answer(route(1), good=True, took_s=0.1, outputs=None)
+    for _ in range(MOST_WAITING - 1):
+        waiting.add(small)
+    assert not full
+    waiting.add(small)
+    assert len(full) == 1
     assert waiting.count({}, StageKeys())
     assert not waiting.count({}, StageKeys())
 
-    large = {"scores": np.zeros((1, MOST_BYTES), np.float32)}
-    assert waiting.add(small._replace(outputs=large))
+    waiting.add(small._replace(outputs={"scores": np.zeros((1, MOST_BYTES), np.float32)}))
+    assert len(full) == 2
     waiting.clear()
     assert not waiting.count({}, StageKeys())
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,19 @@ from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
 
-MOST_WAITING = 256
-"""Runs that wait at most; counting so many takes less than 1 ms."""
+MOST_WAITING = 1024
+"""Runs that wait at most; counting so many takes about 1 ms."""
 
-MOST_BYTES = 64 << 10
+MOST_BYTES = 16 << 10
 """Output above which a run does not wait, so that little memory is held."""
 
 Values = NDArray[Any]
 """[rows, ...] an output that holds numbers."""
+
+_NUMBERS = "fiub"
+"""Kinds of dtypes that hold numbers."""
+
+_NO_VALUES = np.empty(0)
 
 
 def one_answer(
@@ -41,33 +46,55 @@ def one_answer(
     return AnsweredRun((route,), (0.0,), (patience_s,), (), outputs or {}, took_s)
 
 
+_Waiting = tuple[
+    Sequence[Route],
+    Sequence[float],
+    Sequence[float],
+    Sequence[int],
+    float,
+    Any,
+    tuple[int, ...],
+    bytes,
+]
+"""A run with dtype, shape and bytes of its first output of numbers instead of its arrays: to free those of many runs
+later takes longer than to copy their numbers. No class of its own, which would take as long as the copy."""
+
+
 class WaitingAnswers:
     """Answers in the order in which they came; may be used by many threads.
 
-    To let one wait is one call and one tuple: next to a run of a model, whose memory has replaced the processor's
-    caches, each line of Python takes four times as long as in a loop of its own.
+    To let one wait is one call: next to a run of a model, whose memory has replaced the processor's caches, each line
+    of Python takes four times as long as in a loop of its own.
     """
 
-    def __init__(self) -> None:
-        """Start without any."""
-        self._waiting: deque[AnsweredRun] = deque()
+    def __init__(self, when_full: Callable[[], None]) -> None:
+        """Start without any.
+
+        Args:
+            when_full: called when all that wait must be counted.
+        """
+        self._waiting: deque[_Waiting] = deque()
+        self._when_full = when_full
         self.clear = self._waiting.clear
         """Forget all that wait."""
 
-    def add(self, run: AnsweredRun) -> bool:
-        """Let answers wait.
+        self._output = ""  # name of the first output that holds numbers, in the last run
 
-        Returns:
-            Whether all that wait must be counted now.
-        """
+    def add(self, run: AnsweredRun) -> None:
+        """Let answers wait."""
+        routes, came_s, patience_s, sizes, outputs, ended_s = run
+        values = outputs.get(self._output, _NO_VALUES)
+        raw = values.tobytes()
+        if not raw or values.dtype.kind not in _NUMBERS:
+            self._output = first_of_numbers(outputs)
+            values = outputs.get(self._output, _NO_VALUES)
+            raw = values.tobytes()
         waiting = self._waiting
-        waiting.append(run)
-        if len(waiting) >= MOST_WAITING:
-            return True
-        for values in run.outputs.values():  # noqa: SIM110 - `any` takes four times as long for one output
-            if values.nbytes > MOST_BYTES:
-                return True
-        return False
+        waiting.append(
+            (routes, came_s, patience_s, sizes, ended_s, values.dtype, values.shape, raw)
+        )
+        if len(waiting) >= MOST_WAITING or len(raw) > MOST_BYTES:
+            self._when_full()
 
     def count(
         self,
@@ -88,20 +115,16 @@ class WaitingAnswers:
         Returns:
             Whether there were any.
         """
-        by_version: dict[int, _Gathered] = {}
+        by_version: dict[int, list[_Waiting]] = defaultdict(list)
         for run in self._taken():
-            version = run.routes[0].version
-            gathered = by_version.get(version)
-            if gathered is None:
-                gathered = by_version[version] = _Gathered()
-            gathered.add(run)
-        for version, gathered in by_version.items():
-            took_s = _count(gathered, counts.setdefault(version, VersionCounts()), keys, slow_s)
+            by_version[run[0][0].version].append(run)
+        for version, runs in by_version.items():
+            took_s = _count(runs, counts.setdefault(version, VersionCounts()), keys, slow_s)
             if times_count:
                 counts[version].latency.update(buckets_of(took_s).tolist())
         return bool(by_version)
 
-    def _taken(self) -> Iterator[AnsweredRun]:
+    def _taken(self) -> Iterator[_Waiting]:
         try:
             while True:  # others may add meanwhile
                 yield self._waiting.popleft()
@@ -109,72 +132,30 @@ class WaitingAnswers:
             return
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """The requests of many runs of one version, one after the other."""
-
-    routes: list[Route] = field(default_factory=list)
-    came_s: list[float] = field(default_factory=list)
-    ended_s: list[float] = field(default_factory=list)
-    patience_s: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    values: list[Values] = field(default_factory=list)
-    all_count: bool = True
-    """Whether each request counts, for each gate: none has a key."""
-
-    _route: Route | None = None
-    """The last one that was looked at; most are the same object."""
-
-    _output: str = ""
-    """Name of the first output that holds numbers, in the last run."""
-
-    def add(self, run: AnsweredRun) -> None:
-        """Gather the requests of a run."""
-        for route in run.routes:
-            if route is not self._route:
-                self._route = route
-                self.all_count &= route.counts and route.key is None
-        number, values = len(run.routes), run.outputs.get(self._output)
-        if values is None or not _holds_numbers(values):
-            self._output = first_of_numbers(run.outputs)
-            values = run.outputs.get(self._output)
-        if values is not None and not values.ndim:
-            values = values.reshape(1)
-        sizes = run.sizes or (0 if values is None else len(values),)
-        if values is None or len(values) != sum(sizes):
-            sizes = (0,) * number
-        else:
-            self.values.append(values)
-        self.routes += run.routes
-        self.came_s += run.came_s
-        self.ended_s += (run.ended_s,) * number
-        self.patience_s += run.patience_s
-        self.rows += sizes
-
-    def predictions(self) -> NDArray[np.float64]:
-        """[rows] the predictions of all requests, one after the other."""
-        try:
-            return predictions_of(np.concatenate(self.values))
-        except ValueError:  # none, or rows of several shapes
-            return np.concatenate([np.empty(0), *map(predictions_of, self.values)])
-
-
 def _count(
-    waiting: _Gathered, counts: VersionCounts, keys: StageKeys, slow_s: float
+    runs: Sequence[_Waiting], counts: VersionCounts, keys: StageKeys, slow_s: float
 ) -> NDArray[np.float64]:
     """Add answers of one version to its counts; return the durations that count, seconds."""
-    took_s = np.array(waiting.ended_s) - np.array(waiting.came_s)
-    good = took_s <= np.array(waiting.patience_s)
-    values = waiting.predictions()
-    owners = np.repeat(np.arange(len(good)), waiting.rows)
+    by_run, came_s, patience_s, sizes, ended_s, *arrays = zip(*runs, strict=True)
+    routes = list(chain.from_iterable(by_run))
+    took_s = np.repeat(ended_s, list(map(len, by_run))) - _array(came_s)
+    good = took_s <= _array(patience_s)
+    by_request = list(map(_rows, by_run, sizes, arrays[1]))
+    rows = list(chain.from_iterable(by_request))
+    values = _predictions(list(map(sum, by_request)), arrays[0], arrays[2])
+    owners = np.repeat(np.arange(len(good)), rows)
     finite = np.isfinite(values)
     good[owners[~finite]] = False
     # A bad answer that was slow stays slow: it may have counted while it ran.
     slow = took_s > slow_s
     bad, timed, predicted = ~good, good | slow, good
-    if not waiting.all_count:
+    each_counts = all(
+        route.counts and route.key is None
+        for route in dict(zip(map(id, routes), routes, strict=True)).values()
+    )
+    if not each_counts:
         timed, predicted = timed.copy(), good.copy()
-        for at, route in enumerate(waiting.routes):
+        for at, route in enumerate(routes):
             if not route.counts:
                 bad[at] = timed[at] = predicted[at] = False
                 continue
@@ -183,13 +164,42 @@ def _count(
             if bad[at]:
                 bad[at] = keys.is_first(route.key, Once.BAD)
             else:
-                predicted[at] = bool(waiting.rows[at]) and keys.is_first(route.key, Once.PREDICTED)
-    counts.requests += (
-        len(good) if waiting.all_count else sum(route.counts for route in waiting.routes)
-    )
+                predicted[at] = bool(rows[at]) and keys.is_first(route.key, Once.PREDICTED)
+    counts.requests += len(good) if each_counts else sum(route.counts for route in routes)
     counts.bad += int(bad.sum())
     counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
     return took_s[timed]
+
+
+def _array(parts: Iterable[Sequence[float]]) -> NDArray[np.float64]:
+    return np.array(list(chain.from_iterable(parts)))
+
+
+def _rows(routes: Sequence[Route], sizes: Sequence[int], shape: tuple[int, ...]) -> Sequence[int]:
+    """The number of rows of each request of a run; 0 if its output has no row for each."""
+    number = shape[0] if shape else 1
+    sizes = sizes or (number,)
+    return sizes if sum(sizes) == number else (0,) * len(routes)
+
+
+def _predictions(
+    rows: Sequence[int], dtypes: Sequence[np.dtype[Any]], raw: Sequence[bytes]
+) -> NDArray[np.float64]:
+    """[rows] the prediction of each row, of runs one after the other."""
+    kinds = {
+        (dtype, len(each) // number)
+        for number, dtype, each in zip(rows, dtypes, raw, strict=True)
+        if number
+    }
+    if len(kinds) == 1:  # as a rule: one call for all
+        ((dtype, _),) = kinds
+        rows, dtypes, raw = [sum(rows)], [dtype], [b"".join(raw)]
+    parts = [
+        predictions_of(np.frombuffer(each, dtype).reshape(number, -1))
+        for number, dtype, each in zip(rows, dtypes, raw, strict=True)
+        if number
+    ]
+    return np.concatenate([np.empty(0), *parts])
 
 
 def first_of_numbers(outputs: Mapping[str, Values]) -> str:
@@ -201,7 +211,7 @@ def first_of_numbers(outputs: Mapping[str, Values]) -> str:
 
 
 def _holds_numbers(values: Values) -> bool:
-    return values.dtype.kind in "fiub" and values.size > 0
+    return values.dtype.kind in _NUMBERS and values.size > 0
 
 
 def predictions_of(values: Values) -> NDArray[np.float64]:

@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
-from stoker.serve.routing import (
-    Headers,
-    Route,
-)
+from stoker.serve.routing import AnsweredRun, Headers, Route
 
 MOST_ROUTES = 10_000
 """Keys whose routes are kept: to make a route takes three times as long as to look it up."""
@@ -70,7 +67,7 @@ def copied_share(state: RolloutState) -> float:
 
 
 def _shadow_decision(
-    state: RolloutState, key_hash: Callable[[bytes], int]
+    state: RolloutState, key_hash: Callable[[bytes], int], answered: Callable[[AnsweredRun], None]
 ) -> Callable[[Headers], Route]:
     """Routes to the baseline, whose answers count only where the candidate answers the same request."""
     share, (header, cookie) = copied_share(state), _place_of(state.settings.key)
@@ -82,6 +79,7 @@ def _shadow_decision(
             otherwise=state.baseline,
             key=key_hash(key) if key else None,
             counts=False,
+            answered=answered,
             # With a key, requests without one are not part of the rollout.
             copied=bool(key or not state.settings.key) and random.random() < share,  # noqa: S311 - a sample
         )
@@ -96,9 +94,19 @@ def _place_of(key: str) -> tuple[str, bytes]:
 
 
 def decision(
-    state: RolloutState, split: TrafficSplit, key_hash: Callable[[bytes], int]
+    state: RolloutState,
+    split: TrafficSplit,
+    key_hash: Callable[[bytes], int],
+    answered: Callable[[AnsweredRun], None],
 ) -> Callable[[Headers], Route]:
-    """The function that routes by a state; all that does not depend on the request is done here, once."""
+    """The function that routes by a state; all that does not depend on the request is done here, once.
+
+    Args:
+        state: the state.
+        split: its weights.
+        key_hash: gives the hash of a key.
+        answered: counts answers.
+    """
     is_active = state.phase in ACTIVE
     compared = _compared(state, split)
     test = state.rollout if state.is_test else 0
@@ -111,13 +119,14 @@ def decision(
             counts=counts,
             compared=compared,
             test=0 if key is None else test,
+            answered=answered,
         )
 
     if state.phase not in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING):
         stable = route_to(state.stable, counts=is_active)
         return lambda _: stable
     if copied_share(state):
-        return _shadow_decision(state, key_hash)
+        return _shadow_decision(state, key_hash, answered)
     fixed = {version: route_to(version) for version in split.weights}
     if state.current.header:
         header = state.current.header.lower()

@@ -55,12 +55,12 @@ class ModelRollout:
         self._files = StateFiles(folder)
         self._lock = threading.Lock()
         self._counts: dict[int, dict[int, VersionCounts]] = {}
-        self._keys, self.waiting = StageKeys(), WaitingAnswers()
+        self._keys, self.waiting = StageKeys(), WaitingAnswers(self._count_full)
         self._failed: dict[int, str] = {}
         self._blamed: dict[int, str] = {}
         self._slow = 0
         self._taken_vetoes: Mapping[tuple[str, int], str] = {}
-        self._changed = False
+        self._changed = self._is_test = False
         self._said_unreadable = self._said_unwritten = False
         self.read_s = time.monotonic()
         """When the state was last read, seconds of the monotonic clock."""
@@ -105,9 +105,9 @@ class ModelRollout:
             state = roll_back(state, reason=veto, now_s=time.time())
         key_hash = self.test.take_up(state) or _short_hash
         split = state.split(self._model)
-        routing = Routing(
-            state=state, decide=decision(state, split, key_hash), copied=copied_share(state)
-        )
+        answered = self._record if state.is_test else self.waiting.add
+        decide = decision(state, split, key_hash, answered)
+        routing = Routing(state=state, decide=decide, copied=copied_share(state))
         with self._lock:
             self._count_waiting()  # in the stage in which they were answered
             self._end_shadow(routing)
@@ -116,7 +116,7 @@ class ModelRollout:
             if before is None or routing.stage != before.stage:
                 self._keys = self._spool.keys(f"{state.rollout}-{routing.stage}")
             self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
-            self.route = routing.decide
+            self.route, self._is_test = routing.decide, state.is_test
 
     def _end_shadow(self, routing: Routing) -> None:
         """End a shadow stage that is over; the lock is held."""
@@ -233,17 +233,16 @@ class ModelRollout:
 
     def count(self, run: AnsweredRun) -> None:
         """Count answers, at the latest when `write` is called; those of an A/B test at once."""
-        for route in run.routes:
-            if route.test:
-                self._record(run.routes)
-                return
-        if self.waiting.add(run):
-            with self._lock:
-                self._count_waiting()
+        is_of_test = self._is_test or run.routes[0].test  # which may have ended
+        (self._record if is_of_test else self.waiting.add)(run)
 
-    def _record(self, routes: Iterable[Route]) -> None:
-        for route in routes:
+    def _record(self, run: AnsweredRun) -> None:
+        for route in run.routes:
             self.test.record(route)
+
+    def _count_full(self) -> None:
+        with self._lock:
+            self._count_waiting()
 
     def _count_waiting(self) -> None:
         """Count what waits in the stage that is in force; the lock is held."""

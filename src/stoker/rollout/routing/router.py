@@ -18,7 +18,6 @@ from stoker.rollout.shadow.stage import ShadowOptions
 from stoker.rollout.state.state import FOLDER
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.routing import (
-    AnsweredRun,
     CopyResult,
     Decide,
     Headers,
@@ -137,12 +136,6 @@ class RolloutRouter:
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
             rollout.count(one_answer(route, good=good, took_s=took_s, outputs=outputs))
-
-    def answered_together(self, model: str, run: AnsweredRun) -> None:
-        """Count answers of one run, as `Router` describes it."""
-        rollout = self._rollouts.get(model)
-        if rollout is not None:
-            rollout.count(run)
 
     def copy(self, model: str, route: Route, request: RequestCopy) -> None:
         """Have the candidate answer a request in shadow, as `Router` describes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,8 @@ class DataPlane:
         self._draining = False
         self._was_ready = False
         self._routed_now: dict[int, RequestRecord] = {}
+        # Model and signature -> the versions that were quick at their last request under a rollout.
+        self._proven: dict[tuple[str, str], set[int]] = defaultdict(set)
 
     def predict(self, request: PredictRequest) -> PredictResponse:
         """Ask a model.
@@ -157,19 +160,20 @@ class DataPlane:
             if route.copied:
                 return None
         try:
-            versions = self.models.get(model.name, model.version)
-            servable, batcher = versions.hold(model.version, label=model.label)
+            servable, batcher = self.models.get(model.name, model.version).hold(
+                model.version, label=model.label
+            )
         except ServeError:
             return None
         try:
             compared = asked.routes[0].compared if asked.routes else ()
-            if not batcher.is_quick(name, least_runs=PROVEN_RUNS if compared else 0):
+            is_quick = batcher.is_quick(name, least_runs=PROVEN_RUNS if compared else 0)
+            if compared:
+                proven = self._proven[model.name, name]
+                (proven.add if is_quick else proven.discard)(servable.version)
+                is_quick = proven.issuperset(compared)
+            if not is_quick:
                 return None
-            for version in compared:
-                if version != servable.version and not versions.is_quick(
-                    version, name, least_runs=PROVEN_RUNS
-                ):
-                    return None
             inputs = read_inputs(batcher.signatures[name])
             began_s = time.monotonic()
             outputs = batcher.call_at_once(name, inputs, asked.sizes)
@@ -192,11 +196,13 @@ class DataPlane:
     def answered_at_once(self, asked: AtOnce, run: RunAtOnce) -> None:
         """Count requests that a run of `predict_at_once` has answered."""
         self._at_once.add(asked, run)
-        if self.router is not None and asked.routes:
-            answered = AnsweredRun(
-                asked.routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
+        routes = asked.routes
+        if routes:
+            routes[0].answered(
+                AnsweredRun(
+                    routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
+                )
             )
-            self.router.answered_together(run.model, answered)
 
     def most_rows(self, model: ModelSpec) -> int:
         """The most rows of one run of a model; 0 where it is not there."""

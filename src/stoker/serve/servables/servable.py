@@ -220,11 +220,6 @@ class Servable:
             self._noted[REQUESTS] = self._users
         return model
 
-    def is_quick(self, signature: str, *, least_runs: int) -> bool:
-        """Whether it is loaded, and at least so many of its runs were quick, as a rule."""
-        model = self._model
-        return model is not None and model.is_quick(signature, least_runs=least_runs)
-
     def release(self) -> None:
         """Hold the model no more; once for each `hold` that gave it."""
         with self._changed:

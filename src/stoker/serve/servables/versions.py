@@ -106,17 +106,6 @@ class ModelVersions:
         servable = self._available.get(version)
         return None if servable is None else servable.path
 
-    def is_quick(self, version: int, signature: str, *, least_runs: int) -> bool:
-        """Whether a version can be called, and has proven that its runs are quick.
-
-        Args:
-            version: its number.
-            signature: the signature that is called.
-            least_runs: how many of its runs must have been quick.
-        """
-        servable = self._available.get(version)
-        return servable is not None and servable.is_quick(signature, least_runs=least_runs)
-
     def close(self) -> None:
         """Unload everything, after the requests under way."""
         with self._polling:
