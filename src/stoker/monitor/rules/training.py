@@ -31,13 +31,6 @@ RECORDINGS = (
         record="run:stoker_train_step_seconds:p99_5m",
         expr="histogram_quantile(0.99, sum by (run, le) (rate(stoker_train_step_seconds_bucket[5m])))",
     ),
-    Recording(
-        # Of the other workers, so that it is exact for two of them too.
-        record="worker:stoker_train_local_step:ratio_to_others",
-        expr="stoker_train_local_step_seconds / ((sum by (run) (stoker_train_local_step_seconds) - on (run)"
-        " group_right () stoker_train_local_step_seconds) / on (run) group_left ()"
-        " ((count by (run) (stoker_train_local_step_seconds) > 1) - 1))",
-    ),
 )
 
 _RUN = "Run {{ $labels.run }}"
@@ -89,7 +82,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
         ),
         Alert(
             name="StokerStraggler",
-            expr="worker:stoker_train_local_step:ratio_to_others > 1.2",
+            expr="stoker_train_straggler_ratio > 1.2",
             lasts="5m",
             severity=Severity.TICKET,
             summary="Worker {{ $labels.worker }} of run {{ $labels.run }} is {{ $value | humanize }} times as slow as the others",
