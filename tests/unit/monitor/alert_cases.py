@@ -239,6 +239,12 @@ ALMOST: tuple[Case, ...] = (
     near("StokerGpuMemoryNearlyFull", {_USED: flat(7.7e10)}),
     near("StokerInputBound", {_WAIT: flat(0.19)}),
     near("StokerLossDiverging: a peak", {_LOSS: "1+0x9 9 1+0x{n}"}),
+    near("StokerLossDiverging: a noisy loss", {_LOSS: "1 0.3 0.8 0.25 " * 15}),
+    near(
+        "StokerLossDiverging: a loss that falls to a quarter in ten minutes",
+        {_LOSS: " ".join(f"{8 * 0.87**minute:.4f}" for minute in range(HOUR))},
+        late="40m",
+    ),
     near("StokerNoCheckpoint", {_CHECKPOINT: flat(3599)}),
     near("StokerGoodputLow: a run that has begun", {_GOODPUT: "0.1 0.3 0.5+0.01x{n}"}, late="40m"),
     near("StokerStraggler", {_WORKER: flat(1.19)}),
