@@ -30,9 +30,9 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("monitor")
     with machine(folder / "runs") as found:
-        options = ("--runs", str(found.runs), "--server", found.second_server)
-        options += ("--exporter", found.exporter_address)
-        with watching(folder, *options) as stack:
+        server = ("--server", found.second_server)
+        exporter = ("--exporter", found.exporter_address)
+        with watching(folder, "--runs", str(found.runs), *server, *exporter) as stack:
             yield Running(found, stack)
 
 

@@ -37,7 +37,9 @@ class VersionMetrics:
         found = self._requests.get(key) or self.requests_of(model, version, status=code.name)
         found.add()
         if version is not None and code is Code.OK:
-            (self._latency.get((model, version)) or self.latency_of(model, version)).observe(took_s * 1e6)
+            (self._latency.get((model, version)) or self.latency_of(model, version)).observe(
+                took_s * 1e6
+            )
 
     def requests_of(self, model: str, version: int | None, *, status: str) -> Count:
         """The number of a version's requests with a status."""
