@@ -41,7 +41,7 @@ def wiring_of(found: Machine, notes: Inbox) -> Wiring:
     """Watches the machine, in seconds instead of minutes."""
     return Wiring(
         runs=(str(found.runs),),
-        servers=found.servers,
+        servers=(found.second_server,),
         exporters=(found.exporter_address,),
         rules=RuleSettings(time_scale=TIME_SCALE),
         receiver=Receiver(webhook=notes.url),

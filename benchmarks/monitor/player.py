@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from stoker.monitor.discovery import Discovery
 from stoker.monitor.stack.wiring import SERVER_PATH, TARGETS
 from stoker.telemetry.scrape_server import Page, ScrapeServer
 
@@ -130,7 +131,9 @@ class Machine:
     server: Player
     exporter: Player
     runs: Path
-    servers: tuple[str, str]
+    named_server: str
+    """Named by the exporter's `/sd`."""
+    second_server: str
     exporter_address: str
     end_second_server: ExitStack
 
@@ -148,23 +151,25 @@ def machine(folder: Path) -> Iterator[Machine]:
             ScrapeServer({SERVER_PATH: Page(content=lambda: "other 1\n")}, port=0)
         )
         found = [{"targets": [run.address], "labels": {"job": "stoker-train"}}]
+        (folder / TARGETS).mkdir(parents=True)
+        named = Discovery(folder, [first.address])
         gpu = stack.enter_context(
             ScrapeServer(
                 {
                     "/metrics": Page(content=exporter.text),
-                    "/sd": Page(content=lambda: "[]", content_type="application/json"),
+                    "/sd": Page(content=named.content, content_type="application/json"),
                 },
                 port=0,
             )
         )
-        (folder / TARGETS).mkdir(parents=True)
         (folder / TARGETS / f"{RUN}.json").write_text(json.dumps(found))
         yield Machine(
             training=training,
             server=server,
             exporter=exporter,
             runs=folder,
-            servers=(first.address, other.address),
+            named_server=first.address,
+            second_server=other.address,
             exporter_address=gpu.address,
             end_second_server=second,
         )

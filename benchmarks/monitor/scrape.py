@@ -212,7 +212,15 @@ def noticed(served: Served, models: int, *, rounds: int) -> list[Figure]:
         f"other ({scrapes} scrapes); median of {rounds} rounds, in turn with those without"
     )
     name = f"{models:,} models x {VERSIONS} versions: p99 of requests"
+    more = [after - before for before, after in zip(alone, during, strict=True)]
     return [
+        figure(
+            f"{name}, more during scrapes than without",
+            statistics.median(more),
+            "ms",
+            at_most=P99_MS,
+            how=f"median of the differences of {rounds} pairs ({spread(more)})",
+        ),
         figure(
             f"{name} during scrapes",
             statistics.median(during),

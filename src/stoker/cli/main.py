@@ -87,13 +87,15 @@ def _options(
 def main() -> None:
     """Run the command line and exit: 0 done, 1 bug in Stoker, 2 invalid input, 3 a check failed."""
     arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    if log_lines.wants_json(arguments, os.environ):
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    own, of_script = arguments[:end], arguments[end:]
+    debug = "--debug" in own
+    if log_lines.wants_json(own, os.environ):
         log_lines.enable(os.environ)
     if debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")
     read = ("--debug", log_lines.FLAG)
-    end_process(invoke([a for a in arguments if a not in read], debug=debug))
+    end_process(invoke([*(a for a in own if a not in read), *of_script], debug=debug))
 
 
 def invoke(arguments: list[str], *, debug: bool) -> int:

@@ -34,6 +34,10 @@ SERVE_TAG = "serve"
 DEFAULT_SIGNATURE = "serving_default"
 """Signature of calls that do not name one."""
 
+LEAST_AXES_OF_IMAGES = 3
+"""Inputs declared with so many axes may go into a convolution, whose kernel (oneDNN) aborts the whole process if there
+are fewer: `Check failed: index >= 0 && index < num_total_dims`. So an array with fewer is refused before it."""
+
 Shape = tuple[int | None, ...]
 """Length of each axis; None for any length."""
 
@@ -324,10 +328,10 @@ def checked_inputs(
 def typed_inputs(
     signature: Signature, inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the arrays in the signature's order, with dtypes checked; shapes may differ.
+    """Return the arrays in the signature's order, with dtypes and the axes of images checked; shapes may differ.
 
     Raises:
-        UserError: an input is unknown, missing, or of another dtype; the error names it.
+        UserError: an input is unknown, missing, of another dtype, or lacks axes of an image; the error names it.
     """
     if inputs.keys() != signature.inputs.keys():
         raise _wrong_names(signature, inputs)
@@ -385,7 +389,9 @@ def first_line(error: BaseException) -> str:
 
 def _typed(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array = _as_strings(name, value) if spec.dtype == "string" else value
-    if _name_of_dtype(array) != spec.dtype:
+    shape = spec.shape
+    lacks_axes = shape is not None and array.ndim < len(shape) >= LEAST_AXES_OF_IMAGES
+    if lacks_axes or _name_of_dtype(array) != spec.dtype:
         raise _wrong_kind(name, spec, array)
     return array
 

@@ -260,3 +260,5 @@ def test_a_run_that_has_ended_is_no_target(watched: Watched) -> None:
     while watched.stack.ask('up{job="stoker-train"}') and time.monotonic() < end_s:
         time.sleep(0.2)
     assert watched.stack.ask('up{job="stoker-train"}') == []
+    fired = 'max_over_time(ALERTS{alertname="StokerTargetDown",alertstate="firing"}[10m])'
+    assert watched.stack.ask(fired) == []

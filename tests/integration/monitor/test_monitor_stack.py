@@ -30,9 +30,9 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("monitor")
     with machine(folder / "runs") as found:
-        servers = [option for address in found.servers for option in ("--server", address)]
-        options = ("--runs", str(found.runs), *servers, "--exporter", found.exporter_address)
-        with watching(folder, *options) as stack:
+        server = ("--server", found.second_server)
+        exporter = ("--exporter", found.exporter_address)
+        with watching(folder, "--runs", str(found.runs), *server, *exporter) as stack:
             yield Running(found, stack)
 
 
@@ -72,7 +72,7 @@ def test_status_shows_programs_targets_and_alerts(running: Running) -> None:
     assert shown.returncode == EXIT_DONE, shown.stderr
     assert f"Prometheus: ready, http://127.0.0.1:{running.stack.ports[0]}\n" in shown.stdout
     assert f"Alertmanager: ready, http://127.0.0.1:{running.stack.ports[1]}\n" in shown.stdout
-    assert f"target stoker-server {running.machine.servers[0]}: up\n" in shown.stdout
+    assert f"target stoker-server {running.machine.named_server}: up\n" in shown.stdout
     assert "firing Watchdog: Alerts arrive\n" in shown.stdout
 
 

@@ -413,6 +413,27 @@ def test_requests_of_undeclared_shapes_run_alone_while_others_are_joined(
         assert answer.tolist() == (array / 2 + 2).tolist()
 
 
+def test_an_image_with_too_few_axes_is_refused_and_aborts_no_process(tmp_path: Path) -> None:
+    """oneDNN's convolution ends the process, and with it the requests of all clients."""
+    module: Any = tf.Module()
+    spec = [tf.TensorSpec([None, 4, 4, 1], tf.float32, name="x")]
+    kernel = tf.ones([3, 3, 1, 2])
+    module.call = tf.function(lambda x: {"y": tf.nn.conv2d(x, kernel, 1, "SAME")}, spec)
+    tf.saved_model.save(module, str(tmp_path), signatures={"serving_default": module.call})
+    batcher = Batcher(load_model(tmp_path), BatchingConfig(), name="c", metrics=ServeMetrics())
+    image = np.ones((1, 4, 4, 1), np.float32)
+
+    for few in (image[..., 0], image[0], image[0, 0], image[0, 0, 0, 0]):
+        with pytest.raises(UserError, match=r"must be float32 of shape \[-1,4,4,1\]\. Received"):
+            batcher.call("serving_default", {"x": few})
+        with pytest.raises(UserError, match="must be float32"):
+            batcher.call_at_once("serving_default", {"x": few}, ())
+    answer = batcher.call("serving_default", {"x": image})
+    batcher.close()
+
+    assert answer["y"].shape == (1, 4, 4, 2)
+
+
 def test_grpc_and_rest_meet_in_one_queue_without_mixing(
     server: Server, ask_at: Callable[..., Any], pool: ThreadPoolExecutor
 ) -> None:

@@ -22,7 +22,7 @@ from tests.integration.serve.conftest import export
 from stoker.registry.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
-from stoker.serve.limits import HttpLimits
+from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.process.server import Server
 
 AskAt = Callable[..., Any]
@@ -192,6 +192,8 @@ def test_too_many_calls_under_way_are_resource_exhausted(
     gate.opened.set()
 
     assert refused == ("RESOURCE_EXHAUSTED", "Concurrent RPC limit exceeded!")
+    counted = 'stoker_request_count{model_name="half",version="",status="RESOURCE_EXHAUSTED"} 1'
+    assert counted in ask_at(small.rest_port, METRICS_PATH).body, "alerts see it"
     assert answer.status == 200
     assert [call.result(60) for call in calls] == [2.0, 3.0, 4.0]
     assert by_grpc(stub, 6.0) == 5.0

@@ -37,7 +37,7 @@ from tests.integration.serve.conftest import started
 from stoker.core.errors import ConfigError
 from stoker.registry.repository import Repository
 from stoker.serve.config import ServeConfig, read_metrics_path
-from stoker.serve.limits import HttpLimits
+from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.process.server import Server
 from stoker.serve.security.tls import HANDSHAKES
 
@@ -213,6 +213,9 @@ def test_too_many_requests_under_way_are_told_to_come_again(base: Path, ask_at: 
             answer = ask_at(server.rest_port, HALF, ROW)
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
             assert ask_at(server.rest_port, "/livez").status == 200
+            metrics = ask_at(server.rest_port, METRICS_PATH).body
+            refused = 'stoker_request_count{model_name="half",version="",status="UNAVAILABLE"} 1'
+            assert refused in metrics, "the alerts on failed requests see it"
         while ask_at(server.rest_port, HALF, ROW).status != 200:
             assert time.monotonic() < end_s
 

@@ -12,8 +12,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+import typer
 
+from stoker.cli import main
+from stoker.cli.main import app, invoke
 from stoker.core import log_lines
+from stoker.core.errors import EXIT_USER
 from stoker.core.log_lines import HIDDEN, JsonStream, redacted
 
 
@@ -77,6 +81,37 @@ def test_a_workers_line_keeps_its_own_level_and_run(begin: Callable[[], io.Strin
     assert same == json.loads(own)
     assert access["fields"] == {"status": 200}
     assert text["message"] == "{not json"
+
+
+def test_every_verb_reports_a_wrong_option_as_json(begin: Callable[[], io.StringIO]) -> None:
+    def verbs(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+        for name, command in group.commands.items():
+            is_group = hasattr(command, "commands")
+            yield from verbs(command, *path, name) if is_group else [(*path, name)]
+
+    written = begin()
+    found = list(verbs(typer.main.get_command(app)))
+    assert len(found) > 40
+    for verb in found:
+        start = len(lines(written))
+        assert invoke([*verb, "--no-such-option"], debug=False) == EXIT_USER, verb
+        said = lines(written)[start:]
+        assert all(list(line) == list(log_lines.KEYS) for line in said), verb
+        assert "No such option: --no-such-option" in said[-1]["message"], verb
+
+
+def test_options_of_a_script_are_not_stokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(main, "end_process", lambda _: None)
+    monkeypatch.setattr(main, "invoke", lambda given, *, debug: asked.append([*given, str(debug)]))
+    script = ["profile", "--", "train.py", "--debug", "--log-json"]
+    monkeypatch.setattr(sys, "argv", ["stoker", *script])
+    monkeypatch.delenv(log_lines.VARIABLE, raising=False)
+
+    main.main()
+
+    assert asked == [[*script, "False"]]
+    assert not isinstance(sys.stderr, JsonStream)
 
 
 def test_a_traceback_is_one_message_of_the_logging_call(begin: Callable[[], io.StringIO]) -> None:

@@ -65,8 +65,8 @@ HEALTHY: dict[str, str] = {
     f"stoker_train_loss{{{RUN}}}": "2-0.0001x{n}",
     f"stoker_train_checkpoint_age_seconds{{{RUN}}}": flat(600),
     f"stoker_train_goodput_ratio{{{RUN}}}": flat(0.95),
-    f'stoker_train_local_step_seconds{{{RUN},worker="0"}}': flat(0.1),
-    f'stoker_train_local_step_seconds{{{RUN},worker="1"}}': flat(0.105),
+    f'stoker_train_straggler_ratio{{{RUN},worker="0"}}': flat(0.95),
+    f'stoker_train_straggler_ratio{{{RUN},worker="1"}}': flat(1.05),
     **requests(600, INVALID_ARGUMENT=60, INTERNAL=0.3),
     **latency(slow_share=0.005),
     f"stoker_queued_requests{{{MODEL}}}": flat(0.1),
@@ -143,7 +143,7 @@ _WAIT = f"stoker_train_input_wait_ratio{{{RUN}}}"
 _LOSS = f"stoker_train_loss{{{RUN}}}"
 _CHECKPOINT = f"stoker_train_checkpoint_age_seconds{{{RUN}}}"
 _GOODPUT = f"stoker_train_goodput_ratio{{{RUN}}}"
-_WORKER = f'stoker_train_local_step_seconds{{{RUN},worker="1"}}'
+_WORKER = f'stoker_train_straggler_ratio{{{RUN},worker="1"}}'
 QUEUED = f"stoker_queued_requests{{{MODEL}}}"
 _LOADED = f"stoker_model_loaded{{{VERSION}}}"
 _MEMORY = f'process_resident_memory_bytes{{{SERVER},worker="0"}}'
@@ -170,7 +170,7 @@ FAULTS: tuple[Case, ...] = (
     fault("StokerLossDiverging", {_LOSS: after(5, 1, 2.5)}, early="19m", late="32m"),
     fault("StokerNoCheckpoint", {_CHECKPOINT: rising(60, 1200)}, early="40m", late="45m"),
     fault("StokerGoodputLow", {_GOODPUT: after(5, 0.95, 0.6)}, early="34m", late="40m"),
-    fault("StokerStraggler", {_WORKER: after(5, 0.1, 0.13)}),
+    fault("StokerStraggler", {_WORKER: after(5, 1, 1.3)}),
     Case(
         name="StokerErrorBudgetBurn in five minutes: 30 % of requests fail",
         changed=requests(600, UNAVAILABLE=260),
@@ -239,9 +239,15 @@ ALMOST: tuple[Case, ...] = (
     near("StokerGpuMemoryNearlyFull", {_USED: flat(7.7e10)}),
     near("StokerInputBound", {_WAIT: flat(0.19)}),
     near("StokerLossDiverging: a peak", {_LOSS: "1+0x9 9 1+0x{n}"}),
+    near("StokerLossDiverging: a noisy loss", {_LOSS: "1 0.3 0.8 0.25 " * 15}),
+    near(
+        "StokerLossDiverging: a loss that falls to a quarter in ten minutes",
+        {_LOSS: " ".join(f"{8 * 0.87**minute:.4f}" for minute in range(HOUR))},
+        late="40m",
+    ),
     near("StokerNoCheckpoint", {_CHECKPOINT: flat(3599)}),
     near("StokerGoodputLow: a run that has begun", {_GOODPUT: "0.1 0.3 0.5+0.01x{n}"}, late="40m"),
-    near("StokerStraggler", {_WORKER: flat(0.119)}),
+    near("StokerStraggler", {_WORKER: flat(1.19)}),
     near("StokerLatencyBudgetBurn", latency(slow_share=0.009)),
     near("StokerQueueGrowing", {QUEUED: flat(0.4)}),
     Case(

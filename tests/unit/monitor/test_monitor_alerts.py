@@ -15,10 +15,12 @@ from tests.unit.monitor.alert_cases import (
     FAULTS,
     HEALTH,
     QUEUED,
+    VERSION,
     Case,
     flat,
     latency,
     requests,
+    rising,
 )
 
 from stoker.core.config import build
@@ -94,6 +96,27 @@ def test_a_model_with_objectives_of_its_own_is_held_to_them_and_no_other_is(
     settings = RuleSettings(slo=Slo(models=models))
 
     assert checked(tmp_path, [case.as_test()], settings) == ""
+
+
+@pytest.mark.parametrize("stored", ["121440", "121440.0"])
+def test_buckets_are_found_as_prometheus_2_and_3_store_their_bounds(
+    stored: str, tmp_path: Path
+) -> None:
+    """121440 us is the bound above 100 ms."""
+    changed = {
+        name.replace('le="121440"', f'le="{stored}"'): values
+        for name, values in latency(slow_share=0.0).items()
+    }
+    slow = {f"stoker_request_latency_count{{{VERSION}}}": rising(800)}
+    case = Case(name="bounds", changed=changed | slow, fires={"15m": {"StokerLatencyBudgetBurn"}})
+    settings = RuleSettings(slo=Slo(p99_ms=100.0))
+    test = case.as_test()
+    if stored != "121440":
+        test["input_series"] = [
+            each for each in test["input_series"] if 'le="121440"' not in each["series"]
+        ]
+
+    assert checked(tmp_path, [test], settings) == ""
 
 
 def test_rules_of_many_models_are_no_duplicates_of_each_other(tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def test_manifests_are_written_again_but_not_over_an_edit(tmp_path: Path) -> Non
     assert write_manifests(wiring(tmp_path, time_scale=60.0), out) == files
     assert "interval: 1s" in (out / "kubernetes" / "servers.yaml").read_text()
     edited = out / "kubernetes" / "rules.yaml"
-    edited.write_text(edited.read_text().replace("for: 2s", "for: 3s"))
+    edited.write_text(edited.read_text().replace("for: 8s", "for: 9s"))
 
     with pytest.raises(
         ConfigError, match=r"edited: .*/kubernetes/rules\.yaml\. Name another folder"
     ):
         write_manifests(wiring(tmp_path), out)
-    assert "for: 3s" in edited.read_text()
+    assert "for: 9s" in edited.read_text()
 
 
 def test_kubernetes_objects_fit_their_definitions(shared_data: Path, tmp_path: Path) -> None:

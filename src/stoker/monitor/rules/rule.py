@@ -70,6 +70,9 @@ class Alert:
     lasts: str = ""
     """How long the expression must hold (`for`); empty: the first time counts."""
 
+    lasts_least: str = ""
+    """Shortest `for` at any scale of time: what the scale does not shorten takes this long."""
+
     keep: str = "5m"
     """How long it fires on after it held the last time (`keep_firing_for`); empty: not longer."""
 
@@ -84,9 +87,12 @@ class Alert:
     def as_dict(self, time_scale: float) -> dict[str, Any]:
         """Return it as Prometheus reads it."""
         found: dict[str, Any] = {"alert": self.name, "expr": scaled(self.expr, time_scale)}
-        for key, duration in (("for", self.lasts), ("keep_firing_for", self.keep)):
+        for key, duration, least in (
+            ("for", self.lasts, self.lasts_least),
+            ("keep_firing_for", self.keep, ""),
+        ):
             if duration:
-                found[key] = scaled_duration(duration, time_scale)
+                found[key] = scaled_duration(duration, time_scale, least=least)
         return found | {
             "labels": {"severity": self.severity.value, **self.labels},
             "annotations": {
@@ -115,9 +121,9 @@ def scaled(expr: str, time_scale: float) -> str:
     return _SECONDS.sub(seconds, _WINDOW.sub(window, " ".join(expr.split())))
 
 
-def scaled_duration(duration: str, time_scale: float) -> str:
-    """Return a duration divided by the scale, as Prometheus writes it: in whole units, at least 1 ms."""
-    left = max(1, round(_milliseconds(duration) / time_scale))
+def scaled_duration(duration: str, time_scale: float, *, least: str = "") -> str:
+    """Return a duration divided by the scale, as Prometheus writes it: in whole units, at least `least` or 1 ms."""
+    left = max(_milliseconds(least or "1ms"), round(_milliseconds(duration) / time_scale))
     parts = []
     for unit, size in sorted(_UNIT_MS.items(), key=lambda item: -item[1]):
         count, left = divmod(left, size)

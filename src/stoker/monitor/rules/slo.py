@@ -98,12 +98,18 @@ def _faster_than(objective: Objective, window: str) -> str:
     share = (limit_us - below) / (above - below)
 
     def rate(bound: float) -> str:
-        selector = f'le="{bound:g}"{objective.more}'
+        selector = f"{_of_bound(bound)}{objective.more}"
         return f"sum by (model_name) (rate(stoker_request_latency_bucket{{{selector}}}[{window}]))"
 
     if below == 0.0:
         return f"{share:.6g} * {rate(above)}"
     return f"{1 - share:.6g} * {rate(below)} + {share:.6g} * {rate(above)}"
+
+
+def _of_bound(bound: float) -> str:
+    """Return the matcher of a bucket: Prometheus 3 stores a whole number as `10.0`, Prometheus 2 as it was written."""
+    text = f"{bound:g}"
+    return f'le=~"{text}([.]0)?"' if text.isdecimal() else f'le="{text}"'
 
 
 def alerts(slo: Slo) -> tuple[Alert, ...]:

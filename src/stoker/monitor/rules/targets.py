@@ -17,6 +17,7 @@ ALERTS = (
         name="StokerTargetDown",
         expr='up{job=~"stoker-.*"} == 0',
         lasts="2m",
+        lasts_least="8s",  # Prometheus forgets a target that was removed after 5 s at any scale
         severity=Severity.PAGE,
         summary="{{ $labels.job }} at {{ $labels.instance }} does not answer",
         description="The process has ended, hangs, or its port cannot be reached; its other alerts are silent.",

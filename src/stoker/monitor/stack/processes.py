@@ -57,7 +57,8 @@ class Stack:
             UserError: a program does not get ready, or the disk is full.
         """
         with writable(self.folder, what="the state folder", fix="Name another one: --state DIR."):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            # Of this user alone: the address of a webhook may have a secret in it.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(self.folder / "lock"):
                 return self._up(wiring, keep_edited=keep_edited)
 

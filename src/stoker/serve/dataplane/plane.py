@@ -438,7 +438,7 @@ class DataPlane:
         finally:
             took_s = time.monotonic() - begun_s
             record.code = code.name
-            if record.version is not None:
+            if record.version is not None or record.model in self.models.names():
                 self._versions.count(record.model, record.version, code, took_s=took_s)
             if self.router is not None and record.route is not None:
                 self._routed_now.pop(id(record), None)
@@ -452,6 +452,18 @@ class DataPlane:
                 record.outputs = None
             if count is not None:
                 self.count(count, code, took_s=took_s)
+
+    def count_refused(self, model: str, entrypoint: str, code: Code) -> None:
+        """Count a request that was refused before it was read.
+
+        Args:
+            model: The model that it names; empty: unknown.
+            entrypoint: Its protocol.
+            code: Why.
+        """
+        self.count(Counted(model, "", entrypoint), code, took_s=0.0)
+        if model in self.models.names():
+            self._versions.count(model, None, code, took_s=0.0)
 
     def count(self, request: Counted, code: Code, *, took_s: float) -> None:
         """Count a finished request: all by their status, and the time of successful ones.

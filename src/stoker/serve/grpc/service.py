@@ -112,6 +112,13 @@ _PREDICTION_SERVICE = {
 _MODEL_SERVICE = {"GetModelStatus": _status, "HandleReloadConfigRequest": _reload}
 
 
+def _count_refused(plane: DataPlane, message: Any) -> None:
+    """Count a call for which there was no room, by the model that its message names."""
+    spec = getattr(message, "model_spec", None)
+    model = getattr(message, "model_name", "") if spec is None else spec.name
+    plane.count_refused(model, "GRPC", Code.RESOURCE_EXHAUSTED)
+
+
 def _servicer(base: type, plane: DataPlane, calls: Calls, methods: Mapping[str, Any]) -> Any:
     """Return a servicer of a generated base class whose methods run on the dataplane."""
     servicer = base()
@@ -183,6 +190,7 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         tls=None if options.tls is None else options.tls.context(connections=connections),
         intercept=None if options.keys is None else calls.check_key,
     )
+    server.when_refused(functools.partial(_count_refused, plane))
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
         _servicer(
             prediction_service_pb2_grpc.PredictionServiceServicer, plane, calls, _PREDICTION_SERVICE

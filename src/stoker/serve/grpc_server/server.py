@@ -73,6 +73,7 @@ class GrpcServer:
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}  # method -> its handler
         self._at_once: dict[str, AtOnce] = {}
+        self._refused: Callable[[Any], None] = lambda _: None
         self._sockets: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run, name="stoker-grpc-loop", daemon=True)
         self._ended = threading.Event()
@@ -102,6 +103,10 @@ class GrpcServer:
             answer: Answers them.
         """
         self._at_once[method] = answer
+
+    def when_refused(self, count: Callable[[Any], None]) -> None:
+        """Call a function with the message of each call for which there is no room; None: it is large."""
+        self._refused = count
 
     def handler_of(self, details: Details) -> tuple[Any, bool]:
         """Return a call's handler, None if there is none; and whether it only refuses the call."""
@@ -305,6 +310,7 @@ class GrpcServer:
         """
         if self._in_flight >= self.limits.in_flight:
             call.end(Code.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+            self._refused(_small(call, message))
             return
         self._in_flight += 1
         self._pool.submit(self._work, call, message)
@@ -330,6 +336,17 @@ class GrpcServer:
         self._in_flight -= 1
         call.worked(response)
         call.stream.sender.flush()
+
+
+def _small(call: ServerCall, message: Any) -> Any:
+    """Return a call's message, parsed; None if that would keep the loop, or fails."""
+    if not isinstance(message, Message):
+        return message  # parsed already
+    if not isinstance(message, bytes) or len(message) > INLINE_BYTES:
+        return None
+    with contextlib.suppress(DecodeError):
+        return call.handler.request_deserializer(message)
+    return None
 
 
 def _overdue(connection: Connection, limits: HttpLimits, now_s: float) -> str:

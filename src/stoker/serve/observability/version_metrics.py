@@ -21,25 +21,27 @@ class VersionMetrics:
         """Args: metrics: holds the counts."""
         self._metrics = metrics
         self._labels: dict[str, dict[int, str]] = {}
-        self._requests: dict[tuple[str, int, str], Count] = {}
+        self._requests: dict[tuple[str, int | None, str], Count] = {}
         self._latency: dict[tuple[str, int], Spread] = {}
 
-    def count(self, model: str, version: int, code: Code, *, took_s: float) -> None:
+    def count(self, model: str, version: int | None, code: Code, *, took_s: float) -> None:
         """Count a finished request by its status, and the time of a successful one.
 
         Args:
             model: the model, which is served.
-            version: the version that was asked.
+            version: the version that was asked; None: the request reached none, and failed.
             code: how the request ended.
             took_s: its duration, seconds.
         """
         key = model, version, code.name
         found = self._requests.get(key) or self.requests_of(model, version, status=code.name)
         found.add()
-        if code is Code.OK:
-            (self._latency.get(key[:2]) or self.latency_of(model, version)).observe(took_s * 1e6)
+        if version is not None and code is Code.OK:
+            (self._latency.get((model, version)) or self.latency_of(model, version)).observe(
+                took_s * 1e6
+            )
 
-    def requests_of(self, model: str, version: int, *, status: str) -> Count:
+    def requests_of(self, model: str, version: int | None, *, status: str) -> Count:
         """The number of a version's requests with a status."""
         found = self._metrics.version_request_count.of(
             model_name=model, version=self._label(model, version), status=status
@@ -55,7 +57,9 @@ class VersionMetrics:
         self._latency[model, version] = found
         return found
 
-    def _label(self, model: str, version: int) -> str:
+    def _label(self, model: str, version: int | None) -> str:
+        if version is None:
+            return ""
         labels = self._labels.setdefault(model, {})
         if version not in labels and len(labels) >= MOST_VERSIONS:
             return OTHER_VERSIONS

@@ -132,6 +132,8 @@ class RestApp:
                 packed = answer.packed or await self._in_thread(compressed, answer.raw())
         except HttpError as error:
             answer = Answer(status=error.status, body=error.body, close=True)
+            if error.status == Code.UNAVAILABLE.http_status:
+                routes.count_refused(self.plane, scope["path"])
         except ConnectionResetError:  # the client left before its request was complete
             self._note(scope, state, Answer(status=_CLIENT_DISCONNECTED, body=""))
             return

@@ -52,6 +52,9 @@ _GET_PATH = re.compile(
 )
 """Read-only paths. TensorFlow Serving accepts one without a name, and its error says what is missing."""
 
+_MODEL_PATH = re.compile(rf"/v[12]/models{_NAME}", re.IGNORECASE | re.ASCII)
+"""How a path of either interface begins that names a model."""
+
 _COUNTS_PATH = re.compile(rf"/v1/rollouts{_NAME}/counts", re.ASCII)
 
 _MAX_VERSION_DIGITS = 19
@@ -92,6 +95,12 @@ def preflight(plane: DataPlane, *, origin: str) -> Answer:
     code = Code.OK if is_web else Code.FAILED_PRECONDITION
     plane.count(Counted("", "", "REST"), code, took_s=0.0)
     return Answer(status=code.http_status, body="", content_type="text/plain")
+
+
+def count_refused(plane: DataPlane, path: str) -> None:
+    """Count a request that the server had no room for, by the model that its path names."""
+    found = _MODEL_PATH.match(path)
+    plane.count_refused("" if found is None else found["name"], "REST", Code.UNAVAILABLE)
 
 
 def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None) -> Answer:

@@ -82,7 +82,7 @@ VERSION_REQUEST_COUNT = _metric(
     kind=Kind.COUNTER,
     unit="",
     labels=("model_name", "version", "status"),
-    help="Requests by model, version and status.",
+    help="Requests by model, version and status; without a version: failed before they reached one.",
 )
 VERSION_REQUEST_LATENCY = _metric(
     name="stoker_request_latency",
