@@ -14,6 +14,9 @@ REST_URL = "http://127.0.0.1:8501"
 GRPC_URL = "127.0.0.1:8500"
 """Their default gRPC address."""
 
+TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with the token: every process of the machine can read a command line."""
+
 TIMEOUT_S = 30.0
 """Longest wait for one answer, seconds."""
 

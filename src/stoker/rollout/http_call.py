@@ -77,6 +77,7 @@ def send(
     *,
     body: bytes | None = None,
     media_type: str = "application/json",
+    token: str = "",
     timeout_s: float,
     most_bytes: int = MOST_BYTES,
 ) -> HttpAnswer:
@@ -86,6 +87,7 @@ def send(
         url: as `check_url` accepts it.
         body: of the request.
         media_type: of the body.
+        token: sent as `Authorization: Bearer ...`; "" for none.
         timeout_s: longest time for all of it, seconds.
         most_bytes: of the answer that are read.
 
@@ -104,6 +106,8 @@ def send(
             with _cut_after(connection.sock, end_s - time.monotonic()):
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 headers = {} if body is None else {"Content-Type": media_type}
+                if token:
+                    headers["Authorization"] = f"Bearer {token}"
                 connection.request("GET" if body is None else "POST", path, body, headers)
                 return _read(connection, end_s, most_bytes)
         finally:

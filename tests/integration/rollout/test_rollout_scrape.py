@@ -22,6 +22,8 @@ from stoker.serve.process.server import Server
 
 LIMIT_S = 60.0
 
+KEY = "the-key-of-the-test"
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
@@ -49,36 +51,52 @@ def read_only(repository: Repository, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_counts_of_a_server_with_a_read_only_repository_are_fetched(
-    repository: Repository, read_only: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    repository: Repository,
+    read_only: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "workers").mkdir()
+    (tmp_path / "keys.yaml").write_text(f"- {{name: ops, role: admin, key: {KEY}}}\n")
     router = RolloutRouter(server="pod", folder=tmp_path / "workers")
     config = ServeConfig(
-        root=read_only, rest_port=0, grpc_port=0, poll_s=0.1, lame_duck_s=0.0, drain_s=5
+        root=read_only,
+        rest_port=0,
+        grpc_port=0,
+        poll_s=0.1,
+        lame_duck_s=0.0,
+        drain_s=5,
+        keys_file=tmp_path / "keys.yaml",
     )
     server = Server(config, router=router)
     server.start()
     try:
         assert server.wait_until_ready(60)
-        assert ask_port(server.rest_port, "/v1/rollouts/m/counts").status == 400
+        port, key = server.rest_port, f"Bearer {KEY}"
+        assert ask_port(port, "/v1/rollouts/m/counts", Authorization=key).status == 400
         settings = RolloutSettings(
             stages="50,100",
             min_requests=20,
             step_time_s=0,
             warm_up_s=0,
             dry_run=("slow_p99", "slow_p50", "prediction_shift"),
-            servers=(f"http://127.0.0.1:{server.rest_port}", "http://127.0.0.1:9"),
+            servers=(f"http://127.0.0.1:{port}", "http://127.0.0.1:9"),
         )
         rollouts = ModelRollouts(repository.root, "m")
         rollouts.start(2, settings, why="", baseline=1)
         controllers, end_s = Controllers(), time.monotonic() + LIMIT_S
+        while "STOKER_TOKEN of this server must hold a key of the role admin" not in caplog.text:
+            assert time.monotonic() < end_s
+            controllers.look({"m": repository.base("m")})
+        monkeypatch.setenv("STOKER_TOKEN", KEY)
         while rollouts.status().state.phase is not Phase.COMPLETED:
             assert time.monotonic() < end_s
             for _ in range(20):
-                assert (
-                    ask_port(server.rest_port, "/v1/models/m:predict", {"inputs": [[1.0]]}).status
-                    == 200
+                answer = ask_port(
+                    port, "/v1/models/m:predict", {"inputs": [[1.0]]}, Authorization=key
                 )
+                assert answer.status == 200
             controllers.look({"m": repository.base("m")})
     finally:
         server.stop()

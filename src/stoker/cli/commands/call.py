@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from stoker.client.rows import Request
     from stoker.client.signature import ModelAt
 
-TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with the token: every process of the machine can read a command line."""
-
 
 def call(
     model: Annotated[str, typer.Argument(help="The model's name on the server.")],
@@ -78,7 +75,7 @@ def connection(
     *, timeout_s: float, ca: Path | None, cert: Path | None, key: Path | None
 ) -> Connection:
     """Return how to connect to a server, with the token of the environment."""
-    from stoker.client.connection import Connection, Tls
+    from stoker.client.connection import TOKEN_VARIABLE, Connection, Tls
 
     tls = Tls(ca=ca, cert=cert, key=key)
     return Connection(timeout_s=timeout_s, token=os.environ.get(TOKEN_VARIABLE, ""), tls=tls)

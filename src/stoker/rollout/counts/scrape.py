@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import urllib.parse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from stoker.client.connection import TOKEN_VARIABLE
 from stoker.registry.repository import is_model_name
 from stoker.rollout.counts.counts import parse_counts, write_counts
 from stoker.rollout.http_call import NoAnswerError, send
@@ -20,6 +22,8 @@ _TIMEOUT_S = 1.0
 
 _MOST_BYTES = 16 << 20
 """Largest answer; the counts of a process are some 10 KiB."""
+
+_HINTS = dict.fromkeys((401, 403), f"; {TOKEN_VARIABLE} of this server must hold a key of the role admin")
 
 _AT_ONCE = 16
 """Requests at the same time."""
@@ -47,9 +51,10 @@ class Scraper:
     def _fetch(self, url: str, folder: Path, model: str, rollout: int) -> None:
         path = f"{url.rstrip('/')}/v1/rollouts/{urllib.parse.quote(model, safe='')}/counts"
         try:
-            answer = send(path, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+            token = os.environ.get(TOKEN_VARIABLE, "").strip()
+            answer = send(path, token=token, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
             if not answer.is_success:
-                raise NoAnswerError(f"status {answer.status}")
+                raise NoAnswerError(f"status {answer.status}{_HINTS.get(answer.status, '')}")
             content = json.loads(answer.body)
             if content["rollout"] != rollout:
                 return  # it has not read the newest state yet
