@@ -366,6 +366,7 @@ def test_facts_pass_through_the_environment() -> None:
         ({"image": "a", "shm_gib": 8.0}, "shm_gib must be below memory_gib"),
         ({"image": "a", "run_as_user": 0}, "run_as_user must not be root"),
         ({"image": "a", "code": "git+https://h/r@main"}, "with all 40 digits"),
+        ({"image": "a", "code": "git+https://me:token@h/r@" + "0" * 40}, "//***@h/r@0"),
         ({"image": "a", "secrets": {"KEY": "my value"}}, "secrets.KEY must be SECRET/KEY"),
         ({"image": "a", "volumes": [{"claim": "c", "path": "runs"}]}, "must be an absolute path"),
         ({"image": "a", "tolerations": [{"operator": "Equal"}]}, "Equal must have a key"),

@@ -23,7 +23,9 @@ _TIMEOUT_S = 1.0
 _MOST_BYTES = 16 << 20
 """Largest answer; the counts of a process are some 10 KiB."""
 
-_HINTS = dict.fromkeys((401, 403), f"; {TOKEN_VARIABLE} of this server must hold a key of the role admin")
+_HINTS = dict.fromkeys(
+    (401, 403), f"; {TOKEN_VARIABLE} of this server must hold a key of the role admin"
+)
 
 _AT_ONCE = 16
 """Requests at the same time."""

@@ -23,6 +23,7 @@ LONGEST_GRACE_S = 86400
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOGIN = re.compile(r"//[^/]*@(?=[^/])")
 _SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
 
 
@@ -173,8 +174,8 @@ class KubernetesTarget:
             raise ConfigError(
                 "code must be auto, configmap, volume, s3:// or gs:// with a bucket and a folder, or "
                 "git+https://HOST/REPOSITORY@COMMIT with all 40 digits",
-                got=self.code,
-                fix="`git rev-parse HEAD` prints the commit.",
+                got=_LOGIN.sub("//***@", self.code),  # it may hold a token
+                fix="`git rev-parse HEAD` prints the commit. A login in the URL is refused.",
             )
         for name in (*self.environment, *self.secrets):
             _require_name(name, "environment and secrets", _VARIABLE)
