@@ -168,10 +168,12 @@ class DataPlane:
         try:
             compared = asked.routes[0].compared if asked.routes else ()
             is_quick = batcher.is_quick(name, least_runs=PROVEN_RUNS if compared else 0)
-            if compared:
+            if compared and is_quick:
                 proven = self._proven[model.name, name]
-                (proven.add if is_quick else proven.discard)(servable.version)
+                proven.add(servable.version)
                 is_quick = proven.issuperset(compared)
+            elif compared and (model.name, name) in self._proven:  # no entry for invented names
+                self._proven[model.name, name].discard(servable.version)
             if not is_quick:
                 return None
             inputs = read_inputs(batcher.signatures[name])
