@@ -32,7 +32,7 @@ def server(exported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         grpc_port=0,
         lame_duck_s=0.0,
         drain_s=2,
-        http=HttpLimits(body_s=5.0),
+        http=HttpLimits(body_s=5.0, idle_s=3.0),
     )
     with started(config) as running:
         yield running

@@ -6,7 +6,6 @@ import gzip
 import http.client
 import json
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -23,6 +22,7 @@ from keras.export import ExportArchive
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as strict_parser
 from tests.integration.serve.test_serve_metrics import ask_all
+from tests.prometheus_programs import program
 from tests.scrape_flood import flood
 
 from stoker.data.features.analysis.analyze import analyze
@@ -279,11 +279,8 @@ def test_promtool_and_prometheus_clients_parsers_read_it(served: Server, ask_at:
     assert {sample.name for one in here for sample in one.samples} == {
         line.split("{")[0] for line in plain.body.splitlines() if line[0] != "#"
     }
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool on the PATH: Debian's package prometheus has it")
     done = subprocess.run(
-        [promtool, "check", "metrics"],
+        [program("promtool"), "check", "metrics"],
         input=plain.body,
         capture_output=True,
         text=True,

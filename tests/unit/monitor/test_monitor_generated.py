@@ -79,8 +79,8 @@ def test_the_objective_is_in_the_rules() -> None:
     rules = {rule.get("alert", rule.get("record")): rule for rule in found["groups"][3]["rules"]}
 
     assert "> 0.01 " in rules["StokerErrorBudgetBurnSlow"]["expr"]
-    assert 'le="121440"' in rules["model:stoker_request_slow:ratio_rate5m"]["expr"]
-    assert 'le="218591"' in rules["model:stoker_request_slow:ratio_rate5m"]["expr"]
+    assert 'le=~"121440([.]0)?"' in rules["model:stoker_request_slow:ratio_rate5m"]["expr"]
+    assert 'le=~"218591([.]0)?"' in rules["model:stoker_request_slow:ratio_rate5m"]["expr"]
 
 
 @pytest.mark.parametrize(
