@@ -228,7 +228,10 @@ class Training:
         for ended, start in itertools.pairwise(starts):
             # One on a lost machine goes on for a while, in vain.
             begun_s = (self.place / "incarnations" / str(start)).stat().st_mtime
-            reached = max(e.number for e in steps if e.start <= ended and e.at_s < begun_s)
+            # Steps of earlier starts do not count: this one may have saved before it was as far as they were.
+            reached = max(
+                (e.number for e in steps if e.start == ended and e.at_s < begun_s), default=0
+            )
             found[ended] = reached + 1 - next(e.number for e in steps if e.start == start)
         return found
 

@@ -128,5 +128,5 @@ def require_little_lost(training: Training, rank: int, ended_by: dict[int, str])
     """No start repeats more than an interval of steps, and none that has saved repeats one."""
     for start, lost in training.lost_steps(rank).items():
         most = 0 if training.have_saved(start) else EVERY_STEPS
-        assert 0 <= lost <= most, (rank, start, lost, ended_by)
+        assert lost <= most, (rank, start, lost, ended_by, training.steps(rank))
         assert training.have_saved(start) or ended_by[start] not in PATIENT, (start, ended_by)
