@@ -58,7 +58,7 @@ def reach_limit(training: Training, _: random.Random) -> None:
 
 def lose_machine(training: Training, _: random.Random) -> None:
     """Kill the slurmd of its machine: its processes live on there while it starts on another."""
-    (node,) = machines(training).split(",")
+    node = training.cluster.run("scontrol", "show", "hostnames", machines(training)).split()[0]
     start = training.starts()
     training.cluster.daemons[f"slurmd-{node}"].send(signal.SIGKILL)
     _wait_for_start(training, after=start)

@@ -63,16 +63,22 @@ def test_a_training_of_four_workers_goes_on_with_the_same_bits_after_a_requeue(
 @pytest.mark.soak
 @pytest.mark.multiworker
 @pytest.mark.timeout(600 + 180 * MANY_ENDS)
+@pytest.mark.parametrize(("workers", "ends"), [(2, MANY_ENDS), (4, min(MANY_ENDS, len(ENDS)))])
 def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
-    counting: Counting, tmp_path: Path
+    counting: Counting, tmp_path: Path, workers: int, ends: int
 ) -> None:
     open_partitions(counting.cluster)
-    rows = STEPS_OF_EPOCH * 2 * 16 * 5 // 4
+    rows = STEPS_OF_EPOCH * workers * 16 * 5 // 4
     write_experiment(tmp_path / "pair", rows=rows, epochs=EPOCHS, every_steps=EVERY_STEPS)
-    settings = {"partition": PARTITION, "nodes": 1, "grace_s": GRACE_S, "max_restarts": 1000}
+    settings = {"partition": PARTITION, "nodes": workers // 2, "grace_s": GRACE_S}
     calm, disturbed = (
         Training(
-            counting.cluster, tmp_path / "pair", tmp_path / name, settings=settings, step_s=STEP_S
+            counting.cluster,
+            tmp_path / "pair",
+            tmp_path / name,
+            workers=workers,
+            settings=settings | {"max_restarts": 1000},
+            step_s=STEP_S,
         )
         for name in ("calm", "disturbed")
     )
@@ -80,12 +86,12 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
     assert calm.wait_for_end().phase is Phase.DONE, calm.log()
 
     chance = random.Random(SEED)
-    kinds = sorted(ENDS) + chance.choices(sorted(ENDS), k=max(0, MANY_ENDS - len(ENDS)))
+    kinds = sorted(ENDS) + chance.choices(sorted(ENDS), k=max(0, ends - len(ENDS)))
     chance.shuffle(kinds)
     disturbed.slow()
     disturbed.submit()
     ended_by: dict[int, str] = {}
-    for kind in kinds[:MANY_ENDS]:
+    for kind in kinds[:ends]:
         start = max(ended_by, default=0) + 1
         wait_for_moment(disturbed, start, chance)
         start = disturbed.starts()
@@ -100,7 +106,7 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
     assert state.phase is Phase.DONE, (ended_by, disturbed.log())
     assert disturbed.weights() == calm.weights(), ended_by
     assert disturbed.losses() == calm.losses(), "each step was published once"
-    for rank in range(2):
+    for rank in range(workers):
         require_little_lost(disturbed, rank, ended_by)
     wait_until(lambda: not worker_processes(disturbed), "end of all workers", 60.0)
 
