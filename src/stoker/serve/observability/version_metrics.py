@@ -29,7 +29,7 @@ class VersionMetrics:
 
         Args:
             model: the model, which is served.
-            version: the version that was asked; None: the request reached none, and failed.
+            version: the requested version; None: the request reached none, and failed.
             code: how the request ended.
             took_s: its duration, seconds.
         """

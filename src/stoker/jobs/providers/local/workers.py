@@ -62,7 +62,7 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
         incarnation: Number of this start.
 
     Raises:
-        ConfigError: there is no room for as many as must be.
+        ConfigError: not even the fewest workers have room.
     """
     needs = job.resources
     workers = workers_here(needs)

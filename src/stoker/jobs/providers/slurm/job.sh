@@ -99,11 +99,11 @@ failed() {
 late= deadline_s=0
 tell() {
 	say "got $1: the workers save"
-	if [ -z "$told" ]; then
+	if [ -z "$received" ]; then
 		deadline_s=$((SECONDS + save_s))
 		(while sleep 3; do kill -ALRM $$ 2> /dev/null || break; done) &
 	fi
-	told=$1
+	received=$1
 	pass_on
 }
 pass_on() {
@@ -129,7 +129,7 @@ mkdir -p "$exits"
 
 trap 'pass_on' ALRM
 for signal in URG USR1 TERM; do trap "tell $signal" "$signal"; done
-if [ -n "$told" ]; then say "got $told before the workers began" && saved; fi
+if [ -n "$received" ]; then say "got $received before the workers began" && saved; fi
 
 # What the workers print is in logs/task-RANK.log, which is bounded; here is what they print on stderr before that is open.
 # In a process group of its own, as Slurm sends TERM to that of the script.
@@ -163,5 +163,5 @@ for ((rank = 0; rank < workers; rank++)); do
 done
 code=$(cat "$exits/srun" 2> /dev/null)
 if [ "$code" = 0 ] && [ "$saved" = 0 ] && [ -z "$reason" ]; then end 0 'done'; fi
-if [ -n "$told" ] || { [ "$saved" = 1 ] && [ -z "$reason" ]; }; then saved; fi
+if [ -n "$received" ] || { [ "$saved" = 1 ] && [ -z "$reason" ]; }; then saved; fi
 failed "${reason:-srun ended with exit code ${code:-unknown}}"

@@ -28,8 +28,8 @@ NOTICE = "URG"
 
 LOGIN = f"""\
 # The login that `bash -l` does before its first line: a signal meanwhile must not end the script.
-told=
-for signal in {NOTICE} USR1 TERM; do trap "told=$signal" "$signal"; done
+received=
+for signal in {NOTICE} USR1 TERM; do trap "received=$signal" "$signal"; done
 if [ -r /etc/profile ]; then . /etc/profile; fi
 for profile in ~/.bash_profile ~/.bash_login ~/.profile; do
 	if [ -r "$profile" ]; then

@@ -42,7 +42,7 @@ class SlurmTarget:
     """Machines of a job, on which the workers are spread evenly; one machine for each worker."""
 
     gpus_by: Literal["gres", "gpus-per-task"] = "gres"
-    """How GPUs are asked for: `--gres` of each machine, which elastic jobs always use, or `--gpus-per-task`."""
+    """How GPUs are requested: `--gres` of each machine, which elastic jobs always use, or `--gpus-per-task`."""
 
     gpu_type: str | None = None
     """Kind of GPU as the cluster calls it, e.g. `a100`; any."""
