@@ -21,8 +21,8 @@ GRACE_S = 150
 
 
 def open_partitions(cluster: Cluster) -> None:
-    """Make both partitions, of the machines that other tests of a module disturb least."""
-    common = ("scontrol", "create", "Nodes=n[3-4]")
+    """Make both partitions, with one machine more than four workers need, so that one may be lost."""
+    common = ("scontrol", "create", "Nodes=n[2-4]")
     cluster.run(*common, f"PartitionName={PARTITION}", "PriorityTier=1", "GraceTime=10")
     cluster.run(*common, f"PartitionName={URGENT}", "PriorityTier=10", "PreemptMode=OFF")
 
