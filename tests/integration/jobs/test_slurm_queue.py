@@ -201,8 +201,8 @@ def test_the_accounting_keeps_the_job_and_the_run_in_the_comment(
         fields = ("--noheader", "--parsable2", "--format=Comment", "--allocations")
         return counting.cluster.run("sacct", f"--jobs={state.scheduler_id}", *fields)
 
-    wait_until(lambda: "run" in comment(), "comment with the run")
     run = (job.place / "run").read_text().rpartition("/")[2]
+    wait_until(lambda: run in comment(), "comment with the run of the second start")
     assert run.endswith("0002"), "that of the second start"
     expected = {"stoker": job.id, "gpu_hours": 1.0, "labels": job.labels, "run": run}
     assert json.loads(comment()) == expected
