@@ -8,13 +8,13 @@ import os
 import re
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from stoker.core.errors import ConfigError
+from stoker.core.timer import called_after
 
 MOST_BYTES = 1 << 20
 """Most bytes of an answer that are read."""
@@ -103,7 +103,8 @@ def send(
         connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
             connection.connect()
-            with _cut_after(connection.sock, end_s - time.monotonic()):
+            # The socket's own limit begins again with each byte.
+            with called_after(end_s - time.monotonic(), partial(_cut, connection.sock)):
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 headers = {} if body is None else {"Content-Type": media_type}
                 if token:
@@ -117,18 +118,6 @@ def send(
             raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
         # The reason only: the URL may hold a secret.
         raise NoAnswerError(_reason(error)) from None
-
-
-@contextlib.contextmanager
-def _cut_after(sock: socket.socket, time_s: float) -> Iterator[None]:
-    """End a connection after a time: the socket's own limit begins again with each byte."""
-    timer = threading.Timer(max(time_s, 0.0), _cut, [sock])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _cut(sock: socket.socket) -> None:

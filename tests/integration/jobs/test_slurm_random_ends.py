@@ -64,7 +64,7 @@ def test_many_ends_of_many_jobs_lose_no_number(counting: Counting) -> None:
             job = chance.choice(running)
             with contextlib.suppress(AssertionError):  # it may have ended between the two calls
                 ends[chance.choice(sorted(ends))](job, counting.state(job).scheduler_id)
-        time.sleep(chance.uniform(0.5, 3.0))
+        time.sleep(chance.uniform(0.5, 3.0))  # at any moment of a start
     for job in jobs:
         assert counting.wait(job, *OVER, timeout_s=600).phase is Phase.DONE
         counting.require_whole_count(job, 3000)

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ import tensorflow as tf
 import yaml
 from tests.integration.tools.conftest import export
 from tests.prometheus_programs import program
+from tests.slurm_cluster import wait_until
 
 from stoker.cli.main import invoke
 from stoker.registry.repository import Repository
@@ -125,7 +125,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             stack.enter_context(server(pod["containers"][0], folder / "models")) for _ in range(2)
         ]
         path = pod["containers"][0]["startupProbe"]["httpGet"]["path"]
-        wait_for(lambda: {probe(each, path) for each in pods} == {200}, "a server is not ready")
+        wait_until(lambda: {probe(each, path) for each in pods} == {200}, "ready server", FOLLOW_S)
         yield Site(models=folder / "models", written=written, pods=pods)
 
 
@@ -137,13 +137,6 @@ def probe(pod: Pod, path: str) -> int:
         except ConnectionRefusedError:
             return 0
         return connection.getresponse().status
-
-
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + FOLLOW_S
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.1)
 
 
 @dataclass
@@ -263,12 +256,10 @@ def test_the_autoscalers_metric_rises_with_the_queue(site: Site, tmp_path: Path)
             return []
 
     with prometheus(site.pods, tmp_path) as url:
-        # The autoscaler sees 0 for servers that nobody has called yet.
-        wait_for(lambda: numbers(url) == [0.0, 0.0], "no metric of idle servers")
+        # Servers that have had no request yet report 0 to the autoscaler.
+        wait_until(lambda: numbers(url) == [0.0, 0.0], "metric of idle servers", FOLLOW_S)
         with Load(site.pods) as load:
-            wait_for(
-                lambda: min(numbers(url), default=0.0) > target, "the queues do not get longer"
-            )
+            wait_until(lambda: min(numbers(url), default=0.0) > target, "longer queue", FOLLOW_S)
             found = numbers(url)
     assert load.lost == []
     # All clients but those whose requests run are in a queue.
@@ -279,11 +270,13 @@ def test_both_follow_a_rollout_and_one_that_ends_loses_no_answer(site: Site) -> 
     push = manifest(site.written[2] / "push.yaml")["spec"]["template"]["spec"]
     with Load(site.pods) as load:
         assert seed(push["containers"][0], site.written[2], site.models).wait(300) == 0
-        wait_for(
-            lambda: Repository(site.models).versions(MODEL) == [1, 2], "the Job added no version"
+        wait_until(
+            lambda: Repository(site.models).versions(MODEL) == [1, 2],
+            "version that the Job pushes",
+            FOLLOW_S,
         )
         seen = len(load.answers)
-        wait_for(lambda: len(load.answers) > seen + 2 * CLIENTS, "no answers")
+        wait_until(lambda: len(load.answers) > seen + 2 * CLIENTS, "answers", FOLLOW_S)
     assert {(version, value) for _, version, value in load.answers} == {("1", 1.5)}
 
     start = ["start", MODEL, "2", "--models", str(site.models), "--canary", "header=x-canary,100"]
@@ -296,13 +289,13 @@ def test_both_follow_a_rollout_and_one_that_ends_loses_no_answer(site: Site) -> 
             assert [probe(pod, "/readyz") for pod in site.pods] == [200, 200]
             return {port for port, version, _ in load.answers if version == "2"} == ports
 
-        wait_for(follow, "not both servers follow the rollout")
+        wait_until(follow, "rollout in both servers", FOLLOW_S)
         ending, other = site.pods
         ending.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: probe(ending, "/readyz") in (503, 0), "the server stays ready")
-        wait_for(lambda: ending.process.poll() is not None, "the server does not end")
+        wait_until(lambda: probe(ending, "/readyz") in (503, 0), "end of readiness", FOLLOW_S)
+        wait_until(lambda: ending.process.poll() is not None, "end of the server", FOLLOW_S)
         seen = len(load.answers)
-        wait_for(lambda: len(load.answers) > seen + 2 * CLIENTS, "no answers")
+        wait_until(lambda: len(load.answers) > seen + 2 * CLIENTS, "answers", FOLLOW_S)
     assert ending.process.returncode == 0
     assert load.lost == []
     assert {port for port, _, _ in load.answers[seen + CLIENTS :]} == {other.port}

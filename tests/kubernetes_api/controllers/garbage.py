@@ -18,7 +18,7 @@ class GarbageCollector:
         with self._api.storage.changed:
             everything = [
                 (resource, item)
-                # What is not installed at the moment stays in the storage: its children are no orphans.
+                # An object whose definition was removed stays in the storage, so its children keep their owner.
                 for resource in (*BUILT_IN, *CUSTOM)
                 for item in self._api.storage.items(resource)
             ]

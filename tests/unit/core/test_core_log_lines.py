@@ -101,16 +101,16 @@ def test_every_verb_reports_a_wrong_option_as_json(begin: Callable[[], io.String
 
 
 def test_options_of_a_script_are_not_stokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
     monkeypatch.setattr(main, "end_process", lambda _: None)
-    monkeypatch.setattr(main, "invoke", lambda given, *, debug: asked.append([*given, str(debug)]))
+    monkeypatch.setattr(main, "invoke", lambda given, *, debug: calls.append([*given, str(debug)]))
     script = ["profile", "--", "train.py", "--debug", "--log-json"]
     monkeypatch.setattr(sys, "argv", ["stoker", *script])
     monkeypatch.delenv(log_lines.VARIABLE, raising=False)
 
     main.main()
 
-    assert asked == [[*script, "False"]]
+    assert calls == [[*script, "False"]]
     assert not isinstance(sys.stderr, JsonStream)
 
 

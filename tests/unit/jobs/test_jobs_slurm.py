@@ -304,7 +304,7 @@ def test_settings_that_would_change_the_script_are_refused(
     settings: dict[str, object], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        SlurmTarget(**settings)  # type: ignore[arg-type]
+        SlurmTarget(**settings)  # type: ignore[arg-type]  # some are wrong on purpose
 
 
 def test_a_job_whose_script_died_of_an_early_signal_says_what_to_do(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_on_a_full_disk_a_process_counts_in_its_own_memory(tmp_path: Path) -> No
     folder = tmp_path / "small"
     with mounted(folder, size="1m") as why_not:
         if why_not:
-            pytest.skip(why_not)
+            pytest.skip(why_not)  # mounts need root
         keys = StageKeys(folder / "keys" / "1-0")
         counted = [keys.is_first(key, Once.BAD) for key in [*range(3_000), *range(3_000)]]
         assert counted == [True] * 3_000 + [False] * 3_000

@@ -37,7 +37,7 @@ def test_a_service_that_answers_byte_by_byte_is_left_after_the_time() -> None:
     def drip(stream: Any) -> None:
         for _ in range(100):
             stream.write(b".")
-            time.sleep(0.05)
+            time.sleep(0.05)  # a byte comes before each read of the client times out
 
     with service(on_write=drip) as running:
         began_s = time.monotonic()
@@ -57,7 +57,7 @@ def test_a_service_whose_headers_come_byte_by_byte_is_left_after_the_time() -> N
                 connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
                 for _ in range(100):
                     connection.sendall(b".")
-                    time.sleep(0.05)
+                    time.sleep(0.05)  # a byte comes before each read of the client times out
 
         thread = threading.Thread(target=drip)
         thread.start()

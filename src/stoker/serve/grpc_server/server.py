@@ -105,7 +105,7 @@ class GrpcServer:
         self._at_once[method] = answer
 
     def when_refused(self, count: Callable[[Any], None]) -> None:
-        """Call a function with the message of each call for which there is no room; None: it is large."""
+        """Set the function that gets the message of each refused call; None stands for a large one, which was not read."""
         self._refused = count
 
     def handler_of(self, details: Details) -> tuple[Any, bool]:

@@ -46,9 +46,8 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
         except Gone:
             continue
         except AnswerLost:
-            time.sleep(
-                AGAIN_S
-            )  # a server that restarts or is overloaded is not helped by more requests
+            # More requests do not help a server that restarts or is overloaded.
+            time.sleep(AGAIN_S)
 
 
 def _changed(line: str) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from typing import Any
 from stoker.cluster.launch.group import Group, GroupLimits, Outcome, StopRequest, stop_requests
 from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import UserError
+from stoker.core.timer import called_after
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.hang import hang_is_noticed
@@ -174,13 +174,8 @@ class Supervisor:
             self._timed_out = True
             os.kill(os.getpid(), signal.SIGUSR1)
 
-        timer = threading.Timer(max(MIN_START_S, job.resources.time_limit_s - self._grace_s), ask)
-        timer.daemon = True
-        timer.start()
-        try:
+        with called_after(max(MIN_START_S, job.resources.time_limit_s - self._grace_s), ask):
             yield
-        finally:
-            timer.cancel()
 
     def _log_event(self, line: str) -> None:
         if not line.startswith("[worker "):  # those lines are in the workers' own logs

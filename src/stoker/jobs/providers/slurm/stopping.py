@@ -33,14 +33,14 @@ def end(slurm: Slurm, numbers: Sequence[str], *, are_whole: bool, most_s: float)
         # Slurm itself looks whether they wait: one may start between a look of ours and the call.
         slurm.cancel(*sorted({array_of(each) for each in numbers}), only_waiting=True)
     end_s = time.monotonic() + most_s
-    asked: set[str] = set()
+    signaled: set[str] = set()
     while time.monotonic() < end_s:
         jobs = [each for each in queue_of(slurm, numbers) if each.id in numbers]
         if all(is_over(each.state) for each in jobs):
             return
-        running = {each.id for each in jobs if each.state == "RUNNING"} - asked
+        running = {each.id for each in jobs if each.state == "RUNNING"} - signaled
         if running:
             slurm.signal_scripts(sorted(running))
-            asked |= running
+            signaled |= running
         time.sleep(POLL_S)  # Slurm sends no notification
     slurm.cancel(*numbers)

@@ -22,7 +22,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +42,7 @@ from stoker.core.errors import (
 )
 from stoker.core.incarnation import Incarnation
 from stoker.core.signals import ASKING, ends_when_asked, heard
+from stoker.core.timer import called_after
 from stoker.jobs.logs import LOGS
 from stoker.jobs.providers.kubernetes.pod.facts import (
     CODE_FOLDER,
@@ -204,13 +204,8 @@ class _Task:
         if limit_s is None:
             yield
             return
-        timer = threading.Timer(max(MIN_START_S, limit_s - self._facts.grace_s), ask)
-        timer.daemon = True
-        timer.start()
-        try:
+        with called_after(max(MIN_START_S, limit_s - self._facts.grace_s), ask):
             yield
-        finally:
-            timer.cancel()
 
     def _own_environment(self) -> dict[str, str]:
         """Return the environment of the task, with its place among the others."""

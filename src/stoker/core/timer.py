@@ -1,0 +1,24 @@
+"""A function that is called after a time, unless what it limits has ended before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def called_after(time_s: float, call: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a thread of its own if the block takes longer.
+
+    Args:
+        time_s: The time, seconds.
+        call: The function.
+    """
+    timer = threading.Timer(max(time_s, 0.0), call)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
