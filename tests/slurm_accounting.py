@@ -60,9 +60,19 @@ def require_accounting(path: str, outcome: Path) -> None:
     pytest.skip(f"no {', '.join(lacks)}: {why}")
 
 
+def _tmpdir(folder: Path) -> str:
+    """Return the option that gives a database its own temporary folder.
+
+    A MariaDB that starts removes every `#sql...` in its temporary folder. In /tmp it removes what the database of
+    another test process is at work with.
+    """
+    return f"--tmpdir={folder}/database-tmp"
+
+
 def make_database(folder: Path, environ: dict[str, str]) -> None:
     """Make the files of an empty database, in 2 s."""
-    where = ("--no-defaults", f"--datadir={folder}/database", "--user=root")
+    (folder / "database-tmp").mkdir()
+    where = ("--no-defaults", f"--datadir={folder}/database", "--user=root", _tmpdir(folder))
     login = ("--auth-root-authentication-method=normal", "--skip-test-db")
     done = subprocess.run(
         ["mariadb-install-db", *where, *login, *SMALL],
@@ -78,6 +88,7 @@ def database_command(folder: Path, port: int) -> list[str]:
     """Return the program and arguments of the database."""
     return [
         *("mariadbd", "--no-defaults", f"--datadir={folder}/database", "--user=root", *SMALL),
+        _tmpdir(folder),
         *("--bind-address=127.0.0.1", f"--port={port}", f"--socket={folder}/database.socket"),
         f"--pid-file={folder}/database.pid",
     ]
