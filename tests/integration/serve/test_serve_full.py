@@ -188,11 +188,15 @@ def test_too_many_calls_under_way_are_resource_exhausted(
         wait_for(lambda: waiting(small) == len(calls) - 1)
 
     refused = refusal(lambda: by_grpc(stub, 6.0))
+    large = predict_pb2.PredictRequest()
+    large.model_spec.name = "half"
+    large.inputs["x"].CopyFrom(tf.make_tensor_proto(np.zeros([1 << 13, 1], np.float32)))
+    assert refusal(lambda: stub.Predict(large, timeout=60)) == refused
     answer = ask_at(small.rest_port, "/v1/models/words:predict", {"instances": ["cash"]})
     gate.opened.set()
 
     assert refused == ("RESOURCE_EXHAUSTED", "Concurrent RPC limit exceeded!")
-    counted = 'stoker_request_count{model_name="half",version="",status="RESOURCE_EXHAUSTED"} 1'
+    counted = 'stoker_request_count{model_name="half",version="",status="RESOURCE_EXHAUSTED"} 2'
     assert counted in ask_at(small.rest_port, METRICS_PATH).body, "alerts see it"
     assert answer.status == 200
     assert [call.result(60) for call in calls] == [2.0, 3.0, 4.0]
