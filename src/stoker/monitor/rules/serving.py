@@ -49,7 +49,7 @@ def _queue_growing(objective: Objective) -> Alert:
         # At a low rate one scrape that sees a waiting request is a long wait; at 0, requests hang.
         expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}"
         f" unless {_RATE} > 0 < {LEAST_RATE}",
-        lasts="5m",
+        lasts="10m",  # longer than the window: one scrape that sees a peak is in it for 5 minutes
         severity=Severity.TICKET,
         summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} for a thread and in the queue",
         description=f"That alone is longer than {objective.value:g} ms, within which the whole answer is to come: add servers or threads, or raise the batch size.",
