@@ -247,6 +247,10 @@ ALMOST: tuple[Case, ...] = (
     near("StokerExporterWithoutData", {_AGE: flat(299)}),
     near("StokerGpuIdle: little, but more than 5 %", {_IDLE: flat(0.06)}),
     near("StokerGpuIdle: no run holds it", {_IDLE: flat(0), _HELD: "_"}),
+    near(
+        "StokerGpuIdle and others: a card that reports nothing but that it is there",
+        {name: "_" for name in HEALTHY if "_gpu_" in name and "_lost" not in name},
+    ),
     near("StokerGpuHot", {_HOT: flat(87)}),
     near("StokerGpuThrottled", {_SLOWED: "1 0 0 0 " * 15}),
     near("StokerGpuMemoryNearlyFull", {_USED: flat(7.7e10)}),

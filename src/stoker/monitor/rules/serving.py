@@ -86,7 +86,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="30m",
             severity=Severity.TICKET,
             summary=f"{_MODEL}: column {{{{ $labels.column }}}} of requests differs from training",
-            description="Its distribution is not the one that the model was trained on; `stoker skew` shows both.",
+            description="Its distribution is not the one that the model was trained on; `stoker skew` on a request log shows both.",
         ),
         Alert(
             name="StokerPredictionDrift",
