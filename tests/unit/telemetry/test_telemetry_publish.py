@@ -214,7 +214,7 @@ def test_metrics_are_sent_by_otlp_also_at_the_end(
     live: LiveMetrics,
     tmp_path: Path,
     sends: pytest.MonkeyPatch,
-    receiver: type[Collector] | type[GrpcCollector],
+    receiver: type[Collector | GrpcCollector],
     protocol: dict[str, str],
 ) -> None:
     for name, value in protocol.items():

@@ -443,9 +443,7 @@ class DataPlane:
             record.code = code.name
             if record.version is not None or record.model in self.models.names():
                 # An objective is on what clients see; the model's own time says nothing of a full server.
-                self._versions.count(
-                    record.model, record.version, code, took_s=waited_s + took_s
-                )
+                self._versions.count(record.model, record.version, code, took_s=waited_s + took_s)
             if self.router is not None and record.route is not None:
                 self._routed_now.pop(id(record), None)
                 self.router.answered(

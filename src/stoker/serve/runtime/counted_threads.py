@@ -38,7 +38,6 @@ class CountedThreads(ThreadPoolExecutor):
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
         """Queue work for a thread."""
-
         submitted_s = time.monotonic()
 
         def begin() -> T:
