@@ -9,7 +9,7 @@
  * By the file NVML_STATE, lines of a key and a number, which a test may replace at any time: init, an error of
  * nvmlInit; unloaded, the driver is gone; count, of GPUs; lost0 and lost1; gpm, 0 without GPM; nan, GPM measures
  * nothing; events, 0 without events; xid0 and xid1, the newest XID; temperature1; nvlink_tx in KiB; hang, no call
- * ends; pid, of the process on GPU 1.
+ * ends; pid, of the process on GPU 1; refuse, the error of each question but which GPUs there are and their names.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -54,7 +54,8 @@ static int unreachable(const void *device) {
   if (setting("unloaded", 0)) return UNINITIALIZED;
   return setting(device == &gpus[1] ? "lost1" : "lost0", 0) ? GPU_IS_LOST : SUCCESS;
 }
-#define REACH(device) do { int error = unreachable(device); if (error) return error; } while (0)
+#define FIND(device) do { int error = unreachable(device); if (error) return error; } while (0)
+#define REACH(device) do { FIND(device); int refused = (int)setting("refuse", 0); if (refused) return refused; } while (0)
 
 static int second(const void *device) { return device == &gpus[1] && !getenv("GPU_WELL"); }
 
@@ -82,19 +83,19 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, const void **device) {
   if (index > 1) return NOT_FOUND;
-  REACH(&gpus[index]);
+  FIND(&gpus[index]);
   *device = &gpus[index];
   return SUCCESS;
 }
 static int is_slice(const void *device) { return device == &slices[0] || device == &slices[1]; }
 int nvmlDeviceGetName(void *device, char *text, unsigned size) {
-  REACH(device);
+  FIND(device);
   const char *name = getenv(device == &gpus[1] && getenv("GPU_1_NAME") ? "GPU_1_NAME" : "GPU_NAME");
   if (is_slice(device)) return put(text, size, "NVIDIA H100 80GB HBM3 MIG 3g.40gb");
   return put(text, size, name ? name : "NVIDIA H100 80GB HBM3");
 }
 int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {
-  REACH(device);
+  FIND(device);
   if (is_slice(device)) return put(text, size, device == &slices[0] ? "MIG-a1" : "MIG-a2");
   return put(text, size, device == &gpus[1] ? "GPU-b" : "GPU-a");
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,13 @@ def test_status_shows_programs_targets_and_alerts(running: Running) -> None:
     assert f"Alertmanager: ready, http://127.0.0.1:{running.stack.ports[1]}\n" in shown.stdout
     assert f"target stoker-server {running.machine.named_server}: up\n" in shown.stdout
     assert "firing Watchdog: Alerts arrive\n" in shown.stdout
+
+
+def test_series_of_earlier_targets_are_seen_for_seconds_not_minutes(running: Running) -> None:
+    with urllib.request.urlopen(f"http://{running.stack.address}/api/v1/status/flags") as answer:
+        flags = json.loads(answer.read())["data"]
+
+    assert flags["query.lookback-delta"] == "20s"
 
 
 def test_a_second_up_and_a_taken_port_are_one_line_and_change_nothing(

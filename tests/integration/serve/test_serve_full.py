@@ -188,15 +188,42 @@ def test_too_many_calls_under_way_are_resource_exhausted(
         wait_for(lambda: waiting(small) == len(calls) - 1)
 
     refused = refusal(lambda: by_grpc(stub, 6.0))
+    large = predict_pb2.PredictRequest()
+    large.model_spec.name = "half"
+    large.inputs["x"].CopyFrom(tf.make_tensor_proto(np.zeros([1 << 13, 1], np.float32)))
+    assert refusal(lambda: stub.Predict(large, timeout=60)) == refused
     answer = ask_at(small.rest_port, "/v1/models/words:predict", {"instances": ["cash"]})
     gate.opened.set()
 
     assert refused == ("RESOURCE_EXHAUSTED", "Concurrent RPC limit exceeded!")
-    counted = 'stoker_request_count{model_name="half",version="",status="RESOURCE_EXHAUSTED"} 1'
+    counted = 'stoker_request_count{model_name="half",version="",status="RESOURCE_EXHAUSTED"} 2'
     assert counted in ask_at(small.rest_port, METRICS_PATH).body, "alerts see it"
     assert answer.status == 200
     assert [call.result(60) for call in calls] == [2.0, 3.0, 4.0]
     assert by_grpc(stub, 6.0) == 5.0
+
+
+def test_the_latency_of_an_objective_has_the_wait_for_a_thread(
+    small: Server, gate: Gate, pool: ThreadPoolExecutor, ask_at: AskAt
+) -> None:
+    gate.opened.set()
+
+    def seconds() -> float:
+        text = ask_at(small.rest_port, METRICS_PATH).body
+        name = 'stoker_request_latency_sum{model_name="half",version="1"} '
+        return sum(float(x.removeprefix(name)) for x in text.splitlines() if name in x) / 1e6
+
+    by_rest(small, ask_at, 0.0)
+    before_s, free = seconds(), threading.Event()
+    for _ in range(small._app.options.workers):
+        small._app._threads.submit(free.wait, 60)
+    waiting = pool.submit(by_rest, small, ask_at, 2.0)
+    wait_for(lambda: small.plane.metrics.requests_without_thread.total() == 1)
+    time.sleep(0.3)  # the wait that has to be counted
+    free.set()
+
+    assert waiting.result(60) == 3.0
+    assert seconds() - before_s >= 0.3
 
 
 @pytest.mark.parametrize("protocol", ["REST", pytest.param("gRPC", marks=pytest.mark.soak)])

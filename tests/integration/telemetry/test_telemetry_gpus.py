@@ -142,6 +142,23 @@ with sampling() as sampler:
     assert f"stoker_gpu_temperature_celsius{WELL}" in found
 
 
+def test_what_a_gpu_does_not_report_or_a_user_may_not_read_is_absent(machine: Machine) -> None:
+    not_supported, no_permission = 3, 4
+    for found in machine.parts(f"""\
+for code in ({not_supported}, {no_permission}):
+    state(refuse=code)
+    with sampling() as sampler:
+        first = sampler.readings()
+        until(lambda: sampler.readings() is not first)
+        found.append(text())
+"""):
+        assert {name.partition("{")[0] for name in found} == {
+            *("stoker_exporter_last_sample_age_seconds", "stoker_gpu_info", "stoker_gpu_lost")
+        }
+        assert found['stoker_gpu_lost{gpu="1",uuid="GPU-b"}'] == 0
+    assert not machine.log.exists() or not machine.log.read_text()
+
+
 def test_a_gpu_that_falls_off_the_bus_is_a_metric_and_the_others_go_on(machine: Machine) -> None:
     lost, back = machine.parts("""\
 with sampling() as sampler:

@@ -70,6 +70,8 @@ HEALTHY: dict[str, str] = {
     **requests(600, INVALID_ARGUMENT=60, INTERNAL=0.3),
     **latency(slow_share=0.005),
     f"stoker_queued_requests{{{MODEL}}}": flat(0.1),
+    f'stoker_requests_without_thread{{{SERVER},entrypoint="REST"}}': flat(0.005),
+    f'stoker_requests_without_thread{{{SERVER},entrypoint="GRPC"}}': flat(0),
     f"stoker_model_loaded{{{VERSION}}}": flat(1),
     f'process_resident_memory_bytes{{{SERVER},worker="0"}}': rising(1e4, 2e9),
     f'stoker_prediction_skew_ratio{{{MODEL},column="fare"}}': flat(0.05),
@@ -145,6 +147,7 @@ _CHECKPOINT = f"stoker_train_checkpoint_age_seconds{{{RUN}}}"
 _GOODPUT = f"stoker_train_goodput_ratio{{{RUN}}}"
 _WORKER = f'stoker_train_straggler_ratio{{{RUN},worker="1"}}'
 QUEUED = f"stoker_queued_requests{{{MODEL}}}"
+_WITHOUT_THREAD = f'stoker_requests_without_thread{{{SERVER},entrypoint="REST"}}'
 _LOADED = f"stoker_model_loaded{{{VERSION}}}"
 _MEMORY = f'process_resident_memory_bytes{{{SERVER},worker="0"}}'
 _SKEW = f'stoker_prediction_skew_ratio{{{MODEL},column="fare"}}'
@@ -203,6 +206,16 @@ FAULTS: tuple[Case, ...] = (
         minutes=2 * HOUR,
     ),
     fault("StokerQueueGrowing", {QUEUED: after(5, 0.1, 2)}),
+    fault("StokerQueueGrowing", {_WITHOUT_THREAD: after(5, 0, 2)}),
+    fault(
+        "StokerQueueGrowing",
+        {
+            **requests(0, INTERNAL=0, INVALID_ARGUMENT=0),
+            **latency(slow_share=0.0, per_minute=0),
+            QUEUED: after(5, 0, 1),
+        },
+    ),
+    fault("StokerQueueGrowing", {QUEUED: "_", _WITHOUT_THREAD: after(5, 0, 2)}),
     fault("StokerModelNotLoaded", {_LOADED: "1+0x20 stale"}, early="20m", late="23m"),
     Case(
         name="StokerServerMemoryGrowth",
@@ -234,6 +247,10 @@ ALMOST: tuple[Case, ...] = (
     near("StokerExporterWithoutData", {_AGE: flat(299)}),
     near("StokerGpuIdle: little, but more than 5 %", {_IDLE: flat(0.06)}),
     near("StokerGpuIdle: no run holds it", {_IDLE: flat(0), _HELD: "_"}),
+    near(
+        "StokerGpuIdle and others: a card that reports nothing but that it is there",
+        {name: "_" for name in HEALTHY if "_gpu_" in name and "_lost" not in name},
+    ),
     near("StokerGpuHot", {_HOT: flat(87)}),
     near("StokerGpuThrottled", {_SLOWED: "1 0 0 0 " * 15}),
     near("StokerGpuMemoryNearlyFull", {_USED: flat(7.7e10)}),
@@ -250,6 +267,19 @@ ALMOST: tuple[Case, ...] = (
     near("StokerStraggler", {_WORKER: flat(1.19)}),
     near("StokerLatencyBudgetBurn", latency(slow_share=0.009)),
     near("StokerQueueGrowing", {QUEUED: flat(0.4)}),
+    near(
+        "StokerQueueGrowing: another server's requests wait",
+        {_WITHOUT_THREAD.replace("h:8501", "other:8501"): flat(99)},
+    ),
+    near(
+        "StokerQueueGrowing: one scrape of a model with few requests sees one wait",
+        {
+            **requests(6, INTERNAL=0, INVALID_ARGUMENT=0),
+            **latency(slow_share=0.0, per_minute=6),
+            QUEUED: "0+0x8 1 0+0x{n}",
+        },
+    ),
+    near("StokerQueueGrowing: a server of an earlier release", {_WITHOUT_THREAD: "_"}),
     Case(
         name="almost StokerServerMemoryGrowth",
         changed={_MEMORY: rising(1e5, 2e9)},

@@ -22,6 +22,7 @@ from tests.unit.monitor.alert_cases import (
     requests,
     rising,
 )
+from tests.unit.monitor.noisy_health import MINUTES, NOISY
 
 from stoker.core.config import build
 from stoker.core.errors import ConfigError
@@ -48,6 +49,16 @@ def checked(folder: Path, tests: list[dict[str, Any]], settings: RuleSettings = 
 @pytest.mark.parametrize("case", [*HEALTH, *FAULTS, *ALMOST], ids=lambda case: case.name)
 def test_alerts_of_a_case(case: Case, tmp_path: Path) -> None:
     assert checked(tmp_path, [case.as_test()]) == ""
+
+
+def test_no_alert_fires_in_healthy_hours_with_noise(tmp_path: Path) -> None:
+    test = Case(name="noise", changed=NOISY, fires={}, minutes=MINUTES).as_test()
+    firing = f'ALERTS{{alertstate="firing",alertname!="Watchdog"}}[{MINUTES}m]'
+    test["promql_expr_test"] = [
+        {"expr": f"count by (alertname) (count_over_time({firing}))", "eval_time": f"{MINUTES}m"}
+    ]
+
+    assert checked(tmp_path, [test]) == ""
 
 
 def test_a_case_that_expects_something_else_fails(tmp_path: Path) -> None:

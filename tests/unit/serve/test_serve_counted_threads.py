@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from stoker.serve.runtime.counted_threads import CountedThreads
+from stoker.serve.runtime.counted_threads import CountedThreads, take_waited_s
 
 
 def test_work_is_counted_until_it_begins_or_is_cancelled() -> None:
@@ -43,3 +44,15 @@ def test_work_is_counted_until_it_begins_or_is_cancelled() -> None:
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(int, "1")
     assert sum(changes) == 0
+
+
+def test_work_knows_once_how_long_it_waited_for_its_thread() -> None:
+    pool = CountedThreads(1, "test", on_change=lambda _: None)
+    pool.submit(time.sleep, 0.05)  # the work before it
+
+    waited_s = pool.submit(take_waited_s)
+
+    assert 0.03 < waited_s.result(30) < 30
+    assert pool.submit(lambda: (take_waited_s(), take_waited_s())).result(30)[1] == 0
+    assert take_waited_s() == 0
+    pool.shutdown()

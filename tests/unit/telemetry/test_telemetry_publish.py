@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -165,6 +169,25 @@ class Collector:
         self._server.server_close()
 
 
+class GrpcCollector(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Takes metrics as a collector does; OTLP over gRPC."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportMetricsServiceRequest] = []
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        add_to = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+        add_to(self, self._server)  # type: ignore[no-untyped-call] # grpcio has no types
+        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        self.requests.append(request)
+        return ExportMetricsServiceResponse()
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
+
+
 @pytest.fixture
 def sends(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Sends often, and gives up soon; the collector's address is still to be set."""
@@ -174,10 +197,29 @@ def sends(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     logging.getLogger("opentelemetry.exporter").setLevel(logging.NOTSET)
 
 
+PROTOCOL, OF_METRICS = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"
+OVER_HTTP, OVER_GRPC = "http/protobuf", "grpc"
+
+
+@pytest.mark.parametrize(
+    ("receiver", "protocol"),
+    [
+        (Collector, {}),
+        (GrpcCollector, {PROTOCOL: OVER_GRPC}),
+        (GrpcCollector, {PROTOCOL: OVER_HTTP, OF_METRICS: OVER_GRPC}),
+    ],
+    ids=["by default", "gRPC", "gRPC for metrics"],
+)
 def test_metrics_are_sent_by_otlp_also_at_the_end(
-    live: LiveMetrics, tmp_path: Path, sends: pytest.MonkeyPatch
+    live: LiveMetrics,
+    tmp_path: Path,
+    sends: pytest.MonkeyPatch,
+    receiver: type[Collector | GrpcCollector],
+    protocol: dict[str, str],
 ) -> None:
-    collector = Collector()
+    for name, value in protocol.items():
+        sends.setenv(name, value)
+    collector = receiver()
     with contextlib.closing(collector):
         sends.setenv(ENDPOINT, collector.endpoint)
         with offered(live, Destinations(runs=tmp_path), environ={ENDPOINT: collector.endpoint}):
@@ -257,6 +299,22 @@ def test_invalid_variables_of_opentelemetry_are_one_warning(
     (record,) = caplog.records
     assert "metrics are not sent, training goes on: " in record.getMessage()
     assert "OTEL_" in record.getMessage()
+
+
+def test_an_exporter_that_is_not_installed_is_one_warning(
+    live: LiveMetrics,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    sends: pytest.MonkeyPatch,
+) -> None:
+    sends.setenv(PROTOCOL, OVER_GRPC)
+    sends.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.metric_exporter", None)
+    with offered(live, Destinations(runs=tmp_path), environ={ENDPOINT: "http://127.0.0.1:1"}):
+        pass
+
+    (record,) = caplog.records
+    assert "metrics are not sent, training goes on: " in record.getMessage()
+    assert "pip install 'stoker[otel]'" in record.getMessage()
 
 
 def test_opentelemetrys_switches_turn_it_off(live: LiveMetrics, tmp_path: Path) -> None:

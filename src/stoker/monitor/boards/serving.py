@@ -132,10 +132,19 @@ SERVING = Board(
             lines=(
                 Panel(
                     title="Time in the queue",
-                    queries=_of(f"model:stoker_queue_wait_seconds:avg5m{{{_MODEL}}}"),
+                    queries=(
+                        Query(
+                            expr=f"model:stoker_queue_wait_seconds:avg5m{{{_MODEL}}}",
+                            legend="{{model_name}}",
+                        ),
+                        Query(
+                            expr=f"model:stoker_thread_wait_seconds:avg5m{{{_MODEL}}}",
+                            legend="{{model_name}}: for a thread",
+                        ),
+                    ),
                     unit="s",
                     alert="StokerQueueGrowing",
-                    help="Requests in the queue, divided by requests per second.",
+                    help="Waiting requests, divided by requests per second; those without a thread count by model as all do.",
                 ),
                 Panel(
                     title="Rows of a batch",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from stoker.monitor.rules.objectives import Objective, p99s_ms
 from stoker.monitor.rules.rule import Alert, Recording, Severity
+from stoker.monitor.rules.slo import LEAST_RATE
 from stoker.monitor.settings import RuleSettings
+
+_RATE = "model:stoker_requests:rate5m"
 
 RECORDINGS = (
     Recording(
@@ -16,9 +19,17 @@ RECORDINGS = (
         expr="histogram_quantile(0.5, sum by (model_name, le) (rate(stoker_request_latency_bucket[5m]))) / 1e6",
     ),
     Recording(
-        # Little's law: requests in the queue / requests per second = seconds in the queue.
+        # Little's law: waiting requests / requests per second = seconds of wait. The models of a server
+        # share its threads, so each has its share of those that wait for one.
+        record="model:stoker_thread_wait_seconds:avg5m",
+        expr="sum by (model_name) (sum by (instance, model_name) (rate(stoker_request_count[5m]))"
+        " * on (instance) group_left () (sum by (instance) (avg_over_time(stoker_requests_without_thread[5m]))"
+        f" / (sum by (instance) (rate(stoker_request_count[5m])) > 0))) / {_RATE} or 0 * {_RATE}",
+    ),
+    Recording(
         record="model:stoker_queue_wait_seconds:avg5m",
-        expr="sum by (model_name) (avg_over_time(stoker_queued_requests[5m])) / model:stoker_requests:rate5m",
+        expr=f"(sum by (model_name) (avg_over_time(stoker_queued_requests[5m])) or 0 * {_RATE}) / {_RATE}"
+        " + model:stoker_thread_wait_seconds:avg5m",
     ),
     Recording(
         record="model:stoker_batch_padding:ratio_rate5m",
@@ -35,11 +46,13 @@ _ROLLED_BACK = 'max by (model_name) (stoker_rollout_phase{phase="rolled back"})'
 def _queue_growing(objective: Objective) -> Alert:
     return Alert(
         name="StokerQueueGrowing",
-        expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}",
-        lasts="5m",
+        # At a low rate one scrape that sees a waiting request is a long wait; at 0, requests hang.
+        expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}"
+        f" unless {_RATE} > 0 < {LEAST_RATE}",
+        lasts="10m",  # longer than the window: one scrape that sees a peak is in it for 5 minutes
         severity=Severity.TICKET,
-        summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} in the queue",
-        description=f"That alone is longer than {objective.value:g} ms, within which the whole answer is to come: add servers, or raise the batch size.",
+        summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} for a thread and in the queue",
+        description=f"That alone is longer than {objective.value:g} ms, within which the whole answer is to come: add servers or threads, or raise the batch size.",
         labels={"objective": f"{objective.value:g} ms"},
     )
 
@@ -73,7 +86,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="30m",
             severity=Severity.TICKET,
             summary=f"{_MODEL}: column {{{{ $labels.column }}}} of requests differs from training",
-            description="Its distribution is not the one that the model was trained on; `stoker skew` shows both.",
+            description="Its distribution is not the one that the model was trained on; `stoker skew` on a request log shows both.",
         ),
         Alert(
             name="StokerPredictionDrift",

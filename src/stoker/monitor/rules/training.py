@@ -46,7 +46,9 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
     return (
         Alert(
             name="StokerInputBound",
-            expr="run:stoker_train_input_wait:ratio_avg5m > 0.2",
+            # Not in a run's first minutes, whose files are not in the page cache yet.
+            expr="run:stoker_train_input_wait:ratio_avg5m > 0.2"
+            " and on (run) stoker_train_input_wait_ratio offset 5m",
             lasts="5m",
             severity=Severity.TICKET,
             summary=f"{_RUN} waits for input {{{{ $value | humanizePercentage }}}} of the time",

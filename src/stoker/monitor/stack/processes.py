@@ -15,6 +15,7 @@ from stoker.core.errors import BusyError, ConfigError, Plain, UserError
 from stoker.core.files import alone, writable
 from stoker.monitor.generated import is_edited, write_generated
 from stoker.monitor.rules.groups import rules_text
+from stoker.monitor.rules.rule import scaled_duration
 from stoker.monitor.stack.programs import ALERTMANAGER, PROMETHEUS, Program, find_program
 from stoker.monitor.stack.state import Started, read_started, write_started
 from stoker.monitor.stack.wiring import (
@@ -80,7 +81,7 @@ class Stack:
         started: tuple[Started, ...] = ()
         try:
             for program, (path, port) in programs.items():
-                started += (self._start(program, path, port, resend=wiring.lasting("1m")),)
+                started += (self._start(program, path, port, wiring=wiring),)
                 write_started(self.folder, started)
             for each in started:
                 _wait_until_ready(each)
@@ -125,7 +126,7 @@ class Stack:
             "it is: --keep-edited.",
         )
 
-    def _start(self, program: Program, path: str, port: int, *, resend: str) -> Started:
+    def _start(self, program: Program, path: str, port: int, *, wiring: Wiring) -> Started:
         name = program.package
         address = f"{HOST}:{port}"
         config = "prometheus.yml" if program is PROMETHEUS else "alertmanager.yml"
@@ -135,7 +136,10 @@ class Stack:
         ]
         if program is PROMETHEUS:
             # The first sends get lost: Prometheus knows no Alertmanager in its first seconds.
-            flags.append(f"--rules.alert.resend-delay={resend}")
+            flags.append(f"--rules.alert.resend-delay={wiring.lasting('1m')}")
+            # The series of an earlier `up` are seen for this long: 20 scrapes, as by default.
+            lookback = scaled_duration("5m", wiring.scale, least="20s")
+            flags.append(f"--query.lookback-delta={lookback}")
             flags += [f"--storage.tsdb.path={data_folder(self.folder, program.name)}", *_RETENTION]
         else:
             # Without a port for other Alertmanagers, which is open to the network by default.

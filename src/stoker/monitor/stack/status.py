@@ -62,11 +62,14 @@ def read_status(started: tuple[Started, ...]) -> Status:
             )
             for each in targets
         ),
+        # Two windows of one objective say the same.
         alerts=tuple(
             sorted(
-                (each["labels"]["alertname"], each["annotations"].get("summary", ""))
-                for each in alerts
-                if each["state"] == "firing"
+                {
+                    (each["labels"]["alertname"], each["annotations"].get("summary", ""))
+                    for each in alerts
+                    if each["state"] == "firing"
+                }
             )
         ),
     )

@@ -105,7 +105,7 @@ class GrpcServer:
         self._at_once[method] = answer
 
     def when_refused(self, count: Callable[[Any], None]) -> None:
-        """Set the function that gets the message of each refused call; None stands for a large one, which was not read."""
+        """Set the function that gets the message of each refused call; None: it cannot be read, or is compressed."""
         self._refused = count
 
     def handler_of(self, details: Details) -> tuple[Any, bool]:
@@ -339,14 +339,29 @@ class GrpcServer:
 
 
 def _small(call: ServerCall, message: Any) -> Any:
-    """Return a call's message, parsed; None if that would keep the loop, or fails."""
+    """Return a call's message, parsed, of a large one its first field only; None if it cannot be parsed."""
     if not isinstance(message, Message):
         return message  # parsed already
-    if not isinstance(message, bytes) or len(message) > INLINE_BYTES:
+    if not isinstance(message, bytes):
         return None
+    if len(message) > INLINE_BYTES:
+        message = _first_field(message)
     with contextlib.suppress(DecodeError):
         return call.handler.request_deserializer(message)
     return None
+
+
+def _first_field(message: bytes) -> bytes:
+    """Return a message's field 1, which names the model, with its head; empty if the field is not first or large.
+
+    Source: protobuf, "Encoding": serializers write fields in the order of their numbers.
+    """
+    if message[:1] != b"\x0a":  # field 1, with a length
+        return b""
+    size, end = message[1], 2
+    if size & 0x80:
+        size, end = size & 0x7F | message[2] << 7, 3
+    return message[: end + size] if size <= INLINE_BYTES else b""
 
 
 def _overdue(connection: Connection, limits: HttpLimits, now_s: float) -> str:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_OF_THREAD = threading.local()
+
+
+def take_waited_s() -> float:
+    """Return how long this thread's work waited for it, seconds; 0 at each further call, and in other threads."""
+    waited_s: float = getattr(_OF_THREAD, "waited_s", 0.0)
+    _OF_THREAD.waited_s = 0.0
+    return waited_s
 
 
 class CountedThreads(ThreadPoolExecutor):
@@ -27,9 +38,11 @@ class CountedThreads(ThreadPoolExecutor):
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
         """Queue work for a thread."""
+        submitted_s = time.monotonic()
 
         def begin() -> T:
             self._on_change(-1.0)
+            _OF_THREAD.waited_s = time.monotonic() - submitted_s
             return work(*args, **options)
 
         self._on_change(1.0)

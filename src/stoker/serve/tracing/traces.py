@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import logging
 import os
 import threading
@@ -31,18 +30,12 @@ from stoker.serve.observability.access_log import Entry
 from stoker.serve.observability.counters import Counter
 from stoker.serve.runtime.background import Background
 from stoker.serve.tracing.spans import Span, span_of
+from stoker.telemetry.otlp_exporter import exporter_module
 
 _log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
 """Longest wait for pending spans at shutdown, seconds; a missing receiver delays it no longer."""
-
-_PROTOCOL = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_EXPORTERS = {
-    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
-}
-"""Protocol -> the module of its exporter."""
 
 _NS = 1_000_000_000
 
@@ -154,7 +147,7 @@ def _ns(seconds: float) -> int:
 
 def _provider(trace_ids: RandomIdGenerator) -> TracerProvider:
     try:
-        exporter = _exporter()
+        exporter: SpanExporter = exporter_module("trace").OTLPSpanExporter()
         provider = TracerProvider(
             resource=_resource(), shutdown_on_exit=False, id_generator=trace_ids
         )
@@ -165,14 +158,6 @@ def _provider(trace_ids: RandomIdGenerator) -> TracerProvider:
             got=Plain(f"{type(error).__name__}: {error}".rstrip(".")),
         ) from error
     return provider
-
-
-def _exporter() -> SpanExporter:
-    name = next((found for one in _PROTOCOL if (found := os.environ.get(one))), "http/protobuf")
-    if name not in _EXPORTERS:
-        raise ConfigError(f"{_PROTOCOL[1]} must be one of {', '.join(_EXPORTERS)}", got=name)
-    exporter: SpanExporter = importlib.import_module(_EXPORTERS[name]).OTLPSpanExporter()
-    return exporter
 
 
 def _resource() -> Resource:

@@ -89,7 +89,7 @@ VERSION_REQUEST_LATENCY = _metric(
     kind=Kind.HISTOGRAM,
     unit="microseconds",
     labels=("model_name", "version"),
-    help="Time of a version to answer a request, microseconds.",
+    help="Time of a version to answer a request, with its wait for a thread, microseconds.",
 )
 MODEL_LOADED = _metric(
     name="stoker_model_loaded",

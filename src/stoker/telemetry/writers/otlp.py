@@ -8,7 +8,6 @@ that is silent or gone delays nothing. Needs the extra `otel`.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import threading
@@ -35,6 +34,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from stoker.core.errors import ConfigError, Plain
 from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.catalogue.metric import Kind, Metric
+from stoker.telemetry.otlp_exporter import exporter_module
 from stoker.telemetry.writers.live import BUCKETS, LiveMetrics, Samples, StepHistogram
 
 _LOG = logging.getLogger(__name__)
@@ -44,13 +44,6 @@ FLUSH_S = 2.0
 
 EVERY_MS = 15_000
 """Pause between two sends, if `OTEL_METRIC_EXPORT_INTERVAL` does not set another."""
-
-_PROTOCOL = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_EXPORTERS = {
-    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
-    "grpc": "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
-}
-"""Protocol -> the module of its exporter."""
 
 
 @contextlib.contextmanager
@@ -63,7 +56,8 @@ def exported(live: LiveMetrics) -> Iterator[None]:
     # Each attempt to reach a collector that is gone would be a line.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     try:
-        exporter, every_s = _exporter(), _interval_s()
+        exporter: MetricExporter = exporter_module("metric").OTLPMetricExporter()
+        every_s = _interval_s()
         data = _Data(live)
     except (ValueError, TypeError) as error:
         raise ConfigError(
@@ -160,14 +154,6 @@ class _Data:
         return OtlpMetric(
             metric.name, metric.help, "", Histogram([point], AggregationTemporality.CUMULATIVE)
         )
-
-
-def _exporter() -> MetricExporter:
-    name = next((found for one in _PROTOCOL if (found := os.environ.get(one))), "http/protobuf")
-    if name not in _EXPORTERS:
-        raise ConfigError(f"{_PROTOCOL[1]} must be one of {', '.join(_EXPORTERS)}", got=name)
-    exporter: MetricExporter = importlib.import_module(_EXPORTERS[name]).OTLPMetricExporter()
-    return exporter
 
 
 def _interval_s() -> float:
