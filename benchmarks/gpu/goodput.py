@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from situation import Situation
 from timeline import Timeline
 
 FIVE_MINUTES_S, LONG_S = 300.0, 90.0
+
+ONE_TIME_EPOCHS = 3
+"""Epochs after which nothing happens for the first time: validation is traced after the first, and
+MFU and ceiling are measured after the second call, which may be the whole second epoch."""
 
 
 def read(text: str) -> dict[str, Any]:
@@ -22,7 +27,8 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     """Figures of the time outside steps."""
     steady, first_s = line.steady(), line.until_first_step_s(batch=at.sizes.batch)
     if steady is None or first_s is None or "ended_at" not in found:
-        at.add("time that is not steps", None, "s", how="the training made too few steps")
+        how = "the training made too few steps, or had no end in its time"
+        at.add("time that is not steps", None, "s", how=how)
         return
     took_s = found["ended_at"] - line.began_at
     step_s = found["step_time_s"]
@@ -47,7 +53,7 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
         100 * per_epoch,
         "%",
         at_most=2.0,
-        how="1 - steps over wall, from the end of the first call to that of the last",
+        how=f"1 - steps over wall, from the end of epoch {ONE_TIME_EPOCHS} to that of the last",
     )
     share = (FIVE_MINUTES_S - fixed_s) * (1 - per_epoch) / FIVE_MINUTES_S
     at.add(
@@ -59,11 +65,16 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     )
     for name, (value, unit) in account(found).items():
         at.add(f"by the training's own account: {name}", value, unit, how="stoker train --json")
+    # The part's log comes back from a rented machine; the run's folder does not.
+    told = {name: value for name, value in found.items() if name.startswith("device_")}
+    sys.stdout.write(json.dumps(told | {"xla": found.get("xla")}) + "\n")
 
 
 def epoch_share(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Share of the time outside steps, between the ends of the first and the last call."""
-    first, last = line.marks[0], line.marks[-1]
+    """Share of the time outside steps, from the end of epoch `ONE_TIME_EPOCHS` on."""
+    known = line.marks[-1].samples * ONE_TIME_EPOCHS / found["epochs"]
+    later = [mark for mark in line.marks if mark.samples >= 0.99 * known]
+    first, last = later[0], later[-1]
     if last.at <= first.at:
         return 0.0
     steps = (last.samples - first.samples) / line_batch(line, found)

@@ -16,8 +16,11 @@ ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "benchmarks" / "gpu" / "run.py"
 COMMITTED = ROOT / "benchmarks" / "results" / "gpu.json"
 
-SOME = {"train"}
-OTHERS = {"ingest", "serve", "start", "transformer", "small", "xla_fit", "xla", "precision"}
+SOME = {"train", "fit"}
+OTHERS = {
+    *("ingest", "serve", "start", "transformer", "transformer_fit"),
+    *("small", "xla_fit", "xla", "precision"),
+}
 """With `SOME`, all but `tune`, which takes a minute: tests/integration/app/test_app_tune.py runs it."""
 
 

@@ -18,7 +18,7 @@ Record = dict[str, Any]
 def record(part: str, *, date: str = "2026-11-26T10:00:00", **more: Any) -> Record:
     figure = {"name": part, "value": 1.0, "unit": "x", "target": 2.0, "holds": False}
     made = {"part": part, "device": records.GPU, "date": date, "figures": [figure], "refused": []}
-    return made | {"card": {"uuid": "GPU-a"}} | more
+    return made | {"card": {"uuid": "GPU-a"}, "commit": "abc"} | more
 
 
 def rate(of: str, value: float) -> dict[str, Any]:
@@ -64,20 +64,47 @@ def test_a_refused_record_holds_nothing_and_says_why() -> None:
     assert [(f["holds"], f["refused"]) for f in figures] == [(None, "shared with python 7")]
 
 
-def test_ours_is_compared_with_the_faster_of_both_peers_on_the_same_card() -> None:
-    train = record("train", figures=[rate("fit", 800.0), rate("stoker", 2000.0)])
+def test_ours_is_compared_with_the_faster_of_both_peers_on_the_same_card_and_commit() -> None:
+    train = record("train", figures=[rate("stoker", 2000.0)])
+    fit = record("fit", figures=[rate("fit", 800.0)])
     xla = record("xla_fit", figures=[rate("fit, XLA", 1500.0)])
 
-    (found,) = records.derived({"train": train, "xla_fit": xla})
+    first, best = records.derived({"train": train, "fit": fit, "xla_fit": xla})
 
-    assert (found["value"], found["holds"], found["peer"]) == (1.333, True, "fit, XLA")
+    assert (first["value"], first["holds"], first["peer"]) == (2.5, True, "fit")
+    assert (best["value"], best["holds"], best["peer"]) == (1.333, True, "fit, XLA")
+    assert records.derived({"train": train, "fit": fit}) == [first]
     others: tuple[Record, ...] = (
         {"card": {"uuid": "GPU-b"}},
+        {"commit": "abd"},
         {"refused": ["slowed by heat"]},
         {"figures": []},
     )
     for more in others:
-        assert records.derived({"train": train, "xla_fit": xla | more}) == []
+        assert records.derived({"train": train, "fit": fit, "xla_fit": xla | more}) == [first]
+
+
+def test_images_of_five_minutes_and_texts_are_compared_too() -> None:
+    pairs = {"stoker, five minutes": 500.0, "fit, five minutes": 250.0, "stoker, texts": 11.0}
+    parts = {of: record(of, figures=[rate(of, value)]) for of, value in pairs.items()}
+    texts = record("transformer_fit", figures=[rate("fit, texts", 10.0)])
+
+    found = records.derived(parts | {"transformer_fit": texts})
+
+    assert [(each["value"], each["holds"]) for each in found] == [(2.0, True), (1.1, False)]
+
+
+def test_the_share_of_an_epoch_leaves_out_what_happens_once() -> None:
+    import goodput
+
+    # Epochs of one call of 10 s; the first two have 30 s of costs that others have not.
+    ends = (40.0, 80.0, 91.0, 102.0, 113.0)
+    marks = tuple(Mark(at=at, samples=80.0 * n) for n, at in enumerate(ends, start=1))
+    found = {"steps": 50, "epochs": 5, "step_time_s": 1.0}
+
+    share = goodput.epoch_share(Timeline(began_at=0.0, marks=marks), found)
+
+    assert share == pytest.approx(1 / 11)
 
 
 def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:

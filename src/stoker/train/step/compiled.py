@@ -393,6 +393,10 @@ SILENT_S = 2.0
 EVERY_S = 1.0
 """Interval between two updates of the line."""
 
+PUBLISH_EVERY_S = 10.0
+"""Interval between two publications of what XLA has tuned so far: on a GPU a compilation can take
+minutes, and a process that is killed in it would lose all of that."""
+
 
 @contextmanager
 def show_compilation(report: Callable[[str], None], what: str) -> Iterator[None]:
@@ -412,11 +416,14 @@ def show_compilation(report: Callable[[str], None], what: str) -> Iterator[None]
     ended = threading.Event()
 
     def repeat() -> None:
-        wait_s = SILENT_S
+        wait_s, published_s = SILENT_S, begun_s
         while not ended.wait(wait_s):
             passed = round(time.monotonic() - begun_s)
             report(f"compiling, {passed // 60}:{passed % 60:02}: {what}")
             wait_s = EVERY_S
+            if time.monotonic() - published_s >= PUBLISH_EVERY_S:
+                publish()
+                published_s = time.monotonic()
 
     reporter = threading.Thread(target=repeat, name="stoker-compiling", daemon=True)
     reporter.start()
