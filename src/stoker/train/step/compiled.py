@@ -320,6 +320,21 @@ class CompiledStep:
                 self._run_resident, sample, state=state, seconds=seconds, steps=steps
             )
 
+    @property
+    def may_trace_meanwhile(self) -> bool:
+        """Whether one thread may trace the step while another runs its first call.
+
+        On a GPU that call mostly waits for cuDNN's search for algorithms, and a trace between two
+        calls would keep the device idle. On a CPU both need the same cores.
+        """
+        on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        return on_gpu and self.setup.distribution.replicas == 1
+
+    def trace_resident(self) -> None:
+        """Trace what `measure_ceiling` runs; nothing is computed."""
+        with self.setup.distribution.strategy.scope():
+            self._run_resident.get_concrete_function()
+
     def resident(self, state: TrainingState) -> Resident:
         """Return the step on one batch in memory, for other measurements."""
         distribution, run_resident = self.setup.distribution, self._run_resident
