@@ -7,6 +7,7 @@ An environment variable of TensorFlow is tried by setting it for this process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
@@ -17,7 +18,10 @@ from typing import Any
 from stoker.app.import_tensorflow import import_tensorflow
 
 CALL, CALLS, WARM = 10, 7, 2
-"""Steps of a call; calls of a choice; of them those that are left out: they trace and find kernels."""
+"""Steps of a call; timed calls of a choice; of them those that are left out: they trace and find kernels.
+
+One more call is in a trace of the device.
+"""
 
 BATCHES, CLASSES = 4, 4
 
@@ -39,10 +43,12 @@ def batches(crop: int, rows: int) -> Any:
 
 
 def measured(choice: str, data: Any, folder: Path, *, rows: int) -> dict[str, Any]:
-    """Images per second of one choice, and its loss after all calls."""
+    """Images per second of one choice, its loss after all calls, and the device's time in one of them."""
     import keras
     import ours
     from model import build
+
+    from stoker.measure.device_trace import DeviceTrace, can_trace, time_in
 
     xla = choice.endswith("+xla")
     precision, _, scale = choice.removesuffix("+xla").partition(":")
@@ -53,19 +59,20 @@ def measured(choice: str, data: Any, folder: Path, *, rows: int) -> dict[str, An
     settings = ours.Settings(steps_per_call=CALL, batch_size=rows, xla=xla, loss_scale=loss_scale)
     rates: list[float] = []
     losses: list[float] = []
+    traces: list[DeviceTrace] = []
 
     def note(progress: Any) -> None:
-        rates.append(progress.scalars.get("samples_per_s", 0.0))
-        losses.append(progress.scalars["loss"])
         if len(rates) == CALLS:
             raise EndError
+        rates.append(progress.scalars.get("samples_per_s", 0.0))
+        losses.append(progress.scalars["loss"])
+        if len(rates) == CALLS and can_trace():
+            traces.append(DeviceTrace())
 
-    try:
+    with contextlib.suppress(EndError):
         ours.train(
             ours.build(build, data, settings), data, settings, folder=folder, on_progress=note
         )
-    except EndError:
-        pass
     warm = rates[WARM:]
     return {
         "choice": choice,
@@ -74,6 +81,7 @@ def measured(choice: str, data: Any, folder: Path, *, rows: int) -> dict[str, An
         "most": max(warm),
         "loss": losses[-1],
         "steps": CALL * CALLS,
+        "device_time": [time_in(trace.stop()).to_json() for trace in traces],
     }
 
 
