@@ -55,7 +55,7 @@ def put(path: Path, record: Record) -> None:
 def merge(into: Path, *found: Path) -> dict[str, Record]:
     """Merge the records of other files into one file; the newest measurement of a part counts.
 
-    A record without figures does not replace one with figures, and CPU records are left out.
+    A record without a value does not replace one with values, and CPU records are left out.
 
     Returns:
         The content of the file after the merge.
@@ -73,8 +73,9 @@ def merge(into: Path, *found: Path) -> dict[str, Record]:
 def _replaces(new: Record, old: Record | None) -> bool:
     if old is None:
         return True
-    if bool(new["figures"]) != bool(old["figures"]):
-        return bool(new["figures"])
+    has_values = [any(f["value"] is not None for f in each["figures"]) for each in (new, old)]
+    if has_values[0] != has_values[1]:
+        return has_values[0]
     return bool(new["date"] >= old["date"])
 
 

@@ -49,13 +49,16 @@ def test_what_a_cpu_measured_is_never_merged(tmp_path: Path) -> None:
     assert records.merge(tmp_path / "gpu.json", tmp_path / "cpu.json") == {}
 
 
-def test_a_record_without_figures_replaces_none_that_has_some(tmp_path: Path) -> None:
+@pytest.mark.parametrize("figures", [[], [{"name": "train", "value": None}]])
+def test_a_record_without_a_value_replaces_none_that_has_some(
+    tmp_path: Path, figures: list[Any]
+) -> None:
     records.put(tmp_path / "old.json", record("train"))
-    records.put(tmp_path / "new.json", record("train", date="2027-01-01", figures=[]))
+    records.put(tmp_path / "new.json", record("train", date="2027-01-01", figures=figures))
 
     merged = records.merge(tmp_path / "gpu.json", tmp_path / "old.json", tmp_path / "new.json")
 
-    assert merged["train"]["figures"]
+    assert merged["train"]["figures"][0]["value"] == 1.0
 
 
 def test_a_refused_record_holds_nothing_and_says_why() -> None:
