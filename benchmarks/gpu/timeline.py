@@ -80,25 +80,18 @@ class Timeline:
         first, last = self.marks[0], self.marks[-1]
         return (last.samples - first.samples) / (last.at - first.at)
 
-    def samples_within(self, seconds: float) -> float:
-        """Samples done this long after the process's start, interpolated between marks."""
-        before = Mark(at=self.began_at, samples=0.0)
-        for mark in self.marks:
-            if mark.at - self.began_at > seconds:
-                share = (self.began_at + seconds - before.at) / (mark.at - before.at)
-                # Before the first mark, the times of its samples are unknown.
-                return before.samples + share * (mark.samples - before.samples) * bool(
-                    before.samples
-                )
-            before = mark
-        return before.samples
+    def five_minutes(self) -> float | None:
+        """Samples in the first five minutes: those seen, then on at the rate of the marks' second half.
 
-    def five_minutes(self, *, batch: float) -> float | None:
-        """Samples in the first five minutes: the measured start, extrapolated at the mean rate."""
-        start_s, rate = self.until_first_step_s(batch=batch), self.mean_rate()
-        if start_s is None or rate is None:
+        The first half has costs that come once; the ends of epochs count in both.
+        """
+        later = Timeline(began_at=self.began_at, marks=self.marks[len(self.marks) // 2 :])
+        rate = later.mean_rate() or self.mean_rate()
+        if rate is None:
             return None
-        return max(0.0, FIVE_MINUTES_S - start_s) * rate
+        last = self.marks[-1]
+        left_s = FIVE_MINUTES_S - (last.at - self.began_at)
+        return last.samples + left_s * rate
 
 
 def of_fit(lines: Path, *, began_at: float) -> Timeline:

@@ -6,8 +6,6 @@ import pytest
 from tests.gpu.conftest import Device
 from tests.gpu.pictures import Pictures, Trained
 
-from stoker.train.config import TEST_SWITCH
-
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"mixed_bfloat16": 0.15, "mixed_float16": 0.05}
@@ -55,16 +53,3 @@ def test_xla_changes_no_more_than_rounding(
     assert ("GPU" in compiled.facts["device"]) == (device == "gpu")
     losses = [each.result["metrics"]["loss"] for each in (compiled, in_float32)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-@pytest.mark.slow
-def test_xla_compiles_while_training_goes_on_with_what_it_has(pictures: Pictures) -> None:
-    """The compiler uses the card next to the steps; whether it ends in time is open."""
-    trained = pictures.train(
-        *("train.precision=float32", "train.xla=auto", "train.epochs=60"),
-        env={TEST_SWITCH: "0"},
-    )
-
-    assert "XLA: " in trained.said, trained.result["xla"]
-    assert trained.result["steps"] == 60 * 5
-    assert trained.result["metrics"]["loss"] < 0.4

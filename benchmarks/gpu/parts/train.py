@@ -78,13 +78,13 @@ def show(at: Situation, name: str, line: Timeline, *, rate_of: str) -> None:
         "s",
         how="from outside; the time of later steps in the first call is taken off",
     )
-    total = line.five_minutes(batch=at.sizes.batch)
+    total = line.five_minutes()
     if total:
         at.add(
             f"ResNet-50, {name}: images in the first five minutes",
             total,
             "images",
             rate_of=f"{rate_of}, five minutes",
-            how=f"computed: the start as measured ({start_s:.3g} s), then on at the mean rate with ends of "
-            "epochs",
+            how=f"counted for {line.marks[-1].at - line.began_at:.3g} s, then computed at the mean rate of the "
+            "second half, with ends of epochs",
         )

@@ -144,11 +144,12 @@ def test_rates_are_medians_of_windows() -> None:
     assert own.steady() == (90.0, 70.0, 100.0)
 
 
-def test_samples_are_counted_from_the_start_of_the_process() -> None:
-    assert LINE.samples_within(5.0) == 0.0
-    assert LINE.samples_within(10.5) == pytest.approx(120.0)
-    assert LINE.samples_within(99.0) == pytest.approx(80.0 * 21)
-    assert LINE.five_minutes(batch=8) == pytest.approx((300 - 9.1) * 80.0)
+def test_five_minutes_count_from_the_start_of_the_process() -> None:
+    assert LINE.five_minutes() == pytest.approx((300 - 9) * 80.0)
+    # A start of 100 s and a rate that doubles: only the second half says how it goes on.
+    slow = (Mark(at=100.0, samples=10.0), Mark(at=110.0, samples=20.0), Mark(at=115.0, samples=30.0))
+    whole = (*slow, Mark(at=120.0, samples=40.0))
+    assert Timeline(began_at=0.0, marks=whole).five_minutes() == pytest.approx(40 + 180 * 2)
 
 
 def test_photographs_are_the_same_however_many_cores_make_them(
