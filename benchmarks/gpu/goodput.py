@@ -8,13 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from situation import Situation
-from timeline import Timeline
+from timeline import ONE_TIME_EPOCHS, Timeline
 
 FIVE_MINUTES_S, LONG_S = 300.0, 90.0
-
-ONE_TIME_EPOCHS = 3
-"""Epochs after which nothing happens for the first time: validation is traced after the first, and
-MFU and ceiling are measured after the second call, which may be the whole second epoch."""
 
 
 def read(text: str) -> dict[str, Any]:
@@ -33,7 +29,7 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     took_s = found["ended_at"] - line.began_at
     step_s = found["step_time_s"]
     steps_s = found["steps"] * step_s
-    per_epoch = epoch_share(line, found)
+    per_epoch = line.epoch_share(found)
     fixed_s = took_s - steps_s - per_epoch * (took_s - first_s)
     how = (
         f"one process of {took_s:.3g} s and {found['epochs']} epochs, seen from outside: "
@@ -68,22 +64,6 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     # The part's log comes back from a rented machine; the run's folder does not.
     told = {name: value for name, value in found.items() if name.startswith("device_")}
     sys.stdout.write(json.dumps(told | {"xla": found.get("xla")}) + "\n")
-
-
-def epoch_share(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Share of the time outside steps, from the end of epoch `ONE_TIME_EPOCHS` on."""
-    known = line.marks[-1].samples * ONE_TIME_EPOCHS / found["epochs"]
-    later = [mark for mark in line.marks if mark.samples >= 0.99 * known]
-    first, last = later[0], later[-1]
-    if last.at <= first.at:
-        return 0.0
-    steps = (last.samples - first.samples) / line_batch(line, found)
-    return max(0.0, 1 - steps * found["step_time_s"] / (last.at - first.at))
-
-
-def line_batch(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Samples per step in the timeline."""
-    return line.marks[-1].samples / found["steps"] if line.marks else 1.0
 
 
 def account(found: Mapping[str, Any]) -> dict[str, tuple[float, str]]:

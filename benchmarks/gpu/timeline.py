@@ -7,6 +7,7 @@ import json
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ WINDOWS = 8
 """Number of windows for the median of a steady rate, if there are that many marks."""
 
 FIVE_MINUTES_S = 300.0
+
+ONE_TIME_EPOCHS = 3
+"""Epochs after which nothing happens for the first time: validation is traced after the first, and
+MFU and ceiling are measured after the second call, which may be the whole second epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +84,20 @@ class Timeline:
             return None
         first, last = self.marks[0], self.marks[-1]
         return (last.samples - first.samples) / (last.at - first.at)
+
+    def epoch_share(self, found: Mapping[str, Any]) -> float:
+        """Share of the time outside steps, from the end of epoch `ONE_TIME_EPOCHS` on.
+
+        Args:
+            found: The training's result: `steps`, `epochs`, `step_time_s`.
+        """
+        last = self.marks[-1]
+        known = last.samples * ONE_TIME_EPOCHS / found["epochs"]
+        first = next(mark for mark in self.marks if mark.samples >= min(0.99 * known, last.samples))
+        if last.at <= first.at:
+            return 0.0
+        steps = (last.samples - first.samples) / (last.samples / found["steps"])
+        return max(0.0, 1 - steps * found["step_time_s"] / (last.at - first.at))
 
     def five_minutes(self) -> float | None:
         """Samples in the first five minutes: those seen, then on at the rate of the marks' second half.

@@ -21,4 +21,6 @@ def measure(at: Situation) -> None:
         return
     show(at, NAME, line, rate_of="stoker, XLA")
     for name, count in ((found.get("xla") or {}).get("cache") or {}).items():
-        at.add(f"compiled programs in XLA's cache: {name}", count, "files", how="stoker train --json")
+        at.add(
+            f"compiled programs in XLA's cache: {name}", count, "files", how="stoker train --json"
+        )

@@ -71,6 +71,6 @@ def test_the_trace_for_the_ceiling_runs_next_to_the_first_call_and_changes_no_bi
     # The first batch, the step and the ceiling, each once: only the last one has moved.
     assert before == [(True, False)] * len(calls)
     assert calls == [(True, False)] * (len(calls) - 1) + [(True, True)]
-    assert 0 < result.busy.busy_fraction
+    assert result.busy.busy_fraction > 0
     for one, other in zip(plain, weights, strict=True):
         np.testing.assert_array_equal(one, other)

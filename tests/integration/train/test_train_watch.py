@@ -275,7 +275,10 @@ def test_gradients_of_a_large_model_wait_until_their_pass_is_a_hundredth_of_the_
         watch.after(step, steps=1)
     writer.close()
 
-    shown = {kind: read(tmp_path / "train").Tensors(f"{kind}/dense/kernel") for kind in ("weights", "gradients")}
+    shown = {
+        kind: read(tmp_path / "train").Tensors(f"{kind}/dense/kernel")
+        for kind in ("weights", "gradients")
+    }
     assert [event.step for event in shown["weights"]] == [0, 4, 8, 12]
     assert [event.step for event in shown["gradients"]] == [12]
 

@@ -98,16 +98,12 @@ def test_images_of_five_minutes_and_texts_are_compared_too() -> None:
 
 
 def test_the_share_of_an_epoch_leaves_out_what_happens_once() -> None:
-    import goodput
-
     # Epochs of one call of 10 s; the first two have 30 s of costs that others have not.
     ends = (40.0, 80.0, 91.0, 102.0, 113.0)
     marks = tuple(Mark(at=at, samples=80.0 * n) for n, at in enumerate(ends, start=1))
     found = {"steps": 50, "epochs": 5, "step_time_s": 1.0}
 
-    share = goodput.epoch_share(Timeline(began_at=0.0, marks=marks), found)
-
-    assert share == pytest.approx(1 / 11)
+    assert Timeline(began_at=0.0, marks=marks).epoch_share(found) == pytest.approx(1 / 11)
 
 
 def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
@@ -147,7 +143,11 @@ def test_rates_are_medians_of_windows() -> None:
 def test_five_minutes_count_from_the_start_of_the_process() -> None:
     assert LINE.five_minutes() == pytest.approx((300 - 9) * 80.0)
     # A start of 100 s and a rate that doubles: only the second half says how it goes on.
-    slow = (Mark(at=100.0, samples=10.0), Mark(at=110.0, samples=20.0), Mark(at=115.0, samples=30.0))
+    slow = (
+        Mark(at=100.0, samples=10.0),
+        Mark(at=110.0, samples=20.0),
+        Mark(at=115.0, samples=30.0),
+    )
     whole = (*slow, Mark(at=120.0, samples=40.0))
     assert Timeline(began_at=0.0, marks=whole).five_minutes() == pytest.approx(40 + 180 * 2)
 

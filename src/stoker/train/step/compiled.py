@@ -332,8 +332,9 @@ class CompiledStep:
 
     def trace_resident(self) -> None:
         """Trace what `measure_ceiling` runs; nothing is computed."""
+        function: Any = self._run_resident
         with self.setup.distribution.strategy.scope():
-            self._run_resident.get_concrete_function()
+            function.get_concrete_function()
 
     def resident(self, state: TrainingState) -> Resident:
         """Return the step on one batch in memory, for other measurements."""

@@ -111,7 +111,9 @@ class ModelWatch:
         """Show what has become due in a call of this many steps that ended at this step."""
         done = step - steps
         if self._every and step // self._every > done // self._every:
-            self._within_budget(lambda: self._histograms(step, gradients=self._may_show_gradients()))
+            self._within_budget(
+                lambda: self._histograms(step, gradients=self._may_show_gradients())
+            )
         if self._terms and step // self._per_epoch > done // self._per_epoch:
             self._writer.embeddings(embeddings_of(self._model, self._terms))
 
