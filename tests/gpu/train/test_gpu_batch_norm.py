@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.gpu.conftest import Device
+from tests.gpu.pictures import TIMEOUT_S
 
 from stoker.measure.kernel_class import batch_norm_kernels
 
@@ -27,7 +28,7 @@ def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
         env=os.environ | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} | environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
