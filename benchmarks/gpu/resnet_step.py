@@ -12,6 +12,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def measured(choice: str, data: Any, folder: Path, *, rows: int) -> dict[str, An
     settings = ours.Settings(steps_per_call=CALL, batch_size=rows, xla=xla, loss_scale=loss_scale)
     rates: list[float] = []
     losses: list[float] = []
+    ends_s: list[float] = []
+    begun_s = time.monotonic()
     traces: list[DeviceTrace] = []
 
     def note(progress: Any) -> None:
@@ -66,6 +69,7 @@ def measured(choice: str, data: Any, folder: Path, *, rows: int) -> dict[str, An
             raise EndError
         rates.append(progress.scalars.get("samples_per_s", 0.0))
         losses.append(progress.scalars["loss"])
+        ends_s.append(time.monotonic() - begun_s)
         if len(rates) == CALLS and can_trace():
             traces.append(DeviceTrace())
 
@@ -79,6 +83,7 @@ def measured(choice: str, data: Any, folder: Path, *, rows: int) -> dict[str, An
         "images_per_s": statistics.median(warm),
         "least": min(warm),
         "most": max(warm),
+        "first_call_s": ends_s[0],
         "loss": losses[-1],
         "steps": CALL * CALLS,
         "device_time": [time_in(trace.stop()).to_json() for trace in traces],
