@@ -38,6 +38,8 @@ def traced(tmp_path: Path, policy: str, **environment: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_16_bits_run_by_the_kernel_for_nhwc(tmp_path: Path, device: Device, policy: str) -> None:
+    if device == "cpu" and policy == "mixed_float16":
+        pytest.skip("a CPU computes convolutions in float16 for minutes")
     result = traced(tmp_path, policy)
     found = batch_norm_kernels(result["kernels"])
 
