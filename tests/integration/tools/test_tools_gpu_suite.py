@@ -86,7 +86,7 @@ def test_a_part_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         "bench", "--device", "cpu", "--only", "train,trian", "--out", str(tmp_path), code=1
     )
 
-    assert "ONLY must name some of train, start, " in said
+    assert "ONLY must name some of train, fit, " in said
     assert "Received: trian." in said
 
 
