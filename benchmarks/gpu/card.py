@@ -1,8 +1,8 @@
 """The card that figures come from, read through NVML: its facts, and whether a measurement counts.
 
 A figure measured while the card was throttled or shared says nothing about Stoker, so it is
-rejected. Not yet run on a GPU: this file is tested with the fake driver of
-tests/integration/cluster.
+rejected. One H200 was read, and nothing was rejected; the rejections are tested with the fake
+driver of tests/integration/cluster.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from situation import Situation
-from timeline import Timeline
+from timeline import ONE_TIME_EPOCHS, Timeline
 
 FIVE_MINUTES_S, LONG_S = 300.0, 90.0
 
@@ -22,12 +23,13 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     """Figures of the time outside steps."""
     steady, first_s = line.steady(), line.until_first_step_s(batch=at.sizes.batch)
     if steady is None or first_s is None or "ended_at" not in found:
-        at.add("time that is not steps", None, "s", how="the training made too few steps")
+        how = "the training made too few steps, or had no end in its time"
+        at.add("time that is not steps", None, "s", how=how)
         return
     took_s = found["ended_at"] - line.began_at
     step_s = found["step_time_s"]
     steps_s = found["steps"] * step_s
-    per_epoch = epoch_share(line, found)
+    per_epoch = line.epoch_share(found)
     fixed_s = took_s - steps_s - per_epoch * (took_s - first_s)
     how = (
         f"one process of {took_s:.3g} s and {found['epochs']} epochs, seen from outside: "
@@ -47,7 +49,7 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
         100 * per_epoch,
         "%",
         at_most=2.0,
-        how="1 - steps over wall, from the end of the first call to that of the last",
+        how=f"1 - steps over wall, from the end of epoch {ONE_TIME_EPOCHS} to that of the last",
     )
     share = (FIVE_MINUTES_S - fixed_s) * (1 - per_epoch) / FIVE_MINUTES_S
     at.add(
@@ -59,20 +61,9 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     )
     for name, (value, unit) in account(found).items():
         at.add(f"by the training's own account: {name}", value, unit, how="stoker train --json")
-
-
-def epoch_share(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Share of the time outside steps, between the ends of the first and the last call."""
-    first, last = line.marks[0], line.marks[-1]
-    if last.at <= first.at:
-        return 0.0
-    steps = (last.samples - first.samples) / line_batch(line, found)
-    return max(0.0, 1 - steps * found["step_time_s"] / (last.at - first.at))
-
-
-def line_batch(line: Timeline, found: Mapping[str, Any]) -> float:
-    """Samples per step in the timeline."""
-    return line.marks[-1].samples / found["steps"] if line.marks else 1.0
+    # The part's log comes back from a rented machine; the run's folder does not.
+    told = {name: value for name, value in found.items() if name.startswith("device_")}
+    sys.stdout.write(json.dumps(told | {"xla": found.get("xla")}) + "\n")
 
 
 def account(found: Mapping[str, Any]) -> dict[str, tuple[float, str]]:

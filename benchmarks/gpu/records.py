@@ -21,8 +21,10 @@ GPU, CPU = "gpu", "cpu, stand-in"
 
 ORDER = (
     "train",
+    "fit",
     "start",
     "transformer",
+    "transformer_fit",
     "ingest",
     "small",
     "serve",
@@ -53,7 +55,7 @@ def put(path: Path, record: Record) -> None:
 def merge(into: Path, *found: Path) -> dict[str, Record]:
     """Merge the records of other files into one file; the newest measurement of a part counts.
 
-    A record without figures does not replace one with figures, and CPU records are left out.
+    A record without a value does not replace one with values, and CPU records are left out.
 
     Returns:
         The content of the file after the merge.
@@ -71,8 +73,9 @@ def merge(into: Path, *found: Path) -> dict[str, Record]:
 def _replaces(new: Record, old: Record | None) -> bool:
     if old is None:
         return True
-    if bool(new["figures"]) != bool(old["figures"]):
-        return bool(new["figures"])
+    has_values = [any(f["value"] is not None for f in each["figures"]) for each in (new, old)]
+    if has_values[0] != has_values[1]:
+        return has_values[0]
     return bool(new["date"] >= old["date"])
 
 
@@ -84,32 +87,63 @@ def figures_of(record: Record) -> list[dict[str, Any]]:
     return [figure | {"holds": None, "refused": refused} for figure in record["figures"]]
 
 
+Derived = tuple[str, tuple[str, ...], tuple[str, ...], float]
+"""Name; what ours may be, the best of which counts; peers, all of which are needed; least ratio."""
+
+RATIOS: tuple[Derived, ...] = (
+    ("ResNet-50: ours against model.fit, both without XLA", ("stoker",), ("fit",), 2.5),
+    (
+        "ResNet-50: the best of ours against the best of model.fit",
+        ("stoker", "stoker, XLA"),
+        ("fit", "fit, XLA"),
+        1.2,
+    ),
+    (
+        "ResNet-50: images in the first five minutes, against model.fit",
+        ("stoker, five minutes",),
+        ("fit, five minutes",),
+        2.0,
+    ),
+    ("Transformer: ours against model.fit", ("stoker, texts",), ("fit, texts",), 1.2),
+)
+"""Figures that need several parts: each part ends within its time, however slow the other side is."""
+
+
 def derived(parts: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """Figures that need two parts on the same card: ours against the faster `model.fit`."""
-    rates = {}
-    cards = set()
-    for name in ("train", "xla_fit", "xla"):
-        record = parts.get(name, {"figures": []})
+    """Ours against `model.fit`, if both were measured on the same card by the same commit."""
+    rates: dict[str, tuple[dict[str, Any], Record]] = {}
+    for record in parts.values():
         for figure in figures_of(record):
             if "rate_of" in figure and "refused" not in figure and figure["value"]:
-                rates[figure["rate_of"]] = figure["value"]
-                cards.add(record["card"].get("uuid"))
-    ours = max((rates[name] for name in ("stoker", "stoker, XLA") if name in rates), default=None)
-    if ours is None or not {"fit", "fit, XLA"} <= rates.keys() or len(cards) != 1:
-        return []
-    peer = max("fit", "fit, XLA", key=rates.__getitem__)
-    ratio = ours / rates[peer]
-    return [
-        {
-            "name": "ResNet-50: the best of ours against the best of model.fit",
-            "value": float(f"{ratio:.4g}"),
-            "unit": "x",
-            "target": 1.2,
-            "holds": ratio >= 1.2,
-            "peer": peer,
-            "how": f"{ours:.4g} images/s against {rates[peer]:.4g}; parts train, xla_fit and xla, same card",
-        }
-    ]
+                rates[figure["rate_of"]] = figure, record
+    made = (_ratio(rates, each) for each in RATIOS)
+    return [figure for figure in made if figure is not None]
+
+
+def _ratio(
+    rates: Mapping[str, tuple[dict[str, Any], Record]], wanted: Derived
+) -> dict[str, Any] | None:
+    name, ours, peers, least = wanted
+    known = [each for each in ours if each in rates]
+    if not known or not set(peers) <= rates.keys():
+        return None
+    measured = [rates[each] for each in (*known, *peers)]
+    if len({(record["card"].get("uuid"), record["commit"]) for _, record in measured}) != 1:
+        return None
+    best, peer = (max(each, key=lambda side: rates[side][0]["value"]) for each in (known, peers))
+    values = [rates[side][0]["value"] for side in (best, peer)]
+    ratio = values[0] / values[1]
+    unit = rates[peer][0]["unit"]
+    return {
+        "name": name,
+        "value": float(f"{ratio:.4g}"),
+        "unit": "x",
+        "target": least,
+        "holds": ratio >= least,
+        "peer": peer,
+        "how": f"{values[0]:.4g} {unit} ({best}) against {values[1]:.4g}, one after the other; parts "
+        f"{', '.join(dict.fromkeys(record['part'] for _, record in measured))}, same card and commit",
+    }
 
 
 @contextmanager

@@ -47,7 +47,7 @@ CPU_LIMIT_S = 1800.0
 CPU_SLOWER = 4
 """Factor for time limits on the CPU, which may be two busy cores."""
 
-AT_ONCE = 8
+AT_ONCE = 10
 """Test files that run in parallel on a GPU: each mostly starts TensorFlow on one core."""
 
 PREPARE_S = 100.0

@@ -7,6 +7,7 @@ import json
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ WINDOWS = 8
 """Number of windows for the median of a steady rate, if there are that many marks."""
 
 FIVE_MINUTES_S = 300.0
+
+ONE_TIME_EPOCHS = 3
+"""Epochs after which nothing happens for the first time: validation is traced after the first, and
+MFU and ceiling are measured after the second call, which may be the whole second epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,25 +85,32 @@ class Timeline:
         first, last = self.marks[0], self.marks[-1]
         return (last.samples - first.samples) / (last.at - first.at)
 
-    def samples_within(self, seconds: float) -> float:
-        """Samples done this long after the process's start, interpolated between marks."""
-        before = Mark(at=self.began_at, samples=0.0)
-        for mark in self.marks:
-            if mark.at - self.began_at > seconds:
-                share = (self.began_at + seconds - before.at) / (mark.at - before.at)
-                # Before the first mark, the times of its samples are unknown.
-                return before.samples + share * (mark.samples - before.samples) * bool(
-                    before.samples
-                )
-            before = mark
-        return before.samples
+    def epoch_share(self, found: Mapping[str, Any]) -> float:
+        """Share of the time outside steps, from the end of epoch `ONE_TIME_EPOCHS` on.
 
-    def five_minutes(self, *, batch: float) -> float | None:
-        """Samples in the first five minutes: the measured start, extrapolated at the mean rate."""
-        start_s, rate = self.until_first_step_s(batch=batch), self.mean_rate()
-        if start_s is None or rate is None:
+        Args:
+            found: The training's result: `steps`, `epochs`, `step_time_s`.
+        """
+        last = self.marks[-1]
+        known = last.samples * ONE_TIME_EPOCHS / found["epochs"]
+        first = next(mark for mark in self.marks if mark.samples >= min(0.99 * known, last.samples))
+        if last.at <= first.at:
+            return 0.0
+        steps = (last.samples - first.samples) / (last.samples / found["steps"])
+        return max(0.0, 1 - steps * found["step_time_s"] / (last.at - first.at))
+
+    def five_minutes(self) -> float | None:
+        """Samples in the first five minutes: those seen, then on at the rate of the marks' second half.
+
+        The first half has costs that come once; the ends of epochs count in both.
+        """
+        later = Timeline(began_at=self.began_at, marks=self.marks[len(self.marks) // 2 :])
+        rate = later.mean_rate() or self.mean_rate()
+        if rate is None:
             return None
-        return max(0.0, FIVE_MINUTES_S - start_s) * rate
+        last = self.marks[-1]
+        left_s = FIVE_MINUTES_S - (last.at - self.began_at)
+        return last.samples + left_s * rate
 
 
 def of_fit(lines: Path, *, began_at: float) -> Timeline:

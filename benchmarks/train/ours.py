@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -38,6 +38,7 @@ class Settings:
     batch_size: int
     accumulate: int = 1
     reduction_dtype: ReductionDtype = "float32"
+    loss_scale: float | Literal["auto", "dynamic"] = "auto"
     steps: int = ENDLESS
     checkpoint: CheckpointConfig = SELDOM
     distribution: Distribution = field(default_factory=one_device)
@@ -106,7 +107,10 @@ def train(
             built,
             (dataset, OwnFeatures(dataset.description)),
             config=TrainConfig(
-                epochs=1, reduction_dtype=at.reduction_dtype, checkpoint=at.checkpoint
+                epochs=1,
+                reduction_dtype=at.reduction_dtype,
+                loss_scale=at.loss_scale,
+                checkpoint=at.checkpoint,
             ),
             resolved=resolved,
             distribution=distribution,

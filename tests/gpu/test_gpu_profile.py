@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from children import Children
@@ -25,6 +27,17 @@ model.fit(x, y, epochs=12, batch_size=64, verbose=0)
 """
 
 
+def require_device_time(found: Mapping[str, Any], device: Device) -> None:
+    """A GPU's time by class of kernel, which adds up; without a GPU there is none."""
+    if device == "cpu":
+        assert found["device_time"] is None
+        return
+    assert found["device_time"] is not None, found["device_time_not_measured"]
+    assert not found["device_time"]["of_cpu"]
+    assert sum(found["device_time"]["shares"].values()) == pytest.approx(1.0)
+    assert found["device_time"]["shares"]["products"] > 0
+
+
 def test_a_script_is_profiled_with_its_gpus(
     device: Device, children: Children, tmp_path: Path
 ) -> None:
@@ -41,6 +54,7 @@ def test_a_script_is_profiled_with_its_gpus(
     assert result["exit_code"] == 0
     (loop,) = result["loops"]
     assert (loop["kind"], loop["line"]) == ("fit", 8)
+    require_device_time(loop, device)
     assert result["gpus"] == len(result["gpu_states"]) == (device == "gpu")
     for state in result["gpu_states"]:
         assert state["power_w"] > 0
@@ -57,3 +71,4 @@ def test_an_experiment_is_profiled_with_its_share_of_the_peak(
     assert result["diagnosis"]["text"]
     assert 0 < result["machine"]["mfu"] < 1
     assert len(result["machine"]["gpus"]) == (device == "gpu")
+    require_device_time(result, device)

@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-import experiments
-import goodput
-from parts.train import stoker
-from situation import ROOT, Situation
+import contextlib
+import json
+from pathlib import Path
 
-from stoker.measure.kernel_class import batch_norm_kernels
+import experiments
+from children import TimedOutError
+from situation import Situation
 
 LIMIT_S = 100
 
-CHILD = ROOT / "tests" / "gpu" / "train" / "batch_norm_child.py"
-"""Trains a small network and prints the names of the device's kernels."""
+SCRIPT = Path(__file__).parents[1] / "resnet_step.py"
 
-END_S = 15.0
-"""Time for shutting down, seconds."""
+END_S = 4.0
+"""Time for killing the script, and for writing its figures, seconds."""
 
-CHOICES = {
-    "bfloat16": ("train.precision=mixed_bfloat16",),
-    "float16, loss scale 128": ("train.precision=mixed_float16", "train.loss_scale=128"),
-    "float16, dynamic loss scale": ("train.precision=mixed_float16", "train.loss_scale=dynamic"),
-}
-"""The candidates for `train.precision: auto`."""
+CHOICES = ("mixed_bfloat16", "mixed_float16:128", "mixed_float16:dynamic")
+"""The candidates for `train.precision: auto`; the first one is compared with."""
 
 
 def measure(at: Situation) -> None:
-    """One training each, without XLA; the others are compared with the first one."""
-    show_kernels(at)
-    folder = experiments.images(at.work / "images", at.photographs(), at.sizes)
-    base: float | None = None
-    choices = list(CHOICES.items())[0 if at.device == "gpu" else -1 :]
-    for number, (name, settings) in enumerate(choices):
-        share_s = at.left_s() / (len(choices) - number)
-        seconds = min(at.sizes.train_s, share_s - END_S)
-        line, found = stoker(at, folder, "train.xla=false", *settings, seconds=seconds)
-        steady = line.steady()
-        if steady is None:
-            at.add(f"ResNet-50, {name}", None, "images/s", how="it made too few steps in its time")
+    """All in one process, without XLA; those that are known when time is up count."""
+    sizes = at.sizes
+    folder = experiments.images(at.work / "images", at.photographs(), sizes)
+    choices = CHOICES if at.device == "gpu" else CHOICES[-1:]
+    child = at.children.python(SCRIPT, folder, str(sizes.crop), str(sizes.batch), *choices)
+    with contextlib.suppress(TimedOutError):
+        child.done(at.left_s() - END_S)
+    lines = [line for line in child.out.read_text().splitlines() if line.startswith("{")]
+    found = {each["choice"]: each for each in map(json.loads, lines)}
+    for choice in choices:
+        each = found.get(choice)
+        if each is None:
+            at.add(f"ResNet-50, {choice}", None, "images/s", how="not reached in the part's time")
             continue
-        base = base or steady[0]
+        base = found[choices[0]]["images_per_s"]
         at.add(
-            f"ResNet-50, {name}",
-            steady[0],
+            f"ResNet-50, {choice}",
+            each["images_per_s"],
             "images/s",
-            how=f"{steady[0] / base:.3g}x of bfloat16 (calls from {steady[1]:.4g} to {steady[2]:.4g}); loss "
-            f"{found['metrics']['loss']:.3g} after {found['steps']} steps",
+            how=f"{each['images_per_s'] / base:.3g}x of {choices[0]} (calls from {each['least']:.4g} to "
+            f"{each['most']:.4g}), batches in memory; loss {each['loss']:.3g} after {each['steps']} steps",
         )
-
-
-def show_kernels(at: Situation) -> None:
-    """Whether cuDNN's kernel without transposes computes BatchNormalization, by its name in a trace."""
-    name = "BatchNormalization by cuDNN's kernel for NHWC"
-    precision = at.sizes.precision
-    child = at.children.python(CHILD, precision, at.work / "trace")
-    result = goodput.read(child.done(at.left_s()))
-    found = batch_norm_kernels(result["kernels"])
-    least = 1.0 if at.device == "gpu" else None
-    at.add(name, float(found.is_persistent), "of 1", at_least=least, how=found.text())

@@ -26,6 +26,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from stoker.core.errors import ConfigError
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.config import TensorBoardConfig
+from stoker.train.watch import model_watch
 from stoker.train.watch.model_watch import ModelWatch, WatchSchedule
 from stoker.train.watch.profile import REQUEST, StepProfiler
 from stoker.train.watch.summaries import (
@@ -252,6 +253,34 @@ def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_they_
         r.getMessage() for r in caplog.records if "histograms take 4.00 s" in r.getMessage()
     ]
     assert len(warnings) == (1 if every is None else 0)
+
+
+def test_gradients_of_a_large_model_wait_until_their_pass_is_a_hundredth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ResNet-50 on an H200: TensorBoard took 4 of 82 s."""
+    monkeypatch.setattr(model_watch, "SMALL_WEIGHTS", 0)
+    model, clock, writer = make_model(), [0.0], TensorBoard(tmp_path)
+    watch = ModelWatch(
+        model,
+        writer,
+        schedule=WatchSchedule(config=TensorBoardConfig(), steps_per_epoch=4),
+        loss_of=loss_of(model),
+        terms={},
+        now_s=lambda: clock[0],
+    )
+    watch.begin(0)
+    for step in range(1, 13):
+        clock[0] += 35.0
+        watch.after(step, steps=1)
+    writer.close()
+
+    shown = {
+        kind: read(tmp_path / "train").Tensors(f"{kind}/dense/kernel")
+        for kind in ("weights", "gradients")
+    }
+    assert [event.step for event in shown["weights"]] == [0, 4, 8, 12]
+    assert [event.step for event in shown["gradients"]] == [12]
 
 
 def test_every_scalar_is_there_however_many_steps_a_call_has(tmp_path: Path) -> None:

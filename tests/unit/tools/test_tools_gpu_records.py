@@ -18,7 +18,7 @@ Record = dict[str, Any]
 def record(part: str, *, date: str = "2026-11-26T10:00:00", **more: Any) -> Record:
     figure = {"name": part, "value": 1.0, "unit": "x", "target": 2.0, "holds": False}
     made = {"part": part, "device": records.GPU, "date": date, "figures": [figure], "refused": []}
-    return made | {"card": {"uuid": "GPU-a"}} | more
+    return made | {"card": {"uuid": "GPU-a"}, "commit": "abc"} | more
 
 
 def rate(of: str, value: float) -> dict[str, Any]:
@@ -49,13 +49,16 @@ def test_what_a_cpu_measured_is_never_merged(tmp_path: Path) -> None:
     assert records.merge(tmp_path / "gpu.json", tmp_path / "cpu.json") == {}
 
 
-def test_a_record_without_figures_replaces_none_that_has_some(tmp_path: Path) -> None:
+@pytest.mark.parametrize("figures", [[], [{"name": "train", "value": None}]])
+def test_a_record_without_a_value_replaces_none_that_has_some(
+    tmp_path: Path, figures: list[Any]
+) -> None:
     records.put(tmp_path / "old.json", record("train"))
-    records.put(tmp_path / "new.json", record("train", date="2027-01-01", figures=[]))
+    records.put(tmp_path / "new.json", record("train", date="2027-01-01", figures=figures))
 
     merged = records.merge(tmp_path / "gpu.json", tmp_path / "old.json", tmp_path / "new.json")
 
-    assert merged["train"]["figures"]
+    assert merged["train"]["figures"][0]["value"] == 1.0
 
 
 def test_a_refused_record_holds_nothing_and_says_why() -> None:
@@ -64,20 +67,43 @@ def test_a_refused_record_holds_nothing_and_says_why() -> None:
     assert [(f["holds"], f["refused"]) for f in figures] == [(None, "shared with python 7")]
 
 
-def test_ours_is_compared_with_the_faster_of_both_peers_on_the_same_card() -> None:
-    train = record("train", figures=[rate("fit", 800.0), rate("stoker", 2000.0)])
+def test_ours_is_compared_with_the_faster_of_both_peers_on_the_same_card_and_commit() -> None:
+    train = record("train", figures=[rate("stoker", 2000.0)])
+    fit = record("fit", figures=[rate("fit", 800.0)])
     xla = record("xla_fit", figures=[rate("fit, XLA", 1500.0)])
 
-    (found,) = records.derived({"train": train, "xla_fit": xla})
+    first, best = records.derived({"train": train, "fit": fit, "xla_fit": xla})
 
-    assert (found["value"], found["holds"], found["peer"]) == (1.333, True, "fit, XLA")
+    assert (first["value"], first["holds"], first["peer"]) == (2.5, True, "fit")
+    assert (best["value"], best["holds"], best["peer"]) == (1.333, True, "fit, XLA")
+    assert records.derived({"train": train, "fit": fit}) == [first]
     others: tuple[Record, ...] = (
         {"card": {"uuid": "GPU-b"}},
+        {"commit": "abd"},
         {"refused": ["slowed by heat"]},
         {"figures": []},
     )
     for more in others:
-        assert records.derived({"train": train, "xla_fit": xla | more}) == []
+        assert records.derived({"train": train, "fit": fit, "xla_fit": xla | more}) == [first]
+
+
+def test_images_of_five_minutes_and_texts_are_compared_too() -> None:
+    pairs = {"stoker, five minutes": 500.0, "fit, five minutes": 250.0, "stoker, texts": 11.0}
+    parts = {of: record(of, figures=[rate(of, value)]) for of, value in pairs.items()}
+    texts = record("transformer_fit", figures=[rate("fit, texts", 10.0)])
+
+    found = records.derived(parts | {"transformer_fit": texts})
+
+    assert [(each["value"], each["holds"]) for each in found] == [(2.0, True), (1.1, False)]
+
+
+def test_the_share_of_an_epoch_leaves_out_what_happens_once() -> None:
+    # Epochs of one call of 10 s; the first two have 30 s of costs that others have not.
+    ends = (40.0, 80.0, 91.0, 102.0, 113.0)
+    marks = tuple(Mark(at=at, samples=80.0 * n) for n, at in enumerate(ends, start=1))
+    found = {"steps": 50, "epochs": 5, "step_time_s": 1.0}
+
+    assert Timeline(began_at=0.0, marks=marks).epoch_share(found) == pytest.approx(1 / 11)
 
 
 def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
@@ -114,11 +140,16 @@ def test_rates_are_medians_of_windows() -> None:
     assert own.steady() == (90.0, 70.0, 100.0)
 
 
-def test_samples_are_counted_from_the_start_of_the_process() -> None:
-    assert LINE.samples_within(5.0) == 0.0
-    assert LINE.samples_within(10.5) == pytest.approx(120.0)
-    assert LINE.samples_within(99.0) == pytest.approx(80.0 * 21)
-    assert LINE.five_minutes(batch=8) == pytest.approx((300 - 9.1) * 80.0)
+def test_five_minutes_count_from_the_start_of_the_process() -> None:
+    assert LINE.five_minutes() == pytest.approx((300 - 9) * 80.0)
+    # A start of 100 s and a rate that doubles: only the second half says how it goes on.
+    slow = (
+        Mark(at=100.0, samples=10.0),
+        Mark(at=110.0, samples=20.0),
+        Mark(at=115.0, samples=30.0),
+    )
+    whole = (*slow, Mark(at=120.0, samples=40.0))
+    assert Timeline(began_at=0.0, marks=whole).five_minutes() == pytest.approx(40 + 180 * 2)
 
 
 def test_photographs_are_the_same_however_many_cores_make_them(

@@ -108,6 +108,18 @@ def test_a_run_of_one_call_has_its_mfu_at_the_end(tmp_path: Path) -> None:
     assert facts["device_time_not_measured"] == "too few calls"
 
 
+def test_a_run_of_three_calls_has_its_trace(tmp_path: Path) -> None:
+    """As ResNet-50's on an H200: a call was an epoch of 36 steps, and the third one was the last."""
+    watch = DeviceWatch(tmp_path, replicas=1)
+    training = Training(watch)
+
+    training.calls(2)
+    assert watch._trace is None
+    training.calls(1)
+    assert watch._trace is not None
+    watch.finish()
+
+
 def test_measuring_has_a_part_of_the_wall_time_of_its_own(tmp_path: Path) -> None:
     """Whatever part the caller is in, and at the end of a run of few calls too."""
     wall = WallTime()

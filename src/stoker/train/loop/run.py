@@ -337,7 +337,7 @@ class Run:
             ends = position.in_epoch + steps >= position.per_epoch
             with self.compiled.showing_compilation(context.on_wait, ends=ends):
                 ran = self.fitting(
-                    lambda: plan.run(
+                    lambda: self._with_ceiling_traced(plan, step_input).run(
                         lambda: self.compiled.run(
                             step_input, steps, check=check, ends=ends, program=plan.program
                         )
@@ -399,6 +399,15 @@ class Run:
         if plan.program is not None:
             self._watch.step_changed(stays=False)
         return plan
+
+    def _with_ceiling_traced(self, plan: CallPlan, step_input: StepInput) -> CallPlan:
+        """Return the plan of a process's first call with the trace for the ceiling next to it."""
+        step = self.compiled
+        if self._calls_timed or not self.measures_ceiling or not step.may_trace_meanwhile:
+            return plan
+        # One thread at a time traces the user's layers.
+        step.program.trace(step_input)
+        return replace(plan, meanwhile=step.trace_resident)
 
     def _apply_xla_decision(self) -> None:
         """Record the decision of the XLA trial; if XLA will be used, write a checkpoint first."""

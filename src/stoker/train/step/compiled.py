@@ -320,6 +320,22 @@ class CompiledStep:
                 self._run_resident, sample, state=state, seconds=seconds, steps=steps
             )
 
+    @property
+    def may_trace_meanwhile(self) -> bool:
+        """Whether one thread may trace the step while another runs its first call.
+
+        On a GPU that call mostly waits for cuDNN's search for algorithms, and a trace between two
+        calls would keep the device idle. On a CPU both need the same cores.
+        """
+        on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        return on_gpu and self.setup.distribution.replicas == 1
+
+    def trace_resident(self) -> None:
+        """Trace what `measure_ceiling` runs; nothing is computed."""
+        function: Any = self._run_resident
+        with self.setup.distribution.strategy.scope():
+            function.get_concrete_function()
+
     def resident(self, state: TrainingState) -> Resident:
         """Return the step on one batch in memory, for other measurements."""
         distribution, run_resident = self.setup.distribution, self._run_resident
@@ -393,6 +409,10 @@ SILENT_S = 2.0
 EVERY_S = 1.0
 """Interval between two updates of the line."""
 
+PUBLISH_EVERY_S = 10.0
+"""Interval between two publications of what XLA has tuned so far: on a GPU a compilation can take
+minutes, and a process that is killed in it would lose all of that."""
+
 
 @contextmanager
 def show_compilation(report: Callable[[str], None], what: str) -> Iterator[None]:
@@ -412,11 +432,14 @@ def show_compilation(report: Callable[[str], None], what: str) -> Iterator[None]
     ended = threading.Event()
 
     def repeat() -> None:
-        wait_s = SILENT_S
+        wait_s, published_s = SILENT_S, begun_s
         while not ended.wait(wait_s):
             passed = round(time.monotonic() - begun_s)
             report(f"compiling, {passed // 60}:{passed % 60:02}: {what}")
             wait_s = EVERY_S
+            if time.monotonic() - published_s >= PUBLISH_EVERY_S:
+                publish()
+                published_s = time.monotonic()
 
     reporter = threading.Thread(target=repeat, name="stoker-compiling", daemon=True)
     reporter.start()

@@ -35,7 +35,12 @@ PEAKS = "peaks.json"
 """Name of the file with the peaks that were measured, in the folder of the stage `train`."""
 
 WARM_CALLS = 2
-"""Calls before the first measurement: they trace, compile and fill buffers."""
+"""Calls before the first measurement and the trace: they trace, compile and fill buffers. A run may
+have few: a call has up to 50 steps, or a whole epoch."""
+
+CALLS_IN_TURN = 1
+"""More calls before the trace of a changed step: while two forms of the step take turns, each runs
+at most `WARM_CALLS` times in a row."""
 
 TRACED_STEPS = 5
 """Steps in a trace, if they fit in its length."""
@@ -127,7 +132,7 @@ class DeviceWatch:
         Args:
             stays: Whether the run goes on with it; then that one is traced.
         """
-        self._calls = 0
+        self._calls = -CALLS_IN_TURN
         if self._trace is not None:
             self._trace.cancelled = True
             self._trace.ended.set()
@@ -137,7 +142,7 @@ class DeviceWatch:
     def before(self) -> None:
         """A call is about to begin."""
         self._call_begun_s = time.monotonic()
-        due = self._calls > WARM_CALLS and self._rate is not None
+        due = self._calls >= WARM_CALLS and self._rate is not None
         if due and self._model is not None and not self._why and self._is_missing():
             length_s = min(MOST_TRACE_S, max(LEAST_TRACE_S, TRACED_STEPS * self._step_s))
             self._trace = _Trace(length_s, self._model)

@@ -37,6 +37,10 @@ SMALL_WEIGHTS = 1_000_000
 """Largest model (in weights) that shows its gradients before the first step: in a larger one, the
 pass for them would delay that step."""
 
+GRADIENTS_S = 4.0
+"""Assumed time of the first pass for the gradients of a larger model, seconds, as TensorBoard took
+for ResNet-50 on an H200: they are first shown when that is within `MOST_SHARE` of the time."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchSchedule:
@@ -92,12 +96,12 @@ class ModelWatch:
         self._began_s, self._spent_s = now_s(), 0.0
         self._now_s, self._usual_s = now_s, 0.0
         self._may_thin, self._shown, self._thinned = every is None, False, False
+        self._knows_gradients = self._is_small or every is not None
 
     def begin(self, step: int) -> None:
         """Show the initial state when training starts or resumes after this many steps."""
         if step == 0 and self._every:
-            without = () if self._is_small else ("gradients",)
-            self._within_budget(lambda: self._histograms(0, without=without))
+            self._within_budget(lambda: self._histograms(0, gradients=self._is_small))
 
     def graph(self, graph: tf.Graph) -> None:
         """Show the graph of a step."""
@@ -107,7 +111,9 @@ class ModelWatch:
         """Show what has become due in a call of this many steps that ended at this step."""
         done = step - steps
         if self._every and step // self._every > done // self._every:
-            self._within_budget(lambda: self._histograms(step))
+            self._within_budget(
+                lambda: self._histograms(step, gradients=self._may_show_gradients())
+            )
         if self._terms and step // self._per_epoch > done // self._per_epoch:
             self._writer.embeddings(embeddings_of(self._model, self._terms))
 
@@ -120,6 +126,12 @@ class ModelWatch:
         gradients = gradients_of(self._model, loss_of)
         self._norm = global_norm(gradients)
         return gradient_histograms(gradients)
+
+    def _may_show_gradients(self) -> bool:
+        if not self._knows_gradients:
+            most_s = MOST_SHARE * (self._now_s() - self._began_s)
+            self._knows_gradients = self._spent_s + GRADIENTS_S <= most_s
+        return self._knows_gradients
 
     def _within_budget(self, show: Callable[[], None]) -> None:
         """Show histograms, unless that would exceed their share of the time."""
@@ -143,9 +155,9 @@ class ModelWatch:
         self._usual_s = took_s if self._shown else 0.0
         self._shown = True
 
-    def _histograms(self, step: int, *, without: Sequence[str] = ()) -> None:
+    def _histograms(self, step: int, *, gradients: bool) -> None:
         for what, look in list(self._looks.items()):
-            if what in without:
+            if what == "gradients" and not gradients:
                 continue
             try:
                 self._writer.histograms(step, look())
