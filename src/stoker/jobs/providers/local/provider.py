@@ -65,9 +65,9 @@ class LocalProvider:
         if needs.gpus < 0:
             raise ConfigError("--gpus must be 0 or more", got=needs.gpus)
         workers_here(needs)
-        if missing := [name for name in job.secrets if name not in os.environ]:
+        if missing := [name for name in job.secrets if not os.environ.get(name)]:
             raise ConfigError(
-                "secrets are variables of the environment in which the job is submitted",
+                "secrets must be variables of the environment in which the job is submitted",
                 got=Plain(f"no {', '.join(missing)}"),
                 fix=f"Set it: export {missing[0]}=...",
             )

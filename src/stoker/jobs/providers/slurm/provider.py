@@ -30,7 +30,7 @@ from stoker.jobs.providers.slurm.environment.maker import (
     make_environment,
     require_maker,
 )
-from stoker.jobs.providers.slurm.machine import Here, Machine, on_cluster
+from stoker.jobs.providers.slurm.machine import Here, Machine, on_cluster, require_secrets
 from stoker.jobs.providers.slurm.port_forward import address_of, connect
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.remote.ssh import Ssh
@@ -77,6 +77,9 @@ class SlurmProvider:
         """Refuse what no machine of the partition can run, and what sbatch would refuse."""
         there = self._machine.on_cluster(job)
         script = render(there, self.settings, job.folder)
+        if not self.settings.setup:  # a line of it may set them
+            names = [each for each in job.secrets if each not in self.settings.environment]
+            require_secrets(names, self._machine)
         require_capacity(job, self.settings, self._slurm.node_groups())
         self._slurm.check(script)
         python = interpreter(there, self.settings, job.folder)
