@@ -77,10 +77,7 @@ def prepare_sweep(
     for each in found:
         load_experiment(request.folder, overrides=[*request.overrides, *each])
     experiment, job, archive = prepare_job(request)
-    jobs = [
-        replace(job, command=_command(request, [*request.overrides, *each]))
-        for each in found
-    ]
+    jobs = [replace(job, command=_command(request, [*request.overrides, *each])) for each in found]
     elements = [Element(job=job.id, settings=each) for job, each in zip(jobs, found, strict=True)]
     sweep = Sweep(name=job.name, runs=job.runs, elements=tuple(elements))
     return experiment, sweep, jobs, archive

@@ -9,7 +9,7 @@ from stoker.jobs.places import Submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.client import AccountedStart, QueuedJob
 from stoker.jobs.providers.slurm.problems import why_it_waits
-from stoker.jobs.providers.slurm.script import slurm_name
+from stoker.jobs.providers.slurm.script import job_id_of, slurm_name
 
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
@@ -45,6 +45,12 @@ def is_live(state: str) -> bool:
 def is_of_array(number: str) -> bool:
     """Whether a number of Slurm is that of a task of an array."""
     return "_" in number
+
+
+def is_of(queued: QueuedJob, job_id: str) -> bool:
+    """Whether a job of Slurm is this one: numbers begin again at 1 where a controller has lost its state."""
+    named = job_id_of(queued.comment)
+    return named == job_id or (named is not None and is_of_array(queued.id))  # that has its sweep's
 
 
 def is_over(state: str) -> bool:

@@ -62,7 +62,9 @@ def read_lock(folder: Path) -> Lock:
             got=Plain(f"none of {', '.join(LOCKS)}"),
             fix=f"{_FIX}.",
         )
-    text = _exported(path, folder) if path.name == PROJECT_LOCK else path.read_text(errors="replace")
+    text = (
+        _exported(path, folder) if path.name == PROJECT_LOCK else path.read_text(errors="replace")
+    )
     lines = [_require_locked(line, path) for line in _logical_lines(text)]
     _require_stoker([each for each in lines if each is not None], path)
     return Lock(path=path, text=text)
