@@ -126,7 +126,7 @@ class Here:
 
     def user(self) -> str:
         """Return the user of this process."""
-        return pwd.getpwuid(os.getuid()).pw_name
+        return str(os.getuid())
 
     def on_cluster(self, job: Job) -> Job:
         """Return the job itself: the paths are the same."""

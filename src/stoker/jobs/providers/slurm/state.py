@@ -24,8 +24,8 @@ NEVER = "DependencyNeverSatisfied"
 """Reason of Slurm for a job that it cancels because a job before it has failed."""
 
 _ENDS = {
-    "FAILED": "a signal ended its script before the script could handle it, or a line of the target's setup ended it; see "
-    "logs/slurm.log, then submit it again: it goes on from its last checkpoint",
+    "FAILED": "its folder could not be written (a full disk), or a signal or a line of the target's setup ended its script; "
+    "see logs/slurm.log, then submit it again: it goes on from its last checkpoint",
     "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
     "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
     "DEADLINE": "its deadline has passed",

@@ -44,7 +44,11 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, pass_on)
     code = _run(command, running, asked)
-    (Path(folder) / os.environ[RANK]).write_text(f"{code}\n")
+    kept = Path(folder) / os.environ[RANK]
+    try:
+        kept.write_text(f"{code}\n")
+    except OSError as error:
+        print(f"{kept} cannot be written: {error.strerror}", file=sys.stderr)
     return EXIT_DONE if code == EXIT_PREEMPTED else code
 
 
