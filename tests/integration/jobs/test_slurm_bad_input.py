@@ -162,7 +162,8 @@ def release(counting: Counting, job: Job) -> None:
 
 def full_at(counting: Counting, disk: Path, call: Callable[[], None]) -> set[str]:
     """Submit with more and more room until it works; the files for which there was none."""
-    before, files = queue_of(counting), set()
+    before = queue_of(counting)
+    files: set[str] = set()
     for pages in range(PAGES):
         shutil.rmtree(disk / "runs", ignore_errors=True)
         fill(disk, free=pages)

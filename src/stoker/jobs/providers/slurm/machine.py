@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ class Machine(Protocol):
         """
 
     def user(self) -> str:
-        """Return the name of the user there."""
+        """Return the number of the user there: a name may hold anything."""
 
     def on_cluster(self, job: Job) -> Job:
         """Return the job as it is on the cluster, where its folders may have other paths."""
@@ -125,7 +124,7 @@ class Here:
         return Answer(code=done.returncode, out=done.stdout, errors=done.stderr or "")
 
     def user(self) -> str:
-        """Return the user of this process."""
+        """Return the number of the user of this process."""
         return str(os.getuid())
 
     def on_cluster(self, job: Job) -> Job:

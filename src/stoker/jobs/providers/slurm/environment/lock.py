@@ -52,11 +52,10 @@ def read_lock(folder: Path) -> Lock:
         ConfigError: it is missing, a line of it is not locked, or it does not contain this version of Stoker.
         UserError: `uv.lock` cannot be read.
     """
-    looked = _up_to_repository(folder)
-    found = (each / name for each in looked for name in LOCKS if (each / name).is_file())
-    path = next(found, None)
+    path = find_lock(folder)
     if path is None:
-        above = f" or a folder above it up to {looked[-1]}" if len(looked) > 1 else ""
+        *_, root = _up_to_repository(folder)
+        above = f" or a folder above it up to {root}" if root != folder.resolve() else ""
         raise ConfigError(
             f"{folder}{above} must have a lock, as the target has `environment_from: lock`",
             got=Plain(f"none of {', '.join(LOCKS)}"),
@@ -68,6 +67,12 @@ def read_lock(folder: Path) -> Lock:
     lines = [_require_locked(line, path) for line in _logical_lines(text)]
     _require_stoker([each for each in lines if each is not None], path)
     return Lock(path=path, text=text)
+
+
+def find_lock(folder: Path) -> Path | None:
+    """Return the lock of a folder, else that of the nearest one above it in its repository; None without one."""
+    paths = (each / name for each in _up_to_repository(folder) for name in LOCKS)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _up_to_repository(folder: Path) -> list[Path]:
