@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.integration.jobs.conftest import Counting
+from tests.small_disk import mounted
 
 from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.archive import Archive
@@ -48,15 +48,10 @@ def target(counting: Counting) -> Target:
 def disk(counting: Counting) -> Iterator[Path]:
     """A small disk of its own."""
     folder = counting.runs.parent / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={4 * PAGES}k", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
-    try:
+    with mounted(folder, size=f"{4 * PAGES}k") as why_not:
+        if why_not:
+            pytest.skip(why_not)
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def queue_of(counting: Counting) -> list[str]:

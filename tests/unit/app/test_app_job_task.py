@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.job_folder import submitted
+from tests.small_disk import mounted
 
 from stoker.app.experiment import path_overrides
 from stoker.app.task.job_code import local_folder, unpack_code
@@ -72,13 +72,10 @@ def test_a_damaged_archive_is_one_line_and_leaves_nothing(
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 KiB."""
     folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(folder, size="8k") as why_not:
+        if why_not:
+            pytest.skip(why_not)
+        yield folder
 
 
 def test_a_local_disk_without_room_is_one_line(

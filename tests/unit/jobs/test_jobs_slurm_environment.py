@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,20 @@ def test_a_lock_that_does_not_resolve_is_one_line(
     assert environments(locked) == []
 
 
+@pytest.mark.parametrize("kib", [8, 72])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    locked: Job, counted_uv: Path, small_disk: Path, kib: int
+) -> None:
+    left = shutil.disk_usage(small_disk).free - 1024 * kib
+    (small_disk / "other").write_bytes(bytes(left))
+    target = replace(TARGET, environments_folder=str(small_disk / "made"))
+
+    with pytest.raises(UserError, match=r"a disk is full: that of .*/made, or of the cache of uv"):
+        make(locked, target)
+
+    assert [path.suffix for path in (small_disk / "made").iterdir()] == [".lock"]
+
+
 def test_a_wheel_with_another_hash_and_a_python_that_is_not_there_are_one_line(
     locked: Job, counted_uv: Path
 ) -> None:
@@ -246,16 +261,7 @@ def test_lines_may_be_continued_and_the_first_of_the_locks_counts(job: Job) -> N
     assert read_lock(job.folder).path.name == "requirements.lock"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        '[tool.uv.sources]\nstoker = {path = "../wheels/WHEEL"}\n',
-        '[[tool.uv.index]]\nurl = "file://FOLDER/simple"\ndefault = true\n',
-    ],
-)
-def test_a_project_of_uv_is_exported_without_the_project(
-    locked: Job, counted_uv: Path, source: str
-) -> None:
+def test_a_project_of_uv_is_exported_without_the_project(locked: Job, counted_uv: Path) -> None:
     (locked.folder / "requirements.lock").unlink()
     wheel = locked.folder.parent / "wheels" / f"stoker-{stoker.__version__}-py3-none-any.whl"
     simple = wheel.parent / "simple" / "stoker"
@@ -266,7 +272,7 @@ def test_a_project_of_uv_is_exported_without_the_project(
     (locked.folder / "pyproject.toml").write_text(
         '[project]\nname = "trip"\nversion = "1"\nrequires-python = ">=3.11"\n'
         f'dependencies = ["stoker=={stoker.__version__}"]\n'
-        + source.replace("WHEEL", wheel.name).replace("FOLDER", str(wheel.parent))
+        f'[[tool.uv.index]]\nurl = "{wheel.parent.as_uri()}/simple"\ndefault = true\n'
     )
     subprocess.run(["uv", "lock", "--quiet"], cwd=locked.folder, check=True)
 
