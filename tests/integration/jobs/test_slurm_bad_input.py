@@ -98,6 +98,14 @@ def test_names_and_values_that_are_code_reach_the_workers_as_they_are(
     assert not list(tmp_path.rglob("owned"))
     assert list(home.iterdir()) == []
 
+    (job.place / "submitted.json").unlink()
+    assert provider.submit(job) == number, "its answer was lost"
+    shutil.rmtree(job.place)
+    write_job(job)
+    other = counting.provider(sbatch=("--hold",)).submit(job)
+    assert other != number, "its folder was deleted, so it starts from the beginning"
+    counting.cluster.run("scancel", other)
+
 
 @pytest.mark.parametrize("value", [CODE, "-p", "a b", "a\nb", "$(touch owned)", LONG + LONG])
 def test_a_name_that_the_cluster_does_not_have_is_one_line(
@@ -131,8 +139,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_job_in_the_queue(
 
     files = {"code.tar.gz", "job.json", "job.sbatch", "submitted.json"}
     assert full_at(counting, disk, submit_all) >= files
-    target.open().stop(jobs[0].id)
-    target.open().stop(jobs[1].id)
+    counting.cluster.run("scancel", f"--name={sweep.id}")
     assert full_at(counting, disk, submit_one) >= files
     (disk / "fill").unlink()
     release(counting, made)

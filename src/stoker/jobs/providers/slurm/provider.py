@@ -240,13 +240,15 @@ class SlurmProvider:
 
     def _submitted(self, job: Job) -> str | None:
         """Return the number of an earlier submission that is not over, or whose answer was lost."""
-        noted = read_submitted(job.place)
+        # One that is over was found by its answer, and is to start again; or its answer was lost, or its folder deleted.
+        is_lost = read_submitted(job.place) is None and (
+            self.settings.via is not None or outcome(job.place) is not None
+        )
         there = self._machine.on_cluster(job)
         named = self._slurm.queue(name=slurm_name(there.id))
         mine = [each for each in named if is_of(each, there.id)]
         for each in sorted(mine, key=lambda each: int(each.id), reverse=True):
-            # One that is over was found by its answer, and is to start again; or its answer was lost.
-            if is_live(each.state) or (noted is None and each.state == "COMPLETED"):
+            if is_live(each.state) or (is_lost and each.state == "COMPLETED"):
                 return each.id
         return None
 
