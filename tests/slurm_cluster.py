@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -252,12 +252,20 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         cluster.close()
 
 
-def wait_until(claim: object, what: str, timeout_s: float = UP_S) -> None:
-    """Wait until a function returns something true."""
+def wait_until(claim: object, what: str | Callable[[], str], timeout_s: float = UP_S) -> None:
+    """Wait until a function returns something true.
+
+    Args:
+        claim: The function.
+        what: What is waited for, for the message; a function is called at the end of the time.
+        timeout_s: Longest wait, seconds.
+    """
     assert callable(claim)
     end_s = time.monotonic() + timeout_s
     while not claim():
-        assert time.monotonic() < end_s, f"no {what} within {timeout_s:g} s"
+        if time.monotonic() >= end_s:
+            text = what if isinstance(what, str) else what()
+            pytest.fail(f"no {text} within {timeout_s:g} s")
         time.sleep(0.1)
 
 

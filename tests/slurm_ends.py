@@ -52,7 +52,7 @@ def reach_limit(training: Training, _: random.Random) -> None:
     minutes = int((time.time() - started_s) / 60) + 2
     start, number = training.starts(), f"JobId={training.scheduler_id()}"
     training.cluster.run("scontrol", "update", number, f"TimeLimit={minutes}")
-    _wait_for_start(training, after=start)
+    training.wait_for_start(start + 1)
     training.cluster.run("scontrol", "update", number, "TimeLimit=600")
 
 
@@ -61,7 +61,7 @@ def lose_machine(training: Training, _: random.Random) -> None:
     node = training.cluster.run("scontrol", "show", "hostnames", machines(training)).split()[0]
     start = training.starts()
     training.cluster.daemons[f"slurmd-{node}"].send(signal.SIGKILL)
-    _wait_for_start(training, after=start)
+    training.wait_for_start(start + 1)
     training.cluster.start_node(node)
     wait_until(lambda: node in training.cluster.idle(), f"{node} again", 120.0)
 
@@ -74,7 +74,7 @@ def kill_worker(training: Training, chance: random.Random) -> None:
         found[:] = worker_processes(training, start=training.starts())
         return bool(found)
 
-    wait_until(there, f"worker: {training.log()}", 300.0)
+    wait_until(there, lambda: f"worker: {training.log()}", 300.0)
     with contextlib.suppress(ProcessLookupError):
         os.kill(chance.choice(found), signal.SIGKILL)
 
@@ -120,7 +120,3 @@ def worker_processes(training: Training, *, start: int | None = None) -> list[in
             if is_worker and own in environ and mark in environ:
                 found.append(int(process.name))
     return sorted(found)
-
-
-def _wait_for_start(training: Training, *, after: int) -> None:
-    wait_until(lambda: training.starts() > after, f"start {after + 1}: {training.log()}", 300.0)

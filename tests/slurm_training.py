@@ -246,9 +246,19 @@ class Training:
         """Wait until a start of the job has done a step, or a later one."""
         wait_until(
             lambda: any(each.start == start and each.number >= number for each in self.steps()),
-            f"step {number} of start {start}: {self.log()}",
+            lambda: f"step {number} of start {start}: {self.log()}",
             TRAINED_S,
         )
+
+    def wait_for_start(self, number: int) -> None:
+        """Wait until the job has begun a start; fail if it is over before."""
+
+        def begun() -> bool:
+            over = self.place / "outcome"
+            assert not over.exists(), f"over before start {number}: {self.log()}"
+            return self.starts() >= number
+
+        wait_until(begun, lambda: f"start {number}: {self.log()}", TRAINED_S)
 
     def wait_for_end(self) -> JobState:
         """Wait until the job is over."""

@@ -23,8 +23,9 @@ SEED = int(os.environ.get("STOKER_ENDS_SEED", "29"))
 EVERY_STEPS = 5
 """Interval of checkpoints."""
 
-MOST_STEPS, STEP_S, EPOCHS, STEPS_OF_EPOCH = 12, 0.3, 10, 50
-"""Steps of a start before its end, at most: 20 ends leave some of all steps, though Slurm takes a while to end one."""
+MOST_STEPS, STEP_S, EPOCHS, STEPS_OF_EPOCH = 12, 0.6, 20, 50
+"""Steps of a start before its end, at most. 20 ends leave some of all steps: the workers of a lost machine go on for the
+30 s that Slurm takes to see the loss and to start again."""
 
 STARTUP_S = 15.0
 """A fourth of the ends comes within so many seconds of a start, most of which is before the first step."""
@@ -98,7 +99,7 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
         ended_by[start] = kind
         begun_s = time.monotonic()
         ENDS[kind](disturbed, chance)
-        wait_for_start(disturbed, start + 1)
+        disturbed.wait_for_start(start + 1)
         print(f"start {start}: {kind}, started again after {time.monotonic() - begun_s:.0f} s")
     disturbed.fast()
     state = disturbed.wait_for_end()
@@ -114,7 +115,7 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
 def wait_for_moment(training: Training, start: int, chance: random.Random) -> None:
     """Wait until the moment at which a start is ended: of four one early, the others after some steps."""
     early_s, steps = chance.uniform(0.0, STARTUP_S), chance.randint(0, MOST_STEPS)
-    wait_for_start(training, start)
+    training.wait_for_start(start)
     if chance.random() < 0.25:
         time.sleep(early_s)
         return
@@ -122,12 +123,7 @@ def wait_for_moment(training: Training, start: int, chance: random.Random) -> No
     def there() -> bool:
         return sum(each.start >= start for each in training.steps()) > steps
 
-    wait_until(there, f"step {steps} of start {start}: {training.log()}", TRAINED_S)
-
-
-def wait_for_start(training: Training, number: int) -> None:
-    """Wait until the job has begun a start."""
-    wait_until(lambda: training.starts() >= number, f"start {number}: {training.log()}", TRAINED_S)
+    wait_until(there, lambda: f"step {steps} of start {start}: {training.log()}", TRAINED_S)
 
 
 def require_little_lost(training: Training, rank: int, ended_by: dict[int, str]) -> None:

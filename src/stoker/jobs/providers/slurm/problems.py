@@ -116,6 +116,7 @@ WAITS = {
     "Cleaning": "waits until its last start is cleaned up",
     "JobHeldUser": "is held by its user: scontrol release JOB",
     "JobHeldAdmin": "is held by an administrator, who can release it",
+    "JobHoldMaxRequeue": "could not be started several times and is held: scontrol release JOB",
     "PartitionDown": "waits: the partition is down",
     "PartitionInactive": "waits: the partition is inactive",
     "PartitionNodeLimit": "waits forever: it asks for more machines than the partition allows",

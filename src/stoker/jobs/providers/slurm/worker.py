@@ -19,6 +19,9 @@ from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED
 RANK = "SLURM_PROCID"
 """Environment variable in which srun gives a task its number."""
 
+REQUESTS = (signal.SIGUSR1, signal.SIGTERM)
+"""Signals that ask a worker to save and to end."""
+
 EXIT_NOT_FOUND = 127
 """Exit code if the command cannot be started, as in a shell."""
 
@@ -41,7 +44,7 @@ def main(arguments: list[str]) -> int:
         for process in running if is_first else ():
             process.send_signal(signal.SIGUSR1)
 
-    for number in (signal.SIGUSR1, signal.SIGTERM):
+    for number in REQUESTS:
         signal.signal(number, pass_on)
     code = _run(command, running, asked)
     kept = Path(folder) / os.environ[RANK]
@@ -64,6 +67,8 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list
     if asked:
         process.send_signal(signal.SIGUSR1)
     code = process.wait()
+    if asked and -code in REQUESTS:  # it came before the command listens, or again after it has saved
+        return EXIT_PREEMPTED
     return code if code >= 0 else 128 - code
 
 
