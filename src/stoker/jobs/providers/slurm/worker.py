@@ -67,7 +67,9 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list
     if asked:
         process.send_signal(signal.SIGUSR1)
     code = process.wait()
-    if asked and -code in REQUESTS:  # it came before the command listens, or again after it has saved
+    if (
+        asked and -code in REQUESTS
+    ):  # it came before the command listens, or again after it has saved
         return EXIT_PREEMPTED
     return code if code >= 0 else 128 - code
 
