@@ -137,7 +137,7 @@ class Cluster:
         wait_until(socket_path.exists, "munged")
         if self.accounting_ports is not None:
             self._start_accounting(*self.accounting_ports)
-        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.folder / "slurm.conf"))
+        self.start_controller()
         for name in NODES:
             self.start_node(name)
         wait_until(self._is_up, "idle nodes")
@@ -150,9 +150,13 @@ class Cluster:
         """Let the controller forget all jobs, as it does MinJobAge after their ends; the accounting keeps them."""
         self.daemons["slurmctld"].send(signal.SIGTERM)
         self.daemons["slurmctld"].end(10.0)
-        conf = str(self.folder / "slurm.conf")
-        self._start("slurmctld", "slurmctld", "-D", "-c", "-f", conf)
+        self.start_controller("-c")
         wait_until(self._is_up, "idle nodes")
+
+    def start_controller(self, *options: str) -> None:
+        """Start the controller, again if it was killed."""
+        conf = str(self.folder / "slurm.conf")
+        self._start("slurmctld", "slurmctld", "-D", *options, "-f", conf)
 
     def _start_accounting(self, port: int, database: int) -> None:
         make_database(self.folder, self.environ)

@@ -28,4 +28,5 @@ def mounted(folder: Path, *, size: str) -> Iterator[str]:
     try:
         yield ""
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # Lazy: a process of a job may still have its current folder there.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -291,20 +291,25 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
 
 
 def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
-    """Return `--set` assignments that mean the same in every current folder.
+    """Return `--set` assignments that mean the same in every current folder, the last one of each key.
 
     Args:
         overrides: `dotted.key=value`; paths are relative to the current folder.
     """
     given = _paths_from(with_overrides({}, overrides), Path.cwd())
-    found = list(overrides)
+    paths = []
     for key in _PATH_KEYS:
         value: Any = given
         for part in key:
             value = value.get(part) if isinstance(value, dict) else None
         if isinstance(value, str):
-            found.append(f"{'.'.join(key)}={json.dumps(value)}")
-    return found
+            paths.append(f"{'.'.join(key)}={json.dumps(value)}")
+    last: dict[str, str] = {}
+    for each in (*overrides, *paths):
+        name = ".".join(part.strip() for part in each.partition("=")[0].split("."))
+        last.pop(name, None)  # the order counts: a key may lie in a section that is set as a whole
+        last[name] = each
+    return list(last.values())
 
 
 def _check_service(data: Any) -> None:

@@ -48,10 +48,9 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
     experiment = load_experiment(request.folder, overrides=request.overrides)
     runs = experiment.folder / experiment.runs
     archive = pack(experiment.folder, outside=_outside(experiment), limit_bytes=request.limit_bytes)
-    sets = [f"--set={each}" for each in with_absolute_paths(request.overrides)]
     job = Job(
         name=experiment.name,
-        command=(request.verb, *sets),
+        command=_command(request, request.overrides),
         folder=experiment.folder,
         runs=runs.resolve(),
         code=archive.digest,
@@ -78,13 +77,14 @@ def prepare_sweep(
     for each in found:
         load_experiment(request.folder, overrides=[*request.overrides, *each])
     experiment, job, archive = prepare_job(request)
-    jobs = [
-        replace(job, command=(*job.command, *(f"--set={s}" for s in with_absolute_paths(each))))
-        for each in found
-    ]
+    jobs = [replace(job, command=_command(request, [*request.overrides, *each])) for each in found]
     elements = [Element(job=job.id, settings=each) for job, each in zip(jobs, found, strict=True)]
     sweep = Sweep(name=job.name, runs=job.runs, elements=tuple(elements))
     return experiment, sweep, jobs, archive
+
+
+def _command(request: JobRequest, overrides: Sequence[str]) -> tuple[str, ...]:
+    return (request.verb, *(f"--set={each}" for each in with_absolute_paths(overrides)))
 
 
 def _resources(experiment: Experiment, request: JobRequest) -> Resources:

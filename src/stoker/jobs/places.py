@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,12 @@ def read_submitted(place: Path) -> Submitted | None:
         scheduler_id=str(raw["scheduler_id"]),
         submitted_s=float(raw["submitted_s"]),
     )
+
+
+def note_submission(place: Path, *, target: str, scheduler_id: str) -> None:
+    """Note that a target has accepted a job just now."""
+    noted = Submitted(target=target, scheduler_id=scheduler_id, submitted_s=time.time())
+    write_submitted(place, noted)
 
 
 def write_submitted(place: Path, submitted: Submitted) -> None:

@@ -98,9 +98,10 @@ class Provider(Protocol):
         """
 
     def submit(self, job: Job) -> str:
-        """Submit it, and return the scheduler's ID; that of the earlier submission if it is there already.
+        """Submit it, note that in its folder, and return the scheduler's ID; that of the earlier submission if it is there.
 
-        The job's folder is written. An answer that is lost is not an error of the second call.
+        The job's folder is written. An answer that is lost is not an error of the second call. What cannot be noted,
+        because the disk is full, does not stay submitted.
         """
 
     def state(self, job_id: str) -> JobState:
@@ -150,7 +151,7 @@ class ArrayProvider(Provider, Protocol):
         """
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Submit jobs, and return the scheduler's ID of each by its number in the sweep.
+        """Submit jobs, note that in their folders, and return the scheduler's ID of each by its number in the sweep.
 
         An answer that is lost is not an error of the second call.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,7 @@ from stoker.core.files import alone, writable, write_atomic
 from stoker.jobs.archive import CODE, Archive
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.overview import state_of
-from stoker.jobs.places import (
-    Submitted,
-    add_to_index,
-    find_place,
-    read_submitted,
-    write_submitted,
-)
+from stoker.jobs.places import add_to_index, find_place, read_submitted
 from stoker.jobs.predecessors import require_may_be_done
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.sweep import element_of, find_sweep
@@ -112,11 +105,7 @@ def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, 
             write_atomic(job.place / CODE, archive.content)
             write_job(job)
             add_to_index(job.place)
-            scheduler_id = provider.submit(job)
-            write_submitted(
-                job.place,
-                Submitted(target=target.name, scheduler_id=scheduler_id, submitted_s=time.time()),
-            )
+            provider.submit(job)
             again = earlier is not None
             state = provider.state(job.id)
             return Receipt(state=state, target=target.name, already=False, again=again)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from stoker.core.files import alone, writable, write_atomic
 from stoker.jobs.archive import CODE, Archive
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.overview import state_of
-from stoker.jobs.places import Submitted, add_to_index, read_submitted, write_submitted
+from stoker.jobs.places import add_to_index, read_submitted
 from stoker.jobs.provider import Array, ArrayProvider, Phase
 from stoker.jobs.submission import require_predecessors
 from stoker.jobs.sweep import Sweep, write_sweep
@@ -101,9 +100,7 @@ def submit_sweep(
                     _write(job, sweep.place / CODE)
                 write_sweep(sweep)
                 add_to_index(sweep.place)
-                numbers = provider.submit_array(replace(whole, jobs=wanted))
-                for number, scheduler_id in numbers.items():
-                    _note(wanted[number], target.name, scheduler_id)
+                provider.submit_array(replace(whole, jobs=wanted))
     return SweepReceipt(
         submitted=tuple(job.id for job in wanted.values()),
         live=tuple(jobs[n].id for n in sorted(live)),
@@ -129,8 +126,3 @@ def _write(job: Job, code: Path) -> None:
         shutil.copyfile(code, link)
     with contextlib.suppress(OSError):
         add_to_index(job.place)
-
-
-def _note(job: Job, target: str, scheduler_id: str) -> None:
-    submitted = Submitted(target=target, scheduler_id=scheduler_id, submitted_s=time.time())
-    write_submitted(job.place, submitted)

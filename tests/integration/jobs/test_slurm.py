@@ -16,7 +16,7 @@ from tests.integration.jobs.conftest import Counting, comments
 from tests.lost_answers import write_losing_sbatch
 from tests.slurm_cluster import wait_until
 
-from stoker.core.errors import UserError
+from stoker.core.errors import ConfigError, UserError
 from stoker.jobs.job import Job
 from stoker.jobs.logs import job_lines
 from stoker.jobs.places import Submitted, write_submitted
@@ -143,7 +143,11 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
 ) -> None:
     monkeypatch.setenv("TOKEN_OF_TEST", "hunter2-canary")
     job = counting.submit("secret", "3", "needs", "TOKEN_OF_TEST", secrets=("TOKEN_OF_TEST",))
-    without = counting.submit("without", "3", secrets=("NOT_SET_ANYWHERE",))
+    absent = ("TOKEN_OF_TEST", "NOT_SET_ANYWHERE")
+    sets = {"setup": ("true",)}  # which may set it, so only the job knows
+    without = counting.submit("without", "3", secrets=absent, settings=sets)
+    with pytest.raises(ConfigError, match=r"^secrets must be .* Received: no NOT_SET_ANYWHERE\."):
+        counting.submit("refused", "3", secrets=absent)
 
     assert counting.wait(job, *OVER).phase is Phase.DONE
     assert "[worker 1] TOKEN_OF_TEST has 14 characters" in "\n".join(

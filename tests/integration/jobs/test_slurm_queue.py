@@ -27,6 +27,9 @@ from stoker.jobs.sweep_submission import SweepReceipt, submit_sweep
 from stoker.jobs.targets import Target
 
 OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+HELD = ("40", "hold", "10", "1")
+"""Numbers to count to; the first start waits at 10 until it is put into the queue again."""
+
 ENDS = (260, 261, 100_000, 100_001, 6)
 """Numbers that each job of the sweep counts: two run, the others wait, and two are to be stopped."""
 
@@ -68,7 +71,7 @@ def submitted(counting: Counting, swept: Swept) -> dict[str, Job]:
     """Jobs by name."""
     gpus = {"resources": {"workers": 1, "gpus": 2, "time_limit_s": 1800.0}}
     jobs = {
-        "again": counting.submit("again", "60", labels={"team": 'vision "1"'}, **gpus),
+        "again": counting.submit("again", *HELD, labels={"team": 'vision "1"'}, **gpus),
         "cancelled": counting.submit("cancelled", "100000", resources={"workers": 1}),
     }
     for job in list(jobs.values()):

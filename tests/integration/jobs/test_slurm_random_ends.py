@@ -14,6 +14,7 @@ import pytest
 from tests.integration.jobs.conftest import Counting
 from tests.slurm_cluster import wait_until
 
+from stoker.core.errors import UserError
 from stoker.jobs.job import Job
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.slurm.script import NOTICE
@@ -37,6 +38,31 @@ def test_a_notice_at_the_begin_of_a_script_ends_no_job(counting: Counting) -> No
     for job in jobs:
         assert counting.wait(job, *OVER).phase is Phase.DONE
         counting.require_whole_count(job, 3)
+
+
+@pytest.mark.soak
+def test_a_job_that_ends_while_the_controller_is_away_is_done(counting: Counting) -> None:
+    """One of them fails meanwhile, and starts again when the controller is back.
+
+    It is ended by TERM, as for an upgrade. A killed one has forgotten what happened a few seconds before, also starts of jobs.
+    """
+    job = counting.submit("alone", "100")
+    fails = counting.submit("alone-fails", "100", "fail", "60", "1", "2")
+    for each in (job, fails):
+        counting.wait_for_number(each, 5)
+    controller = counting.cluster.daemons["slurmctld"]
+    controller.send(signal.SIGTERM)
+    assert controller.end(20.0)
+
+    counting.wait_for_number(job, 98)
+    with pytest.raises(UserError, match=r"^Slurm's controller must answer"):
+        counting.state(job)
+    counting.cluster.start_controller()
+
+    for each, failures in ((job, 0), (fails, 2)):
+        state = counting.wait(each, *OVER)
+        assert (state.phase, state.restarts) == (Phase.DONE, failures), counting.log(each)
+        counting.require_whole_count(each, 100)
 
 
 @pytest.mark.soak

@@ -103,7 +103,8 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
     try:
         with ssh_server(folder, environ) as server, pytest.MonkeyPatch.context() as patch:
             (server.home / ".bash_profile").write_text(
-                f"echo Welcome; export PATH=$HOME/bin:{uv_folder()}:$PATH UV_CACHE_DIR=$HOME/cache\n"
+                "echo Welcome; export ONLY_THERE=known\n"
+                f"export PATH=$HOME/bin:{uv_folder()}:$PATH UV_CACHE_DIR=$HOME/cache\n"
             )
             (server.home / "bin").mkdir()
             sbatch = server.home / "bin" / "sbatch"
@@ -285,6 +286,19 @@ def test_a_login_that_does_not_work_is_one_line_and_submits_nothing(
         server.known_key("host")
         ssh._options.cache_clear()
     assert not job.place.exists()
+
+
+def test_a_secret_that_is_set_neither_here_nor_there_is_one_line_and_submits_nothing(
+    laptop: Laptop,
+) -> None:
+    called = (laptop.server.home / "called").read_text()
+    job = replace(laptop.job("secretless", "5"), secrets=("ONLY_THERE", "NOT_SET_ANYWHERE"))
+
+    require_line(laptop, job, "Received: no NOT_SET_ANYWHERE. Set it: export NOT_SET_ANYWHERE=")
+
+    assert not job.place.exists()
+    assert (laptop.server.home / "called").read_text() == called
+    laptop.targets["far"].open().validate(replace(job, secrets=("ONLY_THERE",)))
 
 
 def require_line(laptop: Laptop, job: Job, words: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.job_folder import submitted
+from tests.small_disk import mounted
 
 from stoker.app.experiment import path_overrides
 from stoker.app.task.job_code import local_folder, unpack_code
@@ -67,15 +68,19 @@ def test_a_damaged_archive_is_one_line_and_leaves_nothing(
     assert not [path for path in local_folder(os.environ).iterdir() if path.suffix != ".lock"]
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 KiB."""
+    folder = tmp_path / "disk"
+    with mounted(folder, size="8k") as why_not:
+        if why_not:
+            pytest.skip(why_not)
+        yield folder
+
+
 def test_a_local_disk_without_room_is_one_line(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(disk)]
-    mounted = subprocess.run(mount, check=False, capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
     monkeypatch.setenv("TMPDIR", str(disk))
     monkeypatch.setenv("TOKEN", "t0ken")
     try:
@@ -86,7 +91,6 @@ def test_a_local_disk_without_room_is_one_line(
         assert invoke(["job-task", str(job), "--incarnation", "1"], debug=False) == 2
     finally:
         monkeypatch.delenv("STOKER_INCARNATION", raising=False)
-        subprocess.run(["umount", str(disk)], check=True)
 
     (line,) = capfd.readouterr().err.splitlines()
     assert re.search(r"the disk that holds .* must have room for it", line)
@@ -115,6 +119,28 @@ def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file in the way")
 
     TaskLog(tmp_path / "logs" / "task-0.log").write("a line")
+
+
+def test_a_log_on_a_full_disk_goes_on_when_there_is_room_again(
+    disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (disk / "other").write_bytes(b"x" * 4096)
+    log = TaskLog(disk / "task-0.log")
+    for count in range(50):
+        log.write(f"line {count} {'x' * 100}")
+    (disk / "other").unlink()
+    log.write("the last line")
+    log.end()
+
+    *lines, cut, last = (disk / "task-0.log").read_text().splitlines()
+    assert last.endswith("Z the last line")
+    assert [line.split()[1:3] for line in (*lines, cut)] == [
+        ["line", str(count)] for count in range(len(lines) + 1)
+    ]
+    assert len(lines) + 1 < 50
+    assert len(cut) < len(lines[0])
+    (warning,) = caplog.messages
+    assert warning.endswith("the task goes on: [Errno 28] No space left on device")
 
 
 def test_paths_of_the_experiment_stay_where_they_were_on_submission(

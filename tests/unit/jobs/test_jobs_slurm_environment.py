@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,20 @@ def test_a_lock_that_does_not_resolve_is_one_line(
     assert environments(locked) == []
 
 
+@pytest.mark.parametrize("kib", [8, 72])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    locked: Job, counted_uv: Path, small_disk: Path, kib: int
+) -> None:
+    left = shutil.disk_usage(small_disk).free - 1024 * kib
+    (small_disk / "other").write_bytes(bytes(left))
+    target = replace(TARGET, environments_folder=str(small_disk / "made"))
+
+    with pytest.raises(UserError, match=r"a disk is full: that of .*/made, or of the cache of uv"):
+        make(locked, target)
+
+    assert [path.suffix for path in (small_disk / "made").iterdir()] == [".lock"]
+
+
 def test_a_wheel_with_another_hash_and_a_python_that_is_not_there_are_one_line(
     locked: Job, counted_uv: Path
 ) -> None:
@@ -187,9 +202,55 @@ def test_a_lock_that_cannot_be_the_jobs_is_one_line(job: Job, text: str, words: 
     assert "\n" not in str(caught.value)
 
 
-def test_an_experiment_without_a_lock_is_one_line(job: Job) -> None:
-    with pytest.raises(ConfigError, match=r"none of requirements\.lock, uv\.lock"):
-        interpreter(job, TARGET)
+def test_a_lock_is_looked_for_up_to_the_root_of_the_repository(locked: Job, tmp_path: Path) -> None:
+    outside = tmp_path / "requirements.txt"
+    outside.write_text("not locked\n")
+    repository = tmp_path / "repository"
+    folder = repository / "models" / "trip"
+    folder.mkdir(parents=True)
+    names = "Received: none of requirements.lock, uv.lock, requirements.txt. "
+    with pytest.raises(ConfigError) as caught:
+        read_lock(folder)
+    assert str(caught.value).startswith(f"{folder} must have a lock"), "it is in no repository"
+
+    (repository / ".git").write_text("gitdir: elsewhere\n")
+    with pytest.raises(ConfigError) as caught:
+        read_lock(folder)
+    assert str(caught.value).startswith(f"{folder} or a folder above it up to {repository} must")
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+    lock = repository / "requirements.lock"
+    lock.write_text((locked.folder / "requirements.lock").read_text())
+    assert read_lock(folder).path == lock
+    (folder / "requirements.txt").write_text(lock.read_text())
+    assert read_lock(folder).path == folder / "requirements.txt", "the nearest folder counts"
+
+
+def test_the_lock_of_a_workspace_is_that_of_each_project_in_it(
+    locked: Job, counted_uv: Path
+) -> None:
+    wheels = locked.folder.parent / "wheels"
+    root = locked.folder.parent / "workspace"
+    for name, requires in (("trip", f"stoker=={stoker.__version__}"), ("other", "trip")):
+        (root / name).mkdir(parents=True)
+        (root / name / "pyproject.toml").write_text(
+            f'[project]\nname = "{name}"\nversion = "1"\nrequires-python = ">=3.11"\n'
+            f'dependencies = ["{requires}"]\n'
+        )
+    (root / ".git").mkdir()
+    (root / "pyproject.toml").write_text(
+        '[tool.uv.workspace]\nmembers = ["trip", "other"]\n[tool.uv.sources]\n'
+        f'stoker = {{path = "../wheels/stoker-{stoker.__version__}-py3-none-any.whl"}}\n'
+        "trip = {workspace = true}\n"
+    )
+    subprocess.run(["uv", "lock", "--quiet"], cwd=root, check=True)
+
+    lock = read_lock(root / "trip")
+
+    assert lock.path == root / "uv.lock"
+    assert f"{wheels.resolve().as_uri()}/stoker-" in lock.text
+    assert not [line for line in lock.text.splitlines() if line.startswith((".", "-e"))]
 
 
 def test_lines_may_be_continued_and_the_first_of_the_locks_counts(job: Job) -> None:
@@ -200,16 +261,7 @@ def test_lines_may_be_continued_and_the_first_of_the_locks_counts(job: Job) -> N
     assert read_lock(job.folder).path.name == "requirements.lock"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        '[tool.uv.sources]\nstoker = {path = "../wheels/WHEEL"}\n',
-        '[[tool.uv.index]]\nurl = "file://FOLDER/simple"\ndefault = true\n',
-    ],
-)
-def test_a_project_of_uv_is_exported_without_the_project(
-    locked: Job, counted_uv: Path, source: str
-) -> None:
+def test_a_project_of_uv_is_exported_without_the_project(locked: Job, counted_uv: Path) -> None:
     (locked.folder / "requirements.lock").unlink()
     wheel = locked.folder.parent / "wheels" / f"stoker-{stoker.__version__}-py3-none-any.whl"
     simple = wheel.parent / "simple" / "stoker"
@@ -220,7 +272,7 @@ def test_a_project_of_uv_is_exported_without_the_project(
     (locked.folder / "pyproject.toml").write_text(
         '[project]\nname = "trip"\nversion = "1"\nrequires-python = ">=3.11"\n'
         f'dependencies = ["stoker=={stoker.__version__}"]\n'
-        + source.replace("WHEEL", wheel.name).replace("FOLDER", str(wheel.parent))
+        f'[[tool.uv.index]]\nurl = "{wheel.parent.as_uri()}/simple"\ndefault = true\n'
     )
     subprocess.run(["uv", "lock", "--quiet"], cwd=locked.folder, check=True)
 

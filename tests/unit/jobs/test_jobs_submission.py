@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.app.experiment import load_experiment, with_absolute_paths
-from stoker.app.submission import JobRequest, prepare_job
+from stoker.app.submission import JobRequest, prepare_job, prepare_sweep
 from stoker.cli.commands.submit import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.processes.identity import identity_of
@@ -113,8 +113,30 @@ def test_paths_of_a_submission_mean_the_same_on_the_machines_of_the_job(
 
     found = with_absolute_paths(["data={source: a.csv}", "runs=s3://b/c", "train.epochs=3"])
 
-    assert found[:3] == ["data={source: a.csv}", "runs=s3://b/c", "train.epochs=3"]
-    assert found[3:] == [f'data.source="{tmp_path}/a.csv"', 'runs="s3://b/c"']
+    assert found[:2] == ["data={source: a.csv}", "train.epochs=3"]
+    assert found[2:] == [f'data.source="{tmp_path}/a.csv"', 'runs="s3://b/c"']
+
+
+def test_each_setting_is_in_the_command_of_a_job_once_and_the_last_one_counts(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(experiment)
+    sets = ["train.epochs=2", "data.source=b.csv", "train.epochs=3", "data. source = c.csv"]
+    source = f'--set=data.source="{experiment}/c.csv"'
+
+    def command(*overrides: str) -> tuple[str, ...]:
+        return prepare_job(JobRequest(folder=experiment, overrides=overrides))[1].command
+
+    assert command(*sets) == ("train", "--set=train.epochs=3", source)
+    assert command("train.epochs=3", "train={epochs: 4}", "train.epochs=3") == (
+        *("train", "--set=train={epochs: 4}", "--set=train.epochs=3"),
+    )
+    request = JobRequest(folder=experiment, overrides=["train.epochs=2", "runs=r"])
+    *_, jobs, _ = prepare_sweep(request, ["train.epochs=5,6"])
+    runs = f'--set=runs="{experiment}/r"'
+    assert [each.command for each in jobs] == [
+        ("train", f"--set=train.epochs={epochs}", runs) for epochs in (5, 6)
+    ]
 
 
 def test_targets_of_an_experiment_are_no_settings_of_its_runs(experiment: Path) -> None:

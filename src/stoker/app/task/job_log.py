@@ -39,6 +39,8 @@ class TaskLog:
         self._file_bytes = file_bytes
         self._file, self._size = -1, 0
         self._failed = self._over = False
+        self._cut = False
+        """The disk was full in the middle of the last line."""
         with self._disk_failures():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
@@ -54,7 +56,11 @@ class TaskLog:
         with self._disk_failures():
             if self._file < 0 or self._size + len(record) > self._file_bytes:
                 self._rotate()
-            self._size += os.write(self._file, record)
+            if self._cut:
+                record = b"\n" + record
+            written = os.write(self._file, record)
+            self._size += written
+            self._cut = written < len(record)
 
     def end(self) -> None:
         """Write nothing more: a later start of the job has the files."""

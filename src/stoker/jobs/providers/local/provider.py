@@ -19,7 +19,7 @@ from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.core.incarnation import FIRST
 from stoker.jobs.job import Job
-from stoker.jobs.places import find_place, places, read_submitted
+from stoker.jobs.places import find_place, note_submission, places, read_submitted
 from stoker.jobs.provider import Array, JobState, Phase
 from stoker.jobs.providers.local.record import FILE, STOP, LocalRecord, read_record, write_record
 from stoker.jobs.providers.local.room import workers_here
@@ -65,9 +65,9 @@ class LocalProvider:
         if needs.gpus < 0:
             raise ConfigError("--gpus must be 0 or more", got=needs.gpus)
         workers_here(needs)
-        if missing := [name for name in job.secrets if name not in os.environ]:
+        if missing := [name for name in job.secrets if not os.environ.get(name)]:
             raise ConfigError(
-                "secrets are variables of the environment in which the job is submitted",
+                "secrets must be variables of the environment in which the job is submitted",
                 got=Plain(f"no {', '.join(missing)}"),
                 fix=f"Set it: export {missing[0]}=...",
             )
@@ -103,7 +103,9 @@ class LocalProvider:
         place = job.place
         record = read_record(place)
         if record is not None and record.supervisor.lives:
-            return str(record.supervisor.pid)
+            number = str(record.supervisor.pid)
+            note_submission(place, target=self.name, scheduler_id=number)
+            return number
         (place / "logs").mkdir(exist_ok=True)
         (place / STOP).unlink(missing_ok=True)
         output = place / "logs" / "supervisor.out"
@@ -125,7 +127,14 @@ class LocalProvider:
                 got=Plain(last_line(output) or "nothing in its log"),
                 fix=f"Its log: {output}.",
             )
-        return str(child.pid)
+        number = str(child.pid)
+        try:
+            note_submission(place, target=self.name, scheduler_id=number)
+        except (OSError, UserError):
+            child.kill()
+            child.wait()
+            raise
+        return number
 
     def state(self, job_id: str) -> JobState:
         """Return what the supervisor has written, or that it has gone."""

@@ -87,7 +87,7 @@ note_run() {
 failed() {
 	is_current || leave
 	say "$1"
-	printf 'start %s: %s\n' "$incarnation" "$1" >> failures
+	printf 'start %s: %s\n' "$incarnation" "$1" >> failures || end 1 "$1, and its folder cannot be written: no restart"
 	local times
 	times=$(wc -l < failures)
 	[ "$times" -le "$max_restarts" ] || end 1 "$1; $times starts failed, and max_restarts is $max_restarts"

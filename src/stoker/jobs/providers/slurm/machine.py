@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from stoker.core.errors import Plain, UserError
+from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.job import Job
 from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.problems import AnswerLost
@@ -21,6 +20,11 @@ LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
 
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
+
+_NAME_UNSET = 'for name; do [ -n "${!name}" ] || printf "%s\\n" "$name"; done'
+
+LOGIN_S = 60.0
+"""Longest wait for a login, seconds."""
 
 TIMES = ("SLURM_TIME_FORMAT", "%s")
 """Programs print seconds since the epoch."""
@@ -70,7 +74,7 @@ class Machine(Protocol):
         """
 
     def user(self) -> str:
-        """Return the name of the user there."""
+        """Return the number of the user there: a name may hold anything."""
 
     def on_cluster(self, job: Job) -> Job:
         """Return the job as it is on the cluster, where its folders may have other paths."""
@@ -120,8 +124,8 @@ class Here:
         return Answer(code=done.returncode, out=done.stdout, errors=done.stderr or "")
 
     def user(self) -> str:
-        """Return the user of this process."""
-        return pwd.getpwuid(os.getuid()).pw_name
+        """Return the number of the user of this process."""
+        return str(os.getuid())
 
     def on_cluster(self, job: Job) -> Job:
         """Return the job itself: the paths are the same."""
@@ -153,6 +157,26 @@ def on_cluster(array: Array, machine: Machine) -> Array:
     jobs = {number: machine.on_cluster(job) for number, job in array.jobs.items()}
     first = next(iter(jobs.values()))
     return replace(array, jobs=jobs, place=first.place.with_name(array.id))
+
+
+def require_secrets(names: Sequence[str], machine: Machine) -> None:
+    """Refuse secrets that a job would not have: set neither here nor by a login to the cluster, which every job does.
+
+    Raises:
+        ConfigError: names them.
+        UserError: the machine does not answer.
+    """
+    unset = [name for name in names if not os.environ.get(name)]
+    if not unset:
+        return
+    call = Call(argv=("bash", "-l", "-c", _NAME_UNSET, "bash", *unset), answer_s=LOGIN_S)
+    said = machine.run(call).out.splitlines()  # with what the profiles of a login print
+    if missing := [name for name in unset if name in said]:
+        raise ConfigError(
+            "secrets must be variables of the environment in which the job is submitted",
+            got=Plain(f"no {', '.join(missing)}"),
+            fix=f"Set it: export {missing[0]}=..., or in `setup` of the target.",
+        )
 
 
 def no_answer(call: Call) -> AnswerLost:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,15 @@ from stoker.jobs.logs import LOGS
 from stoker.jobs.places import (
     Submitted,
     find_place,
+    note_submission,
     open_job,
     places,
     read_submitted,
-    write_submitted,
 )
 from stoker.jobs.provider import Array, JobState, Wire
-from stoker.jobs.providers.slurm.array import live_tasks
+from stoker.jobs.providers.slurm.array import array_of, live_tasks
 from stoker.jobs.providers.slurm.capacity import require_capacity
-from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
+from stoker.jobs.providers.slurm.client import Slurm
 from stoker.jobs.providers.slurm.dependencies import dependency_options, with_predecessors
 from stoker.jobs.providers.slurm.environment.maker import (
     environment_files,
@@ -30,7 +29,7 @@ from stoker.jobs.providers.slurm.environment.maker import (
     make_environment,
     require_maker,
 )
-from stoker.jobs.providers.slurm.machine import Here, Machine, on_cluster
+from stoker.jobs.providers.slurm.machine import Here, Machine, on_cluster, require_secrets
 from stoker.jobs.providers.slurm.port_forward import address_of, connect
 from stoker.jobs.providers.slurm.problems import AnswerLost
 from stoker.jobs.providers.slurm.remote.ssh import Ssh
@@ -38,12 +37,12 @@ from stoker.jobs.providers.slurm.script import SCRIPT, job_id_of, render, slurm_
 from stoker.jobs.providers.slurm.settings import VIA_SSH, SlurmTarget
 from stoker.jobs.providers.slurm.state import (
     is_live,
-    is_of_array,
+    is_of,
     is_over,
     known_state,
     outcome,
 )
-from stoker.jobs.providers.slurm.stopping import end, queue_of
+from stoker.jobs.providers.slurm.stopping import end, queue_of, unless_noted_cancelled
 from stoker.jobs.recent import RecentStates
 
 STOP = "stop"
@@ -77,6 +76,9 @@ class SlurmProvider:
         """Refuse what no machine of the partition can run, and what sbatch would refuse."""
         there = self._machine.on_cluster(job)
         script = render(there, self.settings, job.folder)
+        if not self.settings.setup:  # a line of it may set them
+            names = [each for each in job.secrets if each not in self.settings.environment]
+            require_secrets(names, self._machine)
         require_capacity(job, self.settings, self._slurm.node_groups())
         self._slurm.check(script)
         python = interpreter(there, self.settings, job.folder)
@@ -88,9 +90,11 @@ class SlurmProvider:
 
     def submit(self, job: Job) -> str:
         """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
-        found = self._submitted(job) or self._submit(job)
-        submitted = Submitted(target=self.name, scheduler_id=found, submitted_s=time.time())
-        write_submitted(job.place, submitted)
+        found, number = self._submitted(job), None
+        if found is None:
+            found = number = self._submit(job)
+        with unless_noted_cancelled(self._slurm, number):
+            note_submission(job.place, target=self.name, scheduler_id=found)
         _recent.forget(job.id)
         return found
 
@@ -102,9 +106,15 @@ class SlurmProvider:
     def submit_array(self, array: Array) -> Mapping[int, str]:
         """Submit them as one job array, or find those of an earlier submission in Slurm's queue."""
         found = self._live_tasks(array)
-        missing = {number: job for number, job in array.jobs.items() if number not in found}
+        missing = {each: job for each, job in array.jobs.items() if each not in found}
+        number = None
         if missing:
-            found |= self._submit_array(replace(array, jobs=missing))
+            made = self._submit_array(replace(array, jobs=missing))
+            found |= made
+            number = array_of(next(iter(made.values())))
+        with unless_noted_cancelled(self._slurm, number):
+            for each, task in found.items():
+                note_submission(array.jobs[each].place, target=self.name, scheduler_id=task)
         for job in array.jobs.values():
             _recent.forget(job.id)
         return found
@@ -120,7 +130,7 @@ class SlurmProvider:
             return known_state(job_id, place, None, queued=None, starts=[])
         ids = [submitted.scheduler_id]
         name = self._id_there(job_id, place)
-        queued = [each for each in self._slurm.queue(ids=ids) if _is_of(each, name)]
+        queued = [each for each in self._slurm.queue(ids=ids) if is_of(each, name)]
         self._machine.fetch(open_job(place), place)
         known = known_state(
             job_id,
@@ -160,7 +170,7 @@ class SlurmProvider:
             submitted.scheduler_id: in_queue[submitted.scheduler_id]
             for job_id, (place, submitted) in found.items()
             if submitted.scheduler_id in in_queue
-            and _is_of(in_queue[submitted.scheduler_id], self._id_there(job_id, place))
+            and is_of(in_queue[submitted.scheduler_id], self._id_there(job_id, place))
         }
         gone = [each.scheduler_id for _, each in found.values() if each.scheduler_id not in queued]
         starts = self._slurm.accounting(gone) if gone else []
@@ -219,7 +229,7 @@ class SlurmProvider:
         return {
             each.id: found[each.id][0]
             for each in queue_of(self._slurm, found)
-            if each.id in found and is_live(each.state) and _is_of(each, found[each.id][1])
+            if each.id in found and is_live(each.state) and is_of(each, found[each.id][1])
         }
 
     def _id_there(self, job_id: str, place: Path) -> str:
@@ -230,13 +240,15 @@ class SlurmProvider:
 
     def _submitted(self, job: Job) -> str | None:
         """Return the number of an earlier submission that is not over, or whose answer was lost."""
-        noted = read_submitted(job.place)
+        # One that is over was found by its answer, and is to start again; or its answer was lost, or its folder deleted.
+        is_lost = read_submitted(job.place) is None and (
+            self.settings.via is not None or outcome(job.place) is not None
+        )
         there = self._machine.on_cluster(job)
         named = self._slurm.queue(name=slurm_name(there.id))
-        mine = [each for each in named if _is_of(each, there.id)]
+        mine = [each for each in named if is_of(each, there.id)]
         for each in sorted(mine, key=lambda each: int(each.id), reverse=True):
-            # One that is over was found by its answer, and is to start again; or its answer was lost.
-            if is_live(each.state) or (noted is None and each.state == "COMPLETED"):
+            if is_live(each.state) or (is_lost and each.state == "COMPLETED"):
                 return each.id
         return None
 
@@ -303,9 +315,3 @@ def machine_of(settings: SlurmTarget) -> Machine:
     if settings.via is None or settings.remote_folder is None:
         return Here()
     return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))
-
-
-def _is_of(queued: QueuedJob, job_id: str) -> bool:
-    """Whether a job of Slurm is this one: numbers begin again at 1 where a controller has lost its state."""
-    named = job_id_of(queued.comment)
-    return named == job_id or (named is not None and is_of_array(queued.id))  # that has its sweep's

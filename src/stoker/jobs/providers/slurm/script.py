@@ -51,6 +51,7 @@ of most clusters."""
 
 _NAME_CHARS = 64
 _ID_CHARS = 9
+_PATTERN = re.compile(r"[%\\]")
 _SAFE = re.compile(r"[A-Za-z0-9_./:=@%+,-]+")
 
 
@@ -96,6 +97,12 @@ def render(
         ConfigError: a name or path cannot stand in a script; workers that cannot be spread evenly.
     """
     require_printable(str(job.place), "the folder of runs and the experiment's name")
+    if _PATTERN.search(str(job.place)):
+        raise ConfigError(
+            "the folder of runs must have neither % nor \\ in its path: Slurm takes them for a pattern of the log's name",
+            got=str(job.place),
+            fix="Name another one: --set runs=DIR, or remote_folder of the target.",
+        )
     options = [*_options(job, target, array), *target.sbatch]
     python = interpreter(job, target, source)
     place = f"place={shlex.quote(str(job.place))}"

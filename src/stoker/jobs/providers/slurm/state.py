@@ -9,7 +9,7 @@ from stoker.jobs.places import Submitted
 from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.client import AccountedStart, QueuedJob
 from stoker.jobs.providers.slurm.problems import why_it_waits
-from stoker.jobs.providers.slurm.script import slurm_name
+from stoker.jobs.providers.slurm.script import job_id_of, slurm_name
 
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
@@ -24,8 +24,8 @@ NEVER = "DependencyNeverSatisfied"
 """Reason of Slurm for a job that it cancels because a job before it has failed."""
 
 _ENDS = {
-    "FAILED": "a signal ended its script before the script could handle it, or a line of the target's setup ended it; see "
-    "logs/slurm.log, then submit it again: it goes on from its last checkpoint",
+    "FAILED": "its folder could not be written (a full disk), or a signal or a line of the target's setup ended its script; "
+    "see logs/slurm.log, then submit it again: it goes on from its last checkpoint",
     "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
     "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
     "DEADLINE": "its deadline has passed",
@@ -45,6 +45,12 @@ def is_live(state: str) -> bool:
 def is_of_array(number: str) -> bool:
     """Whether a number of Slurm is that of a task of an array."""
     return "_" in number
+
+
+def is_of(queued: QueuedJob, job_id: str) -> bool:
+    """Whether a job of Slurm is this one: numbers begin again at 1 where a controller has lost its state."""
+    named = job_id_of(queued.comment)
+    return named == job_id or (named is not None and is_of_array(queued.id))  # that has its sweep's
 
 
 def is_over(state: str) -> bool:

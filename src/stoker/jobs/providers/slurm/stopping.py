@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from stoker.core.errors import UserError
 from stoker.jobs.providers.slurm.array import array_of, cancel_waiting_task
 from stoker.jobs.providers.slurm.client import QueuedJob, Slurm
 from stoker.jobs.providers.slurm.state import is_of_array, is_over
@@ -16,6 +18,23 @@ def queue_of(slurm: Slurm, numbers: Collection[str]) -> list[QueuedJob]:
     """Return what the controller knows of jobs, and of the other tasks of their arrays if there are several."""
     ids = numbers if len(numbers) == 1 else {array_of(each) for each in numbers}
     return slurm.queue(ids=sorted(ids)) if ids else []
+
+
+@contextlib.contextmanager
+def unless_noted_cancelled(slurm: Slurm, number: str | None) -> Iterator[None]:
+    """Cancel a job whose number cannot be noted in its folder.
+
+    Args:
+        slurm: Its programs.
+        number: Of a job or array that was submitted just now; None: an earlier submission was found.
+    """
+    try:
+        yield
+    except (OSError, UserError):
+        if number is not None:
+            with contextlib.suppress(UserError):  # then the same submission again finds it
+                slurm.cancel(number)
+        raise
 
 
 def end(slurm: Slurm, numbers: Sequence[str], *, are_whole: bool, most_s: float) -> None:

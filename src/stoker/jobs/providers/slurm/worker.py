@@ -47,7 +47,11 @@ def main(arguments: list[str]) -> int:
     for number in REQUESTS:
         signal.signal(number, pass_on)
     code = _run(command, running, asked)
-    (Path(folder) / os.environ[RANK]).write_text(f"{code}\n")
+    kept = Path(folder) / os.environ[RANK]
+    try:
+        kept.write_text(f"{code}\n")
+    except OSError as error:
+        print(f"{kept} cannot be written: {error.strerror}", file=sys.stderr)
     return EXIT_DONE if code == EXIT_PREEMPTED else code
 
 
@@ -63,7 +67,9 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list
     if asked:
         process.send_signal(signal.SIGUSR1)
     code = process.wait()
-    if asked and -code in REQUESTS:  # it came before the command listens, or again after it has saved
+    if (
+        asked and -code in REQUESTS
+    ):  # it came before the command listens, or again after it has saved
         return EXIT_PREEMPTED
     return code if code >= 0 else 128 - code
 

@@ -18,7 +18,10 @@ from stoker.core.errors import ConfigError, Plain, UserError
 
 PROJECT_LOCK = "uv.lock"
 LOCKS = ("requirements.lock", PROJECT_LOCK, "requirements.txt")
-"""Names of locks in the experiment's folder; the first that exists counts."""
+"""Names of locks; the first that exists in a folder counts."""
+
+REPOSITORY = ".git"
+"""In the root of a repository: a folder, or a file in further work trees."""
 
 _DIGITS = 16
 _FIX = "Make it so: uv pip compile --generate-hashes -o requirements.lock requirements.in"
@@ -31,7 +34,7 @@ class Lock:
     """What an environment is made from."""
 
     path: Path
-    """In the experiment's folder."""
+    """In the experiment's folder or above it."""
 
     text: str
     """Lines of requirements with hashes."""
@@ -43,27 +46,49 @@ class Lock:
 
 
 def read_lock(folder: Path) -> Lock:
-    """Return the lock of an experiment.
+    """Return the lock of an experiment: of its folder, else of the nearest one above it in its repository.
 
     Raises:
         ConfigError: it is missing, a line of it is not locked, or it does not contain this version of Stoker.
         UserError: `uv.lock` cannot be read.
     """
-    path = next((folder / name for name in LOCKS if (folder / name).is_file()), None)
+    path = find_lock(folder)
     if path is None:
+        *_, root = _up_to_repository(folder)
+        above = f" or a folder above it up to {root}" if root != folder.resolve() else ""
         raise ConfigError(
-            f"{folder} must have a lock, as the target has `environment_from: lock`",
+            f"{folder}{above} must have a lock, as the target has `environment_from: lock`",
             got=Plain(f"none of {', '.join(LOCKS)}"),
             fix=f"{_FIX}.",
         )
-    text = _exported(path) if path.name == PROJECT_LOCK else path.read_text(errors="replace")
+    text = (
+        _exported(path, folder) if path.name == PROJECT_LOCK else path.read_text(errors="replace")
+    )
     lines = [_require_locked(line, path) for line in _logical_lines(text)]
     _require_stoker([each for each in lines if each is not None], path)
     return Lock(path=path, text=text)
 
 
-def _exported(path: Path) -> str:
-    """Return `uv.lock` as lines of requirements, without the project itself: its code is in the archive."""
+def find_lock(folder: Path) -> Path | None:
+    """Return the lock of a folder, else that of the nearest one above it in its repository; None without one."""
+    paths = (each / name for each in _up_to_repository(folder) for name in LOCKS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _up_to_repository(folder: Path) -> list[Path]:
+    """Return a folder and those above it up to its repository's root; alone where it is in no repository."""
+    found = [folder.resolve(), *folder.resolve().parents]
+    root = next((each for each in found if (each / REPOSITORY).exists()), found[0])
+    return found[: found.index(root) + 1]
+
+
+def _exported(path: Path, folder: Path) -> str:
+    """Return `uv.lock` as lines of requirements, without its projects themselves: their code is in the archive.
+
+    Args:
+        path: The lock, of a project or of a workspace.
+        folder: The experiment's folder; the packages are those of the project that it is in.
+    """
     program = shutil.which("uv")
     if program is None:
         raise UserError(
@@ -80,7 +105,7 @@ def _exported(path: Path) -> str:
             *options,
             *indexes,
             "--format=requirements-txt",
-            f"--project={path.parent}",
+            f"--project={folder}",
         ],
         check=False,
         stdin=subprocess.DEVNULL,

@@ -14,9 +14,12 @@ fail() {
 	exit 1
 }
 
-# What uv complains about, without its hints.
+# What a program complains about; of uv without its hints.
 complaint() {
-	sed -nE 's/^ *(error|cause): */ /p' "$1" | tr -s '\n ' ' '
+	case $1 in
+	*'No space left'* | *'quota exceeded'*) echo " a disk is full: that of ${folder%/*}, or of the cache of uv" ;;
+	*) printf '%s\n' "$1" | sed -nE 's/^ *(error|cause|mv): */ /p' | tr -s '\n ' ' ' ;;
+	esac
 }
 
 if [ -x "$folder/bin/python" ]; then exit 0; fi
@@ -30,16 +33,17 @@ if flock 9; then rm -rf "$folder".partial.*; fi
 if [ -x "$folder/bin/python" ]; then exit 0; fi
 
 part=$folder.partial.${HOSTNAME:-}.$$
-trap 'rm -rf "$part" "$part.log"' EXIT
+trap 'rm -rf "$part"' EXIT
 trap 'exit 1' HUP INT TERM
 echo "stoker: makes the environment $folder, once for this lock" >&2
-uv venv --quiet --relocatable --no-project --python "$python" "$part" 2> "$part.log" ||
-	fail "uv cannot make an environment with Python $python:$(complaint "$part.log")"
-uv pip sync --color never --no-progress --require-hashes --compile-bytecode --python "$part/bin/python" "$lock" 2> "$part.log" ||
-	fail "uv cannot install the lock:$(complaint "$part.log")"
-found=$("$part/bin/python" -I -c 'from importlib.metadata import version; print(version("stoker"))' 2> "$part.log") ||
+# What they say is kept in no file, whose disk may be full.
+said=$(uv venv --quiet --relocatable --no-project --python "$python" "$part" 2>&1) ||
+	fail "uv cannot make an environment with Python $python:$(complaint "$said")"
+said=$(uv pip sync --color never --no-progress --require-hashes --compile-bytecode --python "$part/bin/python" "$lock" 2>&1) ||
+	fail "uv cannot install the lock:$(complaint "$said")"
+found=$("$part/bin/python" -I -c 'from importlib.metadata import version; print(version("stoker"))' 2> /dev/null) ||
 	fail "the lock must contain stoker, and stoker==$version is what submitted the job"
 [ "$found" = "$version" ] || fail "the lock must contain stoker==$version, which submitted the job; it has $found"
-find "$part" -type f | wc -l > "$part/files"
+find "$part" -type f | wc -l 2> /dev/null > "$part/files" || fail "$folder cannot be made: the disk of ${folder%/*} is full"
 if [ -e "$folder" ]; then mv -T "$folder" "$folder.partial.old"; fi # its Python is gone
-mv -T "$part" "$folder" 2> "$part.log" || [ -x "$folder/bin/python" ] || fail "$folder cannot be made: $(cat "$part.log")"
+said=$(mv -T "$part" "$folder" 2>&1) || [ -x "$folder/bin/python" ] || fail "$folder cannot be made:$(complaint "$said")"

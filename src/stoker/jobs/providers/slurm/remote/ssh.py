@@ -78,7 +78,7 @@ class Ssh:
         return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
 
     def user(self) -> str:
-        """Return the name of the user there."""
+        """Return the number of the user there."""
         return _user(self)
 
     def on_cluster(self, job: Job) -> Job:
@@ -189,7 +189,7 @@ def _program(call: Call) -> str:
 
 @cache
 def _user(machine: Ssh) -> str:
-    return machine.run(Call(argv=("id", "-un"), answer_s=60.0)).out.strip()
+    return machine.run(Call(argv=("id", "-u"), answer_s=60.0)).out.strip()
 
 
 @cache
