@@ -128,7 +128,9 @@ def test_a_server_that_never_answers_is_one_line_and_the_same_command_goes_on(
     ]
     kubernetes.cluster.faults.plan(fault, times=1000)
     for command in commands:
-        with pytest.raises(AnswerLost, match=r"http://127\.0\.0\.1:\d+ .*no whole answer within 0.2 s"):
+        with pytest.raises(
+            AnswerLost, match=r"http://127\.0\.0\.1:\d+ .*no whole answer within 0.2 s"
+        ):
             command()
     kubernetes.cluster.faults.planned.clear()
     kubernetes.cluster.faults.plan(fault, "/jobsets", method="POST")
