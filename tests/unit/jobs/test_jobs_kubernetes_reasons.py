@@ -177,7 +177,7 @@ def test_a_pod_that_cannot_start_says_why_and_what_to_do(status: Object, words: 
         ),
         (
             {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."},
-            "worker 1 was evicted: it used more local disk than allowed; raise ephemeral_gib",
+            "worker 1 was evicted: the node ran out of local disk; raise ephemeral_gib",
         ),
     ],
 )
