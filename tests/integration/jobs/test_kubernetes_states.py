@@ -139,7 +139,8 @@ def test_half_started_jobs_do_not_hold_each_other_for_ever(kubernetes: Kubernete
     """Each has one of its two GPUs, and neither gets the other."""
     for name in ("a", "b"):
         kubernetes.cluster.add_node(f"gpu-{name}", labels={"gpu": name}, gpus="1")
-    own = [{"node_selector": {"gpu": name}, "kind": "job"} for name in ("a", "b")]
+    kinds = {"a": "job", "b": "jobset"}
+    own = [{"node_selector": {"gpu": name}, "kind": kind} for name, kind in kinds.items()]
     jobs = [
         kubernetes.submit(f"half-{number}", "3", gpus=1, settings=settings | {"start_s": 3})
         for number, settings in enumerate(own)
@@ -149,6 +150,7 @@ def test_half_started_jobs_do_not_hold_each_other_for_ever(kubernetes: Kubernete
         state = kubernetes.wait(job, *OVER)
         assert state.phase is Phase.FAILED
         assert "nothing from the pods of worker" in state.reason, (state, kubernetes.log(job))
+        assert "ask for fewer workers, or set `queue`" in state.reason
         assert kubernetes.pods(job) == []
         assert kubernetes.numbers(job, 0) == kubernetes.numbers(job, 1) == []
     # The GPUs are free, and with a second one the same submission starts it again.

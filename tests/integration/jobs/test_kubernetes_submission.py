@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from stoker.core.errors import UserError
 from stoker.jobs.archive import CODE
 from stoker.jobs.job import Job
 from stoker.jobs.providers.kubernetes import client
+from stoker.jobs.providers.kubernetes.manifests.workload import KINDS
 from stoker.jobs.providers.kubernetes.names import object_name
 from stoker.jobs.providers.kubernetes.problems import AnswerLost
+from stoker.jobs.providers.kubernetes.rights import KUEUE, Right, needed
 
 SUBMISSIONS = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
 
@@ -190,6 +193,19 @@ def test_missing_rights_are_named_and_the_smallest_role_is_enough(
     (rules,) = (
         each["rules"] for each in yaml.safe_load_all(role.read_text()) if each["kind"] == "Role"
     )
+    listed = {
+        Right(verb=verb, resource=resource, group=group, subresource=subresource)
+        for each in rules
+        for verb, group, named in product(each["verbs"], each["apiGroups"], each["resources"])
+        for resource, _, subresource in [named.partition("/")]
+    }
+    checked: set[Right] = set()
+    for kind in KINDS:
+        target = kubernetes.provider(queue="queue", disruption_budget=True).settings
+        checked |= set(needed(target, kind))
+    unchecked = {"create pods/portforward", "get pods/portforward", f"get localqueues.{KUEUE}"}
+    assert {str(each) for each in listed - checked} == unchecked
+    assert checked <= listed
     access = kubernetes.cluster.access
     try:
         access.rules = rules
