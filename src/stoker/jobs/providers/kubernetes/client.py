@@ -275,8 +275,11 @@ class Cluster:
                 got=Plain(text),
                 fix="Take a new kubeconfig from the cluster.",
             )
+        host = self._api.configuration.host
+        if type(reason) is urllib3.exceptions.ConnectTimeoutError:  # not one that was refused
+            text = f"{host} accepts no connection within {CONNECT_S:g} s"
         if isinstance(reason, urllib3.exceptions.ReadTimeoutError):
-            text = f"{self._api.configuration.host} accepts connections and sends no whole answer within {read_s or READ_S:g} s"
+            text = f"{host} accepts connections and sends no whole answer within {read_s or READ_S:g} s"
         return AnswerLost("the cluster's API must answer", got=Plain(text), fix=REPEAT)
 
 
