@@ -34,9 +34,6 @@ ID_DIGITS = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A name that is a folder's on every file system, and a job's in every scheduler."""
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-"""Name of an environment variable."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
@@ -108,13 +105,6 @@ class Job:
                 got=self.name,
                 fix="Change `name` in stoker.yaml.",
             )
-        for secret in self.secrets:
-            if not _VARIABLE.fullmatch(secret):
-                raise ConfigError(
-                    "--secret takes the name of an environment variable",
-                    got=secret.partition("=")[0],  # the rest may be its value
-                    fix="The target has its value: see `secrets` of the target, or export it before `stoker submit`.",
-                )
 
     @property
     def id(self) -> str:

@@ -73,6 +73,9 @@ Source: Kubernetes, pkg/kubelet/eviction/helpers.go. An eviction because of a li
 counts as a failure.
 """
 
+_REFUSED = ("FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed")
+"""Reasons of events: the cluster refuses what a controller makes of a job. Source: Kubernetes; JobSet, pkg/constants."""
+
 OOM = "used more memory than its limit {limit}; raise memory_gib of the target, or shm_gib if /dev/shm is full"
 
 
@@ -116,7 +119,7 @@ def event_reason(events: Sequence[Object]) -> str:
     """Return why the cluster does not make pods, or starts them again, from the newest event that says it."""
     for event in reversed(events):
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
-        if reason == "FailedCreate":
+        if reason in _REFUSED:
             if known := message_problem(message):
                 return f"{known[0]}; {_short(message)}. {known[1]}"
             return f"the cluster cannot make its pods: {_short(message)}"
