@@ -251,7 +251,7 @@ class KubernetesCluster:
         self.kubelet.kill(pod["metadata"]["name"], "Evicted", words)
 
     def evict_for_disk(self, pod: Object) -> None:
-        """Let the kubelet evict a pod that uses more local disk than its own limit: that is no disruption."""
+        """Let the kubelet evict a pod that uses more local disk than its own limit: that is not a disruption."""
         limit = pod["spec"]["containers"][0]["resources"]["limits"]["ephemeral-storage"]
         words = f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
         record(self.storage, pod, "Evicted", words, source="kubelet", warning=True)

@@ -69,7 +69,7 @@ _EVICTED = (
 )
 """Part of the kubelet's message -> what it means. Our /tmp has no limit of its own: /dev/shm is the only emptyDir that has.
 
-Source: Kubernetes, pkg/kubelet/eviction/helpers.go. An eviction because of a limit of the pod's own is no disruption: it
+Source: Kubernetes, pkg/kubelet/eviction/helpers.go. An eviction because of a limit of the pod's own is not a disruption: it
 counts as a failure.
 """
 
