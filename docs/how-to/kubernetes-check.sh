@@ -128,9 +128,12 @@ if kubectl get --raw /apis/kueue.x-k8s.io > /dev/null 2>&1 && kind=$(field "$job
 	before=$(kubectl get jobset "$(object "$job")" --output 'jsonpath={.status.restartsCountTowardsMax}')
 	workload=$(kubectl get workloads --output name --selector "kueue.x-k8s.io/job-uid=$(kubectl get jobset "$(object "$job")" --output 'jsonpath={.metadata.uid}')")
 	if [ -n "$workload" ] && kubectl patch "$workload" --type merge --patch '{"spec": {"active": false}}' > /dev/null 2>&1; then
-		wait_for "$job" restarting waiting
+		suspended=no
+		if wait_for "$job" restarting waiting; then suspended=yes; fi
 		kubectl patch "$workload" --type merge --patch '{"spec": {"active": true}}' > /dev/null
-		if wait_for "$job" running; then
+		if [ "$suspended" = no ]; then
+			note FAILED 'suspension by Kueue' "the job was not suspended within $wait_s s"
+		elif wait_for "$job" running; then
 			after=$(kubectl get jobset "$(object "$job")" --output 'jsonpath={.status.restartsCountTowardsMax}')
 			if [ "${before:-0}" = "${after:-0}" ]; then
 				note ok 'suspension by Kueue' 'no restart was counted'

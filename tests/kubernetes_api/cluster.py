@@ -248,7 +248,14 @@ class KubernetesCluster:
         disrupt(self.storage, pod, "TerminationByKubelet", "The node was low on resource: memory.")
         words = "The node was low on resource: memory."
         record(self.storage, pod, "Evicted", words, source="kubelet", warning=True)
-        self.kubelet.kill(pod["metadata"]["name"], "Evicted")
+        self.kubelet.kill(pod["metadata"]["name"], "Evicted", words)
+
+    def evict_for_disk(self, pod: Object) -> None:
+        """Let the kubelet evict a pod that uses more local disk than its own limit: that is not a disruption."""
+        limit = pod["spec"]["containers"][0]["resources"]["limits"]["ephemeral-storage"]
+        words = f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+        record(self.storage, pod, "Evicted", words, source="kubelet", warning=True)
+        self.kubelet.kill(pod["metadata"]["name"], "Evicted", words)
 
     def kill_out_of_memory(self, pod: Object) -> None:
         """Let the kernel kill a pod that uses more memory than its limit."""

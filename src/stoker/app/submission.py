@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.app.experiment import Experiment, load_experiment, with_absolute_paths
 from stoker.cluster.sizes import allowed_sizes
+from stoker.core.errors import ConfigError
 from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.submission import find_predecessors
 from stoker.jobs.sweep import Element, Sweep, combinations
 from stoker.train.elastic import require_size
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+"""Name of an environment variable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +42,15 @@ class JobRequest:
 
     limit_bytes: int = LIMIT_BYTES
     """Most bytes of the code."""
+
+    def __post_init__(self) -> None:
+        for secret in self.secrets:
+            if not _VARIABLE.fullmatch(secret):
+                raise ConfigError(
+                    "--secret takes the name of an environment variable",
+                    got=secret.partition("=")[0],  # the rest may be its value
+                    fix="The target has its value: see `secrets` of the target, or export it before `stoker submit`.",
+                )
 
 
 def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stoker.core.config import dns_name
-from stoker.core.errors import ConfigError
+from stoker.core.errors import ConfigError, Plain
 from stoker.deploy.shared import IMAGE_ROOT, ROOT, SharedVolume
 
 Target = Literal["compose", "kubernetes", "kserve"]
@@ -17,8 +17,10 @@ ServerKind = Literal["stoker", "tensorflow-serving"]
 REST_PORT = 8501
 GRPC_PORT = 8500
 
-_MEMORY = re.compile(r"[1-9][0-9]*(Mi|Gi)")
-_CPU = re.compile(r"[1-9][0-9]*m?|0?\.[0-9]+|[1-9][0-9]*\.[0-9]+")
+_MEMORY = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi)")
+_CPU = re.compile(r"[1-9][0-9]{0,5}(m|\.[0-9]{1,3})?|0?\.(?!0+$)[0-9]{1,3}")
+"""Kubernetes takes no less than a thousandth of a core; more digits are typing errors."""
+
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Model names without characters that are special in YAML, Dockerfiles or Kubernetes's `$(VARIABLE)`."""
 
@@ -28,6 +30,12 @@ _IMAGE = re.compile(
     r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 """Names of images. Source: github.com/distribution/reference, regexp.go."""
+
+_IMAGE_CHARS = 255
+"""Most characters of an image's name, by the same source."""
+
+_MOST = 100_000
+"""Most replicas and waiting requests; more is a typing error, and Kubernetes takes 32 bits."""
 
 _LONGEST_JOB = 63
 """Characters of a Job's name, which its pods have as a label."""
@@ -81,10 +89,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check what the manifests cannot express or would misread."""
-        if not 1 <= self.replicas <= self.max_replicas:
+        if not 1 <= self.replicas <= self.max_replicas <= _MOST:
             raise ConfigError(
-                "there must be at least 1 replica, and no more than --max-replicas",
-                got=f"{self.replicas} to {self.max_replicas}",
+                f"there must be at least 1 replica, no more than --max-replicas, and at most {_MOST}",
+                got=Plain(f"{self.replicas} to {self.max_replicas}"),
             )
         for name, value, pattern, example in (
             ("the model's name", self.model, _MODEL, "taxi_tips-v2"),
@@ -93,7 +101,7 @@ class Plan:
             ("--image", self.image, _IMAGE, "registry.example.com/team/taxi:3"),
             ("--base-image", self.base, _IMAGE, "python:3.11-slim"),
         ):
-            if not pattern.fullmatch(value):
+            if not pattern.fullmatch(value) or len(value) > _IMAGE_CHARS:
                 raise ConfigError(f"{name} must be like {example}", got=value)
         if self.gpu and self.server != "stoker":
             raise ConfigError(
@@ -120,8 +128,8 @@ class Plan:
             raise ConfigError("--cpu of Compose must be in cores, like 0.5", got=self.cpu)
 
     def _check_queue_target(self, target: int) -> None:
-        if target < 1:
-            raise ConfigError("--queue-target must be at least 1", got=target)
+        if not 1 <= target <= _MOST:
+            raise ConfigError(f"--queue-target must be from 1 to {_MOST}", got=target)
         if (self.target, self.server) != ("kubernetes", "stoker"):
             raise ConfigError(
                 "--queue-target is for --target kubernetes and --server stoker, which counts its queue",

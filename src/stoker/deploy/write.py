@@ -200,7 +200,7 @@ def _shared_values(plan: Plan) -> dict[str, str]:
     if plan.shared is None:
         place = _fill("readme-image")
         return names | {"shared_volume": "", "shared_mount": "", "later": "", "model_place": place}
-    claim = f"{{claimName: {plan.claim}}}"
+    claim = f"{{claimName: {json.dumps(plan.claim)}}}"
     names["claim"] = plan.claim
     return (
         names

@@ -238,10 +238,13 @@ LOOK_S = 2.0
 def _has_logs_soon(known: KnownJob, targets: Mapping[str, Target]) -> bool:
     """Wait until tasks run, and return whether their logs appear in the job's folder."""
     since_s: float | None = None
+    answered_s = time.monotonic()
     while not workers_of(known.place):
         try:
-            phase = state_of(known.place, targets).phase
+            phase, answered_s = state_of(known.place, targets).phase, time.monotonic()
         except UserError:  # a server that restarts
+            if time.monotonic() - answered_s > SILENT_S:
+                raise
             phase = Phase.UNKNOWN
         if phase.is_over or (since_s is not None and time.monotonic() - since_s > SHARED_S):
             return bool(workers_of(known.place))

@@ -163,7 +163,7 @@ def kubernetes_jobs() -> Iterator[KubernetesJobs]:
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
     )
-    runs = folder / "runs of O'Neil"
+    runs = folder / "runs of O'Neil $(HOME) $$x"
     runs.mkdir()
     try:
         with (

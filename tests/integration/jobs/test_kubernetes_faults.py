@@ -15,7 +15,8 @@ from tests.slurm_cluster import wait_until
 
 from stoker.core.errors import UserError
 from stoker.jobs.provider import Phase
-from stoker.jobs.providers.kubernetes import client
+from stoker.jobs.providers.kubernetes import client, pod_logs
+from stoker.jobs.providers.kubernetes import watch as watching
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.names import CONTAINER, object_name, selector
 from stoker.jobs.providers.kubernetes.pod_logs import log_lines
@@ -143,9 +144,14 @@ def test_what_others_own_stays_and_nothing_is_left_next_to_it(kubernetes: Kubern
     assert kubernetes.cluster.storage.find(JOB_SETS, NAMESPACE, object_name(jobs[1].id))
 
 
-def test_logs_and_states_survive_every_fault_of_the_server(kubernetes: KubernetesJobs) -> None:
+def test_logs_and_states_survive_every_fault_of_the_server(
+    kubernetes: KubernetesJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One job; its log is followed while streams break off, versions are forgotten and the server restarts."""
     job = kubernetes.submit("followed", *HOLD)
+    monkeypatch.setattr(pod_logs, "QUIET_S", 1.0)
+    for module, name in ((client, "READ_S"), (watching, "READ_S"), (watching, "ROUND_S")):
+        monkeypatch.setattr(module, name, 1)
     lines: list[Any] = []
     follower = in_thread(kubernetes.provider().log_lines(job.id, worker=None, follow=True), lines)
     phases: list[Any] = []
@@ -162,6 +168,9 @@ def test_logs_and_states_survive_every_fault_of_the_server(kubernetes: Kubernete
         kubernetes.wait_for_number(job, 7, rank)
     faults = kubernetes.cluster.faults
     faults.plan(Fault.CUT, "/log", times=3)
+    faults.plan(Fault.HALF, "/log", times=2)
+    faults.plan(Fault.SILENT, "/log")
+    faults.plan(Fault.SILENT, "pods.*watch=")
     faults.plan(Fault.BUSY, "/log", times=1)
     faults.plan(Fault.BROKEN, "watch=")
     faults.plan(Fault.FORGOTTEN, "pods.*watch=")

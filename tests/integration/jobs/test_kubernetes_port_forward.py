@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs.kubernetes_jobs import KubernetesJobs
+from tests.kubernetes_api.server.faults import Fault
 from tests.port_server import ANSWER, answer_of, port_server
 
 from stoker.cli.main import invoke
@@ -21,6 +23,7 @@ from stoker.jobs.job import Job
 from stoker.jobs.overview import KnownJob
 from stoker.jobs.places import Submitted, write_submitted
 from stoker.jobs.provider import Phase
+from stoker.jobs.providers.kubernetes import port_forward
 from stoker.jobs.targets import Target
 
 
@@ -86,6 +89,39 @@ def test_answers_come_whole_and_one_broken_connection_ends_no_other(
         kubernetes.cluster.restart_server(0.1)
         assert answer_of(ports[0]) == ANSWER
     assert problems == []
+
+
+def test_a_connection_that_is_reset_in_the_middle_ends_here_too(
+    kubernetes: KubernetesJobs, known: KnownJob
+) -> None:
+    connect = reach_worker(known, 1)
+    assert connect is not None
+    problems: list[UserError] = []
+    with socket.create_server(("127.0.0.1", 0)) as remote:
+        pair = PortPair(local=0, remote=remote.getsockname()[1])
+        with (
+            forwarded([pair], connect, on_problem=problems.append) as (port,),
+            socket.create_connection(("127.0.0.1", port), timeout=30.0) as near,
+        ):
+            far, _ = remote.accept()
+            with far:
+                far.sendall(b"x")
+                assert near.recv(1) == b"x"
+                kubernetes.cluster.restart_server(0.1)
+                with contextlib.suppress(ConnectionResetError):
+                    assert near.recv(1) == b""
+    assert problems == []
+
+
+def test_a_proxy_that_swallows_the_request_for_a_port_is_one_line(
+    kubernetes: KubernetesJobs, known: KnownJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_forward, "OPEN_S", 0.5)
+    connect = reach_worker(known, 0)
+    assert connect is not None
+    kubernetes.cluster.faults.plan(Fault.SILENT, "/portforward")
+    with pytest.raises(UserError, match=r"must forward ports of pods\. Received: no answer within"):
+        connect(80)
 
 
 def test_a_port_of_a_worker_is_reached_by_the_command_until_ctrl_c(

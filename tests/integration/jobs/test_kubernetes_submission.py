@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,11 @@ from tests.kubernetes_api.server.faults import Fault
 from stoker.core.errors import UserError
 from stoker.jobs.archive import CODE
 from stoker.jobs.job import Job
+from stoker.jobs.providers.kubernetes import client
+from stoker.jobs.providers.kubernetes.manifests.workload import KINDS
 from stoker.jobs.providers.kubernetes.names import object_name
 from stoker.jobs.providers.kubernetes.problems import AnswerLost
+from stoker.jobs.providers.kubernetes.rights import KUEUE, Right, needed
 
 SUBMISSIONS = int(os.environ.get("STOKER_SUBMISSIONS", "10"))
 
@@ -89,6 +94,59 @@ def test_a_fault_of_the_server_is_not_seen(
     assert not kubernetes.job_set(job)["spec"]["suspend"]
 
 
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.HALF])
+def test_a_server_that_stops_in_the_middle_gets_each_request_again(
+    kubernetes: KubernetesJobs, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "READ_S", 0.5)
+    job = kubernetes.job(f"stops-{fault.name.lower()}", "2")
+    for path, method in (("/jobsets", "POST"), ("/configmaps", "POST"), ("/jobsets", "PATCH")):
+        kubernetes.cluster.faults.plan(fault, path, method=method)
+
+    kubernetes.provider().submit(job)
+
+    assert kubernetes.cluster.faults.counts[fault] == 3
+    assert not kubernetes.job_set(job)["spec"]["suspend"]
+    assert names(kubernetes, JOB_SETS).count(object_name(job.id)) == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.HALF])
+def test_a_server_that_never_answers_is_one_line_and_the_same_command_goes_on(
+    kubernetes: KubernetesJobs, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "READ_S", 0.2)
+    monkeypatch.setattr(client, "LONGEST_S", 0.0)
+    there = kubernetes.submit(f"there-{fault.name.lower()}", "2")
+    job = kubernetes.job(f"never-{fault.name.lower()}", "2")
+    provider = kubernetes.provider(kind="jobset")
+    commands: list[Callable[[], object]] = [
+        lambda: provider.validate(job),
+        lambda: provider.submit(job),
+        provider.jobs,
+        lambda: provider._state(there.id),
+        lambda: provider.events(there.id),
+        lambda: list(provider.log_lines(there.id, worker=None, follow=False)),
+        lambda: provider.stop(there.id),
+        lambda: provider.where_is(there.id, 0),
+    ]
+    kubernetes.cluster.faults.plan(fault, times=1000)
+    for command in commands:
+        with pytest.raises(
+            AnswerLost, match=r"http://127\.0\.0\.1:\d+ .*no whole answer within 0.2 s"
+        ):
+            command()
+    kubernetes.cluster.faults.planned.clear()
+    kubernetes.cluster.faults.plan(fault, "/jobsets", method="POST")
+    with pytest.raises(AnswerLost, match="not submitted twice"):
+        provider.submit(job)
+
+    assert kubernetes.job_set(job)["spec"]["suspend"]
+    provider.submit(job)
+    assert not kubernetes.job_set(job)["spec"]["suspend"]
+    assert names(kubernetes, JOB_SETS).count(object_name(job.id)) == 1
+    assert kubernetes.job_set(there)
+
+
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_a_dry_run_prints_what_the_cluster_takes_and_makes_nothing(
     kubernetes: KubernetesJobs, kind: str
@@ -135,6 +193,19 @@ def test_missing_rights_are_named_and_the_smallest_role_is_enough(
     (rules,) = (
         each["rules"] for each in yaml.safe_load_all(role.read_text()) if each["kind"] == "Role"
     )
+    listed = {
+        Right(verb=verb, resource=resource, group=group, subresource=subresource)
+        for each in rules
+        for verb, group, named in product(each["verbs"], each["apiGroups"], each["resources"])
+        for resource, _, subresource in [named.partition("/")]
+    }
+    checked: set[Right] = set()
+    for kind in KINDS:
+        target = kubernetes.provider(queue="queue", disruption_budget=True).settings
+        checked |= set(needed(target, kind))
+    unchecked = {"create pods/portforward", "get pods/portforward", f"get localqueues.{KUEUE}"}
+    assert {str(each) for each in listed - checked} == unchecked
+    assert checked <= listed
     access = kubernetes.cluster.access
     try:
         access.rules = rules

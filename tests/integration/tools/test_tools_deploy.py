@@ -420,6 +420,40 @@ def test_all_servers_mount_the_repository_and_can_write_to_it(shared: dict[str, 
             )
 
 
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_a_name_that_is_a_word_of_yaml_stays_a_text(
+    base: Path, tmp_path: Path, target: str
+) -> None:
+    shutil.copytree(base, tmp_path / "null")
+    flags = ["--target", target, "--image", "22:22", "--out", str(tmp_path / "out")]
+    flags += ["--shared-repository", "pvc://null"] if target == "kubernetes" else []
+
+    assert invoke(["deploy", str(tmp_path / "null"), *flags], debug=False) == 0
+
+    for one in objects(tmp_path / "out").values():
+        assert one["metadata"]["name"] == "null"
+        assert set(one["metadata"]["labels"].values()) <= {"null", "model-server"}
+        if one["apiVersion"] in ("v1", "apps/v1"):
+            kubernetes_validate.validate(one, VERSIONS[-1], strict=True)
+    pod = pod_of(tmp_path / "out")
+    assert {each["image"] for each in pod["containers"]} == {"22:22"}
+    assert {
+        each.get("persistentVolumeClaim", {"claimName": "null"})["claimName"]
+        for each in pod["volumes"]
+    } == {"null"}
+
+
+@pytest.mark.parametrize("flag", ["--image", "--base-image", "--memory", "--cpu"])
+def test_an_empty_value_is_not_the_default(
+    base: Path, tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["deploy", str(base), "--target", "kubernetes", "--out", str(tmp_path / "out")]
+    assert invoke([*argv, flag, ""], debug=False) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"stoker: {flag} must be like")
+    assert not (tmp_path / "out").exists()
+
+
 def plan(**settings: Any) -> Plan:
     facts: dict[str, Any] = {
         "model": "taxi",
@@ -443,6 +477,13 @@ def plan(**settings: Any) -> Plan:
         ({"image": "a::1@"}, "--image must be like"),
         ({"image": "a:1@sha256:0"}, "--image must be like"),
         ({"image": ""}, "--image must be like"),
+        ({"image": "a" * 256}, "--image must be like"),
+        ({"cpu": "0.0"}, "--cpu must be like"),
+        ({"cpu": "0.0001"}, "--cpu must be like"),
+        ({"cpu": "1234567"}, "--cpu must be like"),
+        ({"memory": "12345678Gi"}, "--memory must be like"),
+        ({"max_replicas": 1 << 31}, "at least 1 replica"),
+        ({"queue_target": 1 << 31}, "--queue-target must be from 1"),
         ({"base": "a b"}, "--base-image must be like"),
         ({"cpu": "1 core"}, "--cpu must be like"),
         ({"memory": "2"}, "--memory must be like"),
@@ -453,7 +494,7 @@ def plan(**settings: Any) -> Plan:
         ({"target": "kserve", "shared": SharedVolume()}, "--shared-repository is for"),
         ({"server": "tensorflow-serving", "shared": SharedVolume()}, "--shared-repository is for"),
         ({"model": "m" * 60, "shared": SharedVolume()}, "NAME-push-VERSION must have at most 63"),
-        ({"queue_target": 0}, "--queue-target must be at least 1"),
+        ({"queue_target": 0}, "--queue-target must be from 1"),
         ({"queue_target": 5, "target": "kserve"}, "--queue-target is for"),
         ({"queue_target": 5, "server": "tensorflow-serving"}, "--queue-target is for"),
     ],

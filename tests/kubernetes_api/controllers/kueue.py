@@ -88,6 +88,9 @@ class Kueue:
         if any(is_true(item, kind) for kind in _ENDS):
             self._set(workload, {"Finished": ("True", "Succeeded", "Job finished")})
             return
+        if not workload["spec"]["active"]:
+            self.evict(workload, "The workload is deactivated", reason="Deactivated")
+            return
         if is_true(workload, "Evicted"):
             # Its quota is free when its pods are gone.
             if not self._has_pods(item):
@@ -174,12 +177,12 @@ class Kueue:
                 )
                 return
 
-    def evict(self, workload: Object, message: str) -> None:
+    def evict(self, workload: Object, message: str, *, reason: str = "Preempted") -> None:
         """Take the quota of a workload: its job is suspended."""
         if is_true(workload, "Evicted"):
             return
         evicted = {
-            "Evicted": ("True", "Preempted", message),
+            "Evicted": ("True", reason, message),
             "Admitted": ("False", "NoReservation", ""),
         }
         self._set(workload, evicted)

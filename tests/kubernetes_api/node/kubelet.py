@@ -62,6 +62,9 @@ class Running:
     reason: str = ""
     """Why it was killed: OOMKilled, Evicted."""
 
+    message: str = ""
+    """What the kubelet says of an eviction."""
+
     is_abandoned: bool = False
     """Its node does not answer: the cluster has given it up, and it goes on."""
 
@@ -111,10 +114,10 @@ class Kubelet:
                     return each
         raise AssertionError(f"pod {name} does not run")
 
-    def kill(self, name: str, reason: str) -> None:
+    def kill(self, name: str, reason: str, message: str = "") -> None:
         """Kill a pod at once, as the kernel or the kubelet does."""
         running = self.running(name)
-        running.reason = reason
+        running.reason, running.message = reason, message
         _signal(running, signal.SIGKILL)
 
     def claim(self, namespace: str, name: str) -> Path:
@@ -310,10 +313,7 @@ class Kubelet:
                     "hostIP": "127.0.0.1",
                 }
             if running.reason == "Evicted":
-                item["status"] |= {
-                    "reason": "Evicted",
-                    "message": "The node was low on resource: memory.",
-                }
+                item["status"] |= {"reason": "Evicted", "message": running.message}
 
         self._storage.change(PODS, running.pod, change, status=True)
 

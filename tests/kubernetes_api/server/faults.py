@@ -33,6 +33,12 @@ class Fault(Enum):
     FORGOTTEN = auto()
     """Just before it, the server forgets all versions: 410 for a page or a watch that goes on from one."""
 
+    SILENT = auto()
+    """It is carried out, and the connection stays open without an answer."""
+
+    HALF = auto()
+    """As `SILENT`, after the first half of the answer; of a stream after its first lines."""
+
     CUT = auto()
     """A watch or a log that ends in its middle, without the last chunk."""
 

@@ -111,11 +111,13 @@ class _Handler(BaseHTTPRequestHandler):
             answer = Answer(500, Refusal(500, "InternalError", "a fault of the test").to_status())
         if fault is Fault.LOST:
             return self._break_off()
+        if fault is Fault.SILENT:
+            return self._hold()
         if answer.stream is not None:
-            return self._stream(answer, cut=fault is Fault.CUT)
+            return self._stream(answer, fault)
         if "/portforward" in self.path and answer.code == 200:
             return port_forward.serve(self)
-        return self._whole(answer)
+        return self._whole(answer, fault)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - the names that http.server calls
 
@@ -158,23 +160,30 @@ class _Handler(BaseHTTPRequestHandler):
         )
         return self.server_of.api.handle(request)
 
-    def _whole(self, answer: Answer) -> None:
+    def _whole(self, answer: Answer, fault: Fault | None) -> None:
         content = json.dumps(answer.body).encode()
         self.send_response(answer.code)
         headers = {"Content-Type": "application/json", "Content-Length": str(len(content))}
         for name, value in (headers | answer.headers).items():
             self.send_header(name, value)
         self.end_headers()
+        if fault is Fault.HALF:
+            self.wfile.write(content[: len(content) // 2])
+            return self._hold()
         self.wfile.write(content)
+        return None
 
-    def _stream(self, answer: Answer, *, cut: bool) -> None:
+    def _stream(self, answer: Answer, fault: Fault | None) -> None:
         assert answer.stream is not None
+        cut = fault is Fault.CUT
         self.send_response(answer.code)
         headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
         for name, value in (headers | answer.headers).items():
             self.send_header(name, value)
         self.end_headers()
         for number, part in enumerate(answer.stream):
+            if fault is Fault.HALF and number >= CUT_AFTER:
+                return self._hold()
             if cut and number >= CUT_AFTER:
                 return self._break_off()
             if not self.server_of.is_up:
@@ -184,6 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._break_off()
         self.wfile.write(b"0\r\n\r\n")
         return None
+
+    def _hold(self) -> None:
+        """Send nothing more until the client goes or the server stops."""
+        self.close_connection = True
+        self.connection.recv(1)
 
     def _break_off(self) -> None:
         self.close_connection = True

@@ -174,7 +174,7 @@ def test_a_replaced_pod_begins_the_next_start_and_the_others_follow(make: Make) 
 
 @pytest.mark.parametrize(
     ("kind", "code", "known"),
-    [("jobset", 75, 75), ("jobset", 1, 1), ("jobset", 3, 2), ("job", 1, 75)],
+    [("jobset", 75, 75), ("jobset", 1, 1), ("jobset", 3, 2), ("job", 1, 75), ("tfjob", 2, 2)],
 )
 def test_a_pod_saves_when_another_one_has_ended_and_does_not_hide_why(
     make: Make, kind: str, code: int, known: int
@@ -186,6 +186,16 @@ def test_a_pod_saves_when_another_one_has_ended_and_does_not_hide_why(
     pods.end(1, 0, code)
     assert code_of(two[1]) == known
     assert code_of(two[0]) == {3: 2}.get(code, code)
+
+
+def test_a_pod_that_is_done_asks_for_no_restart_that_another_has_ruled_out(make: Make) -> None:
+    pods = make(kind="tfjob")
+    two = [pods.start(rank, f"a-{rank}") for rank in (0, 1)]
+    for rank in (0, 1):
+        pods.started(1, rank)
+    pods.end(1, 1, 0)
+    pods.end(1, 0, 2)
+    assert [code_of(each) for each in two] == [2, 0]
 
 
 def test_of_pods_that_fail_together_one_counts(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_pod_that_cannot_start_says_why_and_what_to_do(status: Object, words: 
         ),
         (
             {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."},
-            "worker 1 was evicted: it used more local disk than allowed; raise ephemeral_gib",
+            "worker 1 was evicted: the node ran out of local disk; raise ephemeral_gib",
         ),
     ],
 )
@@ -291,10 +291,13 @@ def test_a_job_in_a_queue_says_why_it_waits() -> None:
         ),
     ],
 )
-def test_pods_that_are_refused_are_explained_by_an_event(message: str, words: str) -> None:
+@pytest.mark.parametrize("reason", ["FailedCreate", "JobCreationFailed"])
+def test_pods_that_are_refused_are_explained_by_an_event(
+    reason: str, message: str, words: str
+) -> None:
     events = [
         {"reason": "SuccessfulCreate", "message": "Created"},
-        {"reason": "FailedCreate", "message": f"Error creating: {message}"},
+        {"reason": reason, "message": f"Error creating: {message}"},
     ]
     state = known_state(seen(events=events), None)
     assert state.reason.startswith(words)

@@ -133,7 +133,7 @@ def submit(
             gpus=gpus,
             cpus=cpus,
             memory_gib=None if memory_gib is None else plausible_gib(memory_gib),
-            time_limit_s=seconds_of(time_limit) if time_limit else None,
+            time_limit_s=None if time_limit is None else seconds_of(time_limit),
         ),
         secrets=secrets or (),
         after=after or (),

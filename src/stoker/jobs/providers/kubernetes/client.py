@@ -32,6 +32,10 @@ CONNECT_S, READ_S = 10.0, 30.0
 TRIED = 5
 """How often a request is sent before it counts as lost."""
 
+LONGEST_S = 45.0
+"""A request that has failed is not sent again after so long, seconds: a server that accepts connections and sends
+nothing gets two attempts."""
+
 PAUSE_S, MOST_PAUSE_S = 0.2, 10.0
 """First pause between two of them, seconds, which doubles; and the longest that `Retry-After` may ask for."""
 
@@ -48,9 +52,6 @@ PLURALS = {
     "PodDisruptionBudget": "poddisruptionbudgets",
 }
 """Kind -> its name in paths."""
-
-GIVEN_UP_S = 3600.0
-"""A stream that has sent nothing for so long is opened again, seconds."""
 
 MERGE = "application/merge-patch+json"
 
@@ -162,13 +163,21 @@ class Cluster:
         except NotFound:
             return
 
-    def stream(self, path: str, **query: str) -> Iterator[str]:
-        """Yield the lines of an answer that does not end, until the connection breaks or the server closes it.
+    def stream(self, path: str, *, silent_s: float | None = None, **query: str) -> Iterator[str]:
+        """Yield the lines of an answer, until the connection breaks or the server closes it.
+
+        Args:
+            path: Of the object.
+            silent_s: A connection over which nothing has come for so long is broken, seconds; `READ_S`.
+            query: Of the request.
 
         Raises:
             AnswerLost: the connection broke.
         """
-        response = self._opened(path, query)
+        try:
+            response = self._send("GET", path, query=query, read_s=silent_s)
+        except _transport_errors() as error:
+            raise self._lost(error, silent_s) from None
         try:
             if response.status >= 300:
                 raise self._problem(response, "GET", path)
@@ -179,7 +188,7 @@ class Cluster:
             if rest:
                 yield rest.decode(errors="replace")
         except _transport_errors() as error:
-            raise _lost(error) from None
+            raise self._lost(error, silent_s) from None
         finally:
             response.response.release_conn()
             response.response.close()
@@ -195,12 +204,6 @@ class Cluster:
         )
         return self._api.configuration, url, dict(headers)
 
-    def _opened(self, path: str, query: Mapping[str, str]) -> Any:
-        try:
-            return self._send("GET", path, query=query, read_s=GIVEN_UP_S)
-        except _transport_errors() as error:
-            raise _lost(error) from None
-
     def _json(
         self,
         method: str,
@@ -211,15 +214,15 @@ class Cluster:
         content: str = "application/json",
     ) -> dict[str, Any]:
         """Send a request until it is answered. Each is one that may be repeated: a second creation conflicts."""
-        attempt = 0
+        attempt, until_s = 0, time.monotonic() + LONGEST_S
         while True:
             attempt, last = attempt + 1, attempt + 1 >= TRIED
             try:
                 response = self._send(method, path, query=query, body=body, content=content)
                 data = response.read()
             except _transport_errors() as error:
-                if last:
-                    raise _lost(error) from None
+                if last or time.monotonic() > until_s:
+                    raise self._lost(error) from None
                 time.sleep(_pause_s(None, attempt))  # the server may restart
                 continue
             if response.status < 300:
@@ -240,7 +243,7 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content: str = "application/json",
-        read_s: float = READ_S,
+        read_s: float | None = None,
     ) -> Any:
         headers = {"Accept": "application/json"}
         if body is not None:
@@ -253,30 +256,37 @@ class Cluster:
             body=body,
             auth_settings=["BearerToken"],
         )
-        return self._api.call_api(method, url, headers, body, _request_timeout=(CONNECT_S, read_s))
+        limits_s = (CONNECT_S, READ_S if read_s is None else read_s)
+        return self._api.call_api(method, url, headers, body, _request_timeout=limits_s)
 
     def _problem(self, response: Any, method: str, path: str) -> UserError:
         what = f"{method} {path.partition('/namespaces/')[2] or path}"
         text = response.read().decode(errors="replace")
         return problem(response.status, text, what=what, namespace=self.namespace)
 
+    def _lost(self, error: BaseException, read_s: float | None = None) -> UserError:
+        import urllib3
+
+        reason = getattr(error, "reason", None) or error
+        text = str(reason)
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            return ConfigError(
+                "the cluster's certificate must be one that the kubeconfig trusts",
+                got=Plain(text),
+                fix="Take a new kubeconfig from the cluster.",
+            )
+        host = self._api.configuration.host
+        if type(reason) is urllib3.exceptions.ConnectTimeoutError:  # not one that was refused
+            text = f"{host} accepts no connection within {CONNECT_S:g} s"
+        if isinstance(reason, urllib3.exceptions.ReadTimeoutError):
+            text = f"{host} accepts connections and sends no whole answer within {read_s or READ_S:g} s"
+        return AnswerLost("the cluster's API must answer", got=Plain(text), fix=REPEAT)
+
 
 def _transport_errors() -> tuple[type[BaseException], ...]:
     import urllib3
 
     return (urllib3.exceptions.HTTPError, OSError)
-
-
-def _lost(error: BaseException) -> UserError:
-    reason = getattr(error, "reason", None) or error
-    text = str(reason)
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return ConfigError(
-            "the cluster's certificate must be one that the kubeconfig trusts",
-            got=Plain(text),
-            fix="Take a new kubeconfig from the cluster.",
-        )
-    return AnswerLost("the cluster's API must answer", got=Plain(text), fix=REPEAT)
 
 
 def _pause_s(retry_after: str | None, attempt: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ from stoker.jobs.providers.kubernetes.watch import AGAIN_S, watch
 
 LOOK_S = 0.5
 """How long the reader waits for a line before it looks whether the job is over, seconds."""
+
+QUIET_S = 60.0
+"""A log in which nothing has come for so long is opened again, seconds: its connection may hang."""
+
+SILENT_S = 600.0
+"""How long the cluster's API may be silent before following ends with its error, seconds."""
 
 _PRINTED = ("Running", "Succeeded", "Failed")
 """Phases of a pod in which it has a log."""
@@ -74,6 +81,7 @@ class _Follower:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._readers: dict[str, threading.Thread] = {}
         self._over = threading.Event()
+        self._silent_s: float | None = None
 
     def lines(self, until: Callable[[], bool]) -> Iterator[str]:
         """Yield lines as they come."""
@@ -84,7 +92,7 @@ class _Follower:
                 try:
                     line = self._lines.get(timeout=LOOK_S)
                 except queue.Empty:
-                    if _is_over(until):
+                    if self._is_over(until):
                         break
                     continue
                 if line is not None:
@@ -97,6 +105,21 @@ class _Follower:
         while not self._lines.empty():
             if (line := self._lines.get()) is not None:
                 yield line
+
+    def _is_over(self, until: Callable[[], bool]) -> bool:
+        try:
+            over = until()
+        except AnswerLost as error:  # the server restarts: the next look may succeed
+            now_s = time.monotonic()
+            if self._silent_s is None:
+                self._silent_s = now_s
+                why = f"the cluster's API does not answer ({error.got})"
+                print(f"stoker: {why}; the log goes on when it does", file=sys.stderr)
+            if now_s - self._silent_s > SILENT_S:
+                raise
+            return False
+        self._silent_s = None
+        return over
 
     def _find_pods(self) -> None:
         path = self._cluster.path("v1", "pods")
@@ -128,7 +151,7 @@ class _Follower:
         while True:
             query = {"container": CONTAINER, "timestamps": "true", "follow": "true"} | last.query
             try:
-                for line in last.new(self._cluster.stream(path, **query)):
+                for line in last.new(self._cluster.stream(path, silent_s=QUIET_S, **query)):
                     self._lines.put(f"{prefix}{line}")
                 if self._has_ended(pod):
                     return
@@ -188,10 +211,3 @@ def _is_wanted(pod: dict[str, Any], worker: int | None) -> bool:
 
 def _prefix(pod: dict[str, Any], worker: int | None) -> str:
     return "" if worker is not None else f"[worker {rank_of(pod)}] "
-
-
-def _is_over(until: Callable[[], bool]) -> bool:
-    try:
-        return until()
-    except AnswerLost:  # the server restarts: the next look may succeed
-        return False

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 from stoker.core.errors import Plain, UserError
@@ -24,6 +26,12 @@ PORT_BYTES = 2
 
 PROTOCOL = "v4.channel.k8s.io"
 
+OPEN_S = 30.0
+"""Longest wait for a connection, seconds."""
+
+_RULE = "the cluster's API must forward ports of pods"
+_PROXY = "A proxy before it may not let WebSockets through."
+
 
 def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
     """Connect to a port of a pod.
@@ -37,22 +45,29 @@ def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
     client: Any = ws_client  # its functions have no types
     path = f"{cluster.path('v1', 'pods', pod)}/portforward"
     settings, url, headers = cluster.request_of(path, ports=str(port))
+    headers |= {"sec-websocket-protocol": PROTOCOL}
+    opened: Future[Any] = Future()
+
+    def open_socket() -> None:
+        try:
+            made = client.create_websocket(settings, client.get_websocket_url(url), headers)
+            opened.set_result(made)
+        except (websocket.WebSocketException, OSError) as error:
+            opened.set_exception(error)
+
+    # The client takes no limit of time; a proxy may let the request through and no answer.
+    threading.Thread(target=open_socket, daemon=True).start()
     try:
-        made = client.create_websocket(
-            settings,
-            client.get_websocket_url(url),
-            headers | {"sec-websocket-protocol": PROTOCOL},
-        )
+        made = opened.result(OPEN_S)
+    except TimeoutError:
+        raise UserError(_RULE, got=Plain(f"no answer within {OPEN_S:g} s"), fix=_PROXY) from None
     except websocket.WebSocketBadStatusException as error:
         text = (error.resp_body or b"").decode(errors="replace")
         what = f"GET {path.partition('/namespaces/')[2]}"
         raise problem(error.status_code, text, what=what, namespace=cluster.namespace) from None
     except (websocket.WebSocketException, OSError) as error:
-        raise UserError(
-            "the cluster's API must forward ports of pods",
-            got=Plain(str(error) or type(error).__name__),
-            fix="A proxy before it may not let WebSockets through.",
-        ) from None
+        said = Plain(str(error) or type(error).__name__)
+        raise UserError(_RULE, got=said, fix=_PROXY) from None
     return PodWire(made, f"{pod}:{port}")
 
 

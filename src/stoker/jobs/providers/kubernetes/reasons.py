@@ -59,13 +59,22 @@ _DISRUPTED = {
 """Reason of the condition DisruptionTarget -> what it means. Source: Kubernetes, "Disruptions"."""
 
 _EVICTED = (
-    ("ephemeral", "it used more local disk than allowed; raise ephemeral_gib of the target"),
     (
-        "emptyDir",
-        "it used more local disk or /dev/shm than allowed; raise ephemeral_gib or shm_gib",
+        "low on resource: ephemeral",
+        "the node ran out of local disk; raise ephemeral_gib of the target to what it really uses",
     ),
+    ("ephemeral", "it used more local disk than allowed; raise ephemeral_gib of the target"),
+    ("EmptyDir", "it used more of /dev/shm than allowed; raise shm_gib of the target"),
     ("memory", "the node ran out of memory; raise memory_gib of the target to what it really uses"),
 )
+"""Part of the kubelet's message -> what it means. Our /tmp has no limit of its own: /dev/shm is the only emptyDir that has.
+
+Source: Kubernetes, pkg/kubelet/eviction/helpers.go. An eviction because of a limit of the pod's own is not a disruption: it
+counts as a failure.
+"""
+
+_REFUSED = ("FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed")
+"""Reasons of events: the cluster refuses what a controller makes of a job. Source: Kubernetes; JobSet, pkg/constants."""
 
 OOM = "used more memory than its limit {limit}; raise memory_gib of the target, or shm_gib if /dev/shm is full"
 
@@ -110,7 +119,7 @@ def event_reason(events: Sequence[Object]) -> str:
     """Return why the cluster does not make pods, or starts them again, from the newest event that says it."""
     for event in reversed(events):
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
-        if reason == "FailedCreate":
+        if reason in _REFUSED:
             if known := message_problem(message):
                 return f"{known[0]}; {_short(message)}. {known[1]}"
             return f"the cluster cannot make its pods: {_short(message)}"
@@ -175,6 +184,8 @@ def _scheduler_waits(pod: Object) -> str:
 def _failure(pod: Object) -> tuple[int, str] | None:
     """Return how telling the failure of a pod is, and why it failed."""
     status = pod.get("status") or {}
+    if status.get("reason") == "Evicted":  # the container has only the exit code of its kill
+        return 4, _disruption(pod)
     for each in _statuses(pod):
         ended = (each.get("state") or {}).get("terminated") or {}
         ended = ended or (each.get("lastState") or {}).get("terminated") or {}
@@ -183,8 +194,6 @@ def _failure(pod: Object) -> tuple[int, str] | None:
             return 4, OOM.format(limit=_memory_limit(pod))
         if code not in (None, EXIT_DONE, EXIT_PREEMPTED):
             return 3, _exit_words(code, str(ended.get("message", "")))
-    if status.get("reason") == "Evicted":
-        return 2, _disruption(pod) or "was evicted"
     if status.get("reason") == "DeadlineExceeded":
         return 2, "ran longer than the cluster allows"
     return None

@@ -20,8 +20,37 @@ MOST_RESTARTS = 1000
 LONGEST_GRACE_S = 86400
 """A longer grace is a typing error."""
 
+LEAST, MOST = 0.001, 1_000_000
+"""Least and largest amount of cores and GiB: less is rounded to 0, which means no limit."""
+
+LONGEST_S = 366 * 86400
+"""A longer time is a typing error."""
+
+MOST_ID = 2**31 - 1
+"""Largest number of a user or a group."""
+
+_RANGES = {
+    **dict.fromkeys(("cpus", "memory_gib", "shm_gib", "ephemeral_gib"), (LEAST, MOST, "")),
+    "grace_s": (10, LONGEST_GRACE_S, " s"),
+    "start_s": (1, LONGEST_S, " s"),
+    "keep_s": (1, LONGEST_S, " s"),
+    "max_restarts": (0, MOST_RESTARTS, ""),
+    "run_as_user": (0, MOST_ID, ""),
+    "fs_group": (0, MOST_ID, ""),
+}
+"""Setting -> least and largest value, and its unit."""
+
+OWN_PATHS = (Path("/tmp"), Path("/dev/shm"), Path("/stoker/code"))  # noqa: S108 - the pod's own volumes
+"""Where a pod has volumes of its own."""
+
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_KEY = re.compile(
+    r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+"""Key and value of a label. Source: Kubernetes, "Labels and Selectors"."""
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOGIN = re.compile(r"//[^/]*@(?=[^/])")
 _SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
@@ -47,6 +76,8 @@ class Volume:
         _require_name(self.claim, "claim", _SUBDOMAIN)
         if not self.path.is_absolute() or ".." in self.path.parts or self.path == Path("/"):
             raise ConfigError("path of a volume must be an absolute path", got=str(self.path))
+        if ":" in str(self.path):
+            raise ConfigError("path of a volume must have no colon", got=str(self.path))
         if self.sub_path.startswith("/") or ".." in PurePosixPath(self.sub_path).parts:
             raise ConfigError("sub_path must be a folder inside the volume", got=self.sub_path)
 
@@ -69,6 +100,8 @@ class Toleration:
             )
         if self.operator == "Equal" and not self.key:
             raise ConfigError("a toleration with operator Equal must have a key", got=self.key)
+        if self.key:
+            _require_name(self.key, "the key of a toleration", _KEY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +225,16 @@ class KubernetesTarget:
 def _require_names(target: KubernetesTarget) -> None:
     if not target.image.strip() or any(char.isspace() for char in target.image):
         raise ConfigError("image must name an image", got=target.image, fix="E.g. registry/name:1.")
+    if not target.python.strip() or not target.python.isprintable():
+        raise ConfigError("python must name a program of the image", got=target.python)
+    _require_name(target.gpu_resource, "gpu_resource", _KEY)
+    for key, value in target.node_selector.items():
+        _require_name(key, "a key of node_selector", _KEY)
+        _require_name(value, f"node_selector.{key}", _VALUE)
+    for name, value in target.environment.items():
+        if "\0" in value:
+            raise ConfigError(f"environment.{name} must be text without a zero byte", got=value)
+    _require_paths([each.path for each in target.volumes])
     if target.namespace is not None:
         _require_name(target.namespace, "namespace", _LABEL)
     for name in ("queue", "priority_class", "service_account"):
@@ -203,26 +246,28 @@ def _require_names(target: KubernetesTarget) -> None:
 
 
 def _require_numbers(target: KubernetesTarget) -> None:
-    for name in ("cpus", "memory_gib", "shm_gib", "ephemeral_gib"):
-        if not 0 < getattr(target, name) < 1e6:
-            raise ConfigError(f"{name} must be above 0", got=getattr(target, name))
+    for name, (least, most, unit) in _RANGES.items():
+        number = getattr(target, name)
+        if number is not None and not least <= number <= most:
+            raise ConfigError(f"{name} must be from {least} to {most}{unit}", got=number)
     if target.shm_gib >= target.memory_gib:
         raise ConfigError(
             "shm_gib must be below memory_gib: /dev/shm counts as memory", got=target.shm_gib
         )
-    if not 10 <= target.grace_s <= LONGEST_GRACE_S:
-        raise ConfigError(f"grace_s must be from 10 to {LONGEST_GRACE_S} s", got=target.grace_s)
-    if not 0 <= target.max_restarts <= MOST_RESTARTS:
-        raise ConfigError(
-            f"max_restarts must be from 0 to {MOST_RESTARTS}", got=target.max_restarts
-        )
-    for name in ("start_s", "keep_s"):
-        if getattr(target, name) < 1:
-            raise ConfigError(f"{name} must be at least 1 s", got=getattr(target, name))
     if target.run_as_user == 0:
         raise ConfigError(
             "run_as_user must not be root", got=0, fix="Name another user, e.g. 1000."
         )
+
+
+def _require_paths(paths: list[Path]) -> None:
+    for number, path in enumerate(paths):
+        if path in paths[:number] or path in OWN_PATHS:
+            raise ConfigError(
+                "each volume must have a path of its own in the pods",
+                got=str(path),
+                fix=f"The pod's own: {', '.join(map(str, OWN_PATHS))}.",
+            )
 
 
 def _require_name(value: str, where: str, form: re.Pattern[str]) -> None:

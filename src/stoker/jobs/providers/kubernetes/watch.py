@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.core.errors import UserError
-from stoker.jobs.providers.kubernetes.client import Cluster
+from stoker.jobs.providers.kubernetes.client import READ_S, Cluster
 from stoker.jobs.providers.kubernetes.problems import GONE, AnswerLost, Gone
 
 AGAIN_S = 1.0
 """Pause after a watch that broke off, seconds."""
 
 ROUND_S = 60
-"""After so long the server ends a watch, seconds; a connection that hangs is noticed then."""
+"""After so long the server ends a watch, seconds; a connection that hangs is noticed `READ_S` later."""
 
 
 def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]:
@@ -38,7 +38,7 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
                     "timeoutSeconds": str(ROUND_S),
                     "allowWatchBookmarks": "true",
                 }
-                for line in cluster.stream(path, **request):
+                for line in cluster.stream(path, silent_s=ROUND_S + READ_S, **request):
                     kind, changed = _changed(line)
                     version = changed["metadata"].get("resourceVersion", version)
                     if kind in ("ADDED", "MODIFIED"):

@@ -119,8 +119,9 @@ def _environment(
         **job.environment,
         FACTS: json.dumps(facts.to_json(), sort_keys=True),
     }
+    # A cluster replaces `$(NAME)` by another variable, and two dollars by one.
     listed: list[dict[str, Any]] = [
-        {"name": name, "value": value} for name, value in values.items()
+        {"name": name, "value": value.replace("$", "$$")} for name, value in values.items()
     ]
     # Not its name: TFJob's operator gives a replacement the name of the pod before it.
     listed.append(_from_field("STOKER_POD", "metadata.uid"))

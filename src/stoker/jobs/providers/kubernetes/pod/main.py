@@ -66,6 +66,9 @@ from stoker.jobs.providers.kubernetes.pod.start import (
 INDEX, TFJOB_INDEX, POD = "JOB_COMPLETION_INDEX", "STOKER_POD_RANK", "STOKER_POD"
 """Variables with a pod's rank: of an Indexed Job (also inside a JobSet), of a TFJob; and its UID."""
 
+_FINAL = {EXIT_USER, EXIT_CHECK}
+"""Exit codes of a task after which the job must not start again."""
+
 EXIT_RETRYABLE = 138
 """TFJob's restart policy `ExitCode`: 138 is the code for programs that want to be started again."""
 
@@ -225,13 +228,14 @@ class _Task:
             number: Of the start.
             before: Exit codes of other pods that had ended before this one, but for those that are done.
         """
+        if code == EXIT_DONE and all_done(self._member, number, longest_s=END_S):
+            return EXIT_DONE
+        if code in _FINAL or self._ended_early(number) & _FINAL:
+            # No pod asks for a restart that another one has ruled out: a TFJob's operator takes either.
+            return EXIT_DONE if code == EXIT_DONE else EXIT_USER
         if code == EXIT_DONE:
-            if all_done(self._member, number, longest_s=END_S):
-                return EXIT_DONE
             self._log("another worker is not done: starts again with it")
             return EXIT_PREEMPTED
-        if code in (EXIT_USER, EXIT_CHECK):
-            return EXIT_USER
         if code in (EXIT_PREEMPTED, EXIT_SUPERSEDED):
             return self._of_saved(number)
         if self._facts.kind == "job" and self._member.pods > 1:
@@ -241,9 +245,7 @@ class _Task:
     def _of_saved(self, number: int) -> int:
         """A JobSet takes the first pod that it sees: one that has saved must not hide one that failed."""
         others = self._ended_early(number) - {EXIT_PREEMPTED, EXIT_SUPERSEDED}
-        if self._facts.kind != "jobset" or not others:
-            return EXIT_PREEMPTED
-        return EXIT_USER if others & {EXIT_USER, EXIT_CHECK} else EXIT_BUG
+        return EXIT_BUG if self._facts.kind == "jobset" and others else EXIT_PREEMPTED
 
     def _of_indexed_job(self, number: int, before: set[int]) -> int:
         """Of several pods that fail together, one counts."""
