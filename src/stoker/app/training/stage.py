@@ -76,7 +76,7 @@ from stoker.train.setup.strategy import Distribution
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.summaries import vocabulary_terms
-from stoker.train.watch.watch import NoWatch, RunWatch
+from stoker.train.watch.watch import RunWatch, Watch
 
 if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
@@ -263,10 +263,10 @@ def _run_context(
     )
 
 
-def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> RunWatch | NoWatch:
+def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> Watch:
     """Return TensorBoard with the run's settings in it, if this process writes it."""
     if reports.board is None:
-        return NoWatch()
+        return Watch()
     reports.board.settings(context.experiment.to_json(), run=context.run_id)
     config = context.experiment.train.tensorboard
     terms = {
