@@ -9,7 +9,6 @@ from typing import Literal
 from stoker.cluster.doctor.framework import (
     Framework,
     Package,
-    built_for,
     code_for,
     is_older,
     oldest_driver,
@@ -101,14 +100,14 @@ def _driver_answers(machine: Machine) -> Iterator[Finding]:
 
 
 def _driver_fits(machine: Machine) -> Iterator[Finding]:
-    pair, driver = built_for(machine.framework), machine.gpus.driver
-    if pair is None or driver is None or not machine.framework.is_cuda:
+    cuda, driver = machine.framework.cuda, machine.gpus.driver
+    if not cuda or driver is None or not machine.framework.is_cuda:
         return
-    oldest = oldest_driver(pair[0])
+    oldest = oldest_driver(cuda)
     if oldest is not None and is_older(driver, oldest):
         yield _error(
             "driver_old",
-            f"TensorFlow {machine.framework.version} is built for CUDA {pair[0]}, which needs a driver "
+            f"TensorFlow {machine.framework.version} is built for CUDA {cuda}, which needs a driver "
             f"of {oldest} or newer; here is {driver}",
             f"Install a newer driver: sudo apt-get install -y nvidia-driver-{oldest.split('.')[0]}",
         )
