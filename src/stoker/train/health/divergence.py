@@ -146,13 +146,10 @@ class Divergence:
 
     def _finding(self, step: int, loss: float) -> Finding:
         middle = self._calm.median()
-        return Finding(
-            kind="divergence",
-            severity="warning",
-            message=(
-                f"training diverges: since step {self._since} the loss has left its median "
-                f"{middle:.4g}, and at step {step} it is {loss:.4g} and growing"
-            ),
+        return Finding.warning(
+            "divergence",
+            f"training diverges: since step {self._since} the loss has left its median "
+            f"{middle:.4g}, and at step {step} it is {loss:.4g} and growing",
             fix="Lower the learning rate (try a tenth), warm it up, or set train.clip_norm: 1.0.",
         )
 
@@ -193,14 +190,11 @@ class LossScaleWatch:
         if scale >= self._least and fallen < self._halvings:
             return None
         self._reported = True
-        return Finding(
-            kind="loss_scale",
-            severity="warning",
-            message=(
-                f"the loss scale collapses: from {self._top:g} to {scale:g} at step {step} without "
-                "a rise between; each halving is a step whose float16 gradients overflowed and "
-                "that was skipped"
-            ),
+        return Finding.warning(
+            "loss_scale",
+            f"the loss scale collapses: from {self._top:g} to {scale:g} at step {step} without "
+            "a rise between; each halving is a step whose float16 gradients overflowed and "
+            "that was skipped",
             fix="Set train.precision: mixed_bfloat16 or float32, or lower the learning rate.",
         )
 
