@@ -7,7 +7,7 @@ the whole split (`LabelSummary`), the model's expectations from its compiled los
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,27 +92,11 @@ class _Case:
         return f"{self.subject} goes from {least:g} to {most:g}"
 
 
-def require_labels_that_fit(
-    built: BuiltModel,
-    labels: Summaries,
-    *,
-    monitor: str,
-    class_weight: Mapping[int, float] | None = None,
-    has_sample_weight: bool = False,
-    texts: Collection[str] = (),
-) -> tuple[Finding, ...]:
+def require_labels_that_fit(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Raise an error for labels that the compiled loss cannot learn.
 
-    A model with a user-defined `train_step` or `compute_loss`, or with a loss that is not Keras's,
-    is not checked.
-
     Args:
-        built: The compiled model.
-        labels: Summaries of the labels of each split.
-        monitor: The metric that selects the best epoch.
-        class_weight: Class -> weight.
-        has_sample_weight: Whether rows have weights of their own.
-        texts: Outputs of which the label is the ids of texts.
+        found: See `findings`.
 
     Returns:
         The warnings.
@@ -120,20 +104,11 @@ def require_labels_that_fit(
     Raises:
         ConfigError: the first error found.
     """
-    found = list(
-        findings(
-            built,
-            labels,
-            monitor=monitor,
-            class_weight=class_weight,
-            has_sample_weight=has_sample_weight,
-            texts=texts,
-        )
-    )
+    found = tuple(found)
     for finding in found:
         if finding.severity == "error":
             raise ConfigError(finding.message, fix=finding.fix)
-    return tuple(found)
+    return found
 
 
 def findings(
@@ -145,7 +120,19 @@ def findings(
     has_sample_weight: bool = False,
     texts: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Yield every problem with the labels once, errors and warnings."""
+    """Yield every problem with the labels once, errors and warnings.
+
+    A model with a user-defined `train_step` or `compute_loss`, or with a loss that is not Keras's,
+    is not checked.
+
+    Args:
+        built: The compiled model.
+        labels: Summaries of the labels of each split.
+        monitor: The metric that selects the best epoch.
+        class_weight: Class -> weight.
+        has_sample_weight: Whether rows have weights of their own.
+        texts: Outputs of which the label is the ids of texts.
+    """
     selection = _Selection(
         monitor=monitor,
         class_weight=class_weight or {},
