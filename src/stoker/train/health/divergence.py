@@ -164,9 +164,7 @@ HALVINGS = 8
 class LossScaleWatch:
     """Watches the scale of a `LossScaleOptimizer`; its state is JSON, for a checkpoint."""
 
-    def __init__(self, *, least: float = LEAST, halvings: int = HALVINGS) -> None:
-        self._least = least
-        self._halvings = halvings
+    def __init__(self) -> None:
         self._top = 0.0
         self._last = 0.0
         self._reported = False
@@ -179,7 +177,7 @@ class LossScaleWatch:
             scale: The scale; there may be several halvings between two calls.
 
         Returns:
-            A finding once per fall: below `least`, or halved `halvings` times without a rise.
+            A finding once per fall: below `LEAST`, or halved `HALVINGS` times without a rise.
         """
         if scale > self._last:
             self._top, self._reported = scale, False
@@ -187,7 +185,7 @@ class LossScaleWatch:
         if self._reported:
             return None
         fallen = math.log2(self._top / scale) if scale > 0 else math.inf
-        if scale >= self._least and fallen < self._halvings:
+        if scale >= LEAST and fallen < HALVINGS:
             return None
         self._reported = True
         return Finding.warning(
