@@ -267,11 +267,8 @@ def _sweep(root: Path) -> None:
             remove(work)
 
 
-_IN_MEMORY, _UNLOCKED = "stoker-programs-", "stoker-xla-"
-"""Start of the name of a folder in memory. Earlier versions of Stoker used the second one, unlocked."""
-
-_UNLOCKED_S = 86_400.0
-"""A folder without a lock counts as in use until it has been unchanged for so long, seconds."""
+_IN_MEMORY = "stoker-programs-"
+"""Start of the name of a folder in memory."""
 
 
 def _memory_base() -> Path:
@@ -297,10 +294,9 @@ def _memory_folder() -> tuple[Path, int]:
 
 def _sweep_memory() -> None:
     """Remove folders in memory that ended processes of this user have left."""
-    base = _memory_base()
-    for folder in (*base.glob(f"{_IN_MEMORY}*"), *base.glob(f"{_UNLOCKED}*")):
+    for folder in _memory_base().glob(f"{_IN_MEMORY}*"):
         with contextlib.suppress(OSError):
-            if folder.lstat().st_uid != os.geteuid() or _may_be_in_use(folder):
+            if folder.lstat().st_uid != os.geteuid():
                 continue
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -308,14 +304,6 @@ def _sweep_memory() -> None:
                 remove(folder)
             finally:
                 os.close(held)
-
-
-def _may_be_in_use(folder: Path) -> bool:
-    """Whether a folder without a lock has changed recently."""
-    if not folder.name.startswith(_UNLOCKED):
-        return False
-    changed = max(path.lstat().st_mtime for path in (folder, *folder.glob("*")))
-    return time.time() - changed < _UNLOCKED_S
 
 
 def _manifest(home: Path) -> dict[str, dict[str, Any]]:

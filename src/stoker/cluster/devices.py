@@ -49,7 +49,9 @@ class Devices:
 
 def find_devices() -> Devices:
     """Detect this machine's devices. A missing or broken driver, or hidden GPUs, mean no GPU."""
-    return Devices(cpu_cores=_usable_cores(), memory_bytes=usable_memory(), gpus=_find_gpus())
+    return Devices(
+        cpu_cores=len(os.sched_getaffinity(0)), memory_bytes=usable_memory(), gpus=_find_gpus()
+    )
 
 
 def cpu_name() -> str:
@@ -70,12 +72,6 @@ def hardware(devices: Devices) -> dict[str, Any]:
         "memory_gib": round(devices.memory_bytes / 2**30),
         "gpus": [gpu.name for gpu in devices.gpus],
     }
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _find_gpus() -> tuple[Gpu, ...]:

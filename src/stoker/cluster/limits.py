@@ -73,9 +73,8 @@ def cpu_limit(root: Path = CGROUPS) -> float | None:
 
 def usable_cores(root: Path = CGROUPS) -> int:
     """Return the number of useful processes or threads: the CPU affinity, or a container's limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limit = cpu_limit(root)
-    return max(1, min(cores or 1, math.ceil(limit) if limit else cores or 1))
+    cores, limit = len(os.sched_getaffinity(0)), cpu_limit(root)
+    return max(1, min(cores, math.ceil(limit) if limit else cores))
 
 
 def raise_open_files(need: int) -> None:

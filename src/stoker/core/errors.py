@@ -122,6 +122,16 @@ class Finding:
     fix: str
     """The next action, a whole sentence."""
 
+    @staticmethod
+    def error(kind: str, message: str, fix: str) -> Finding:
+        """A finding that ends the run or fails the check."""
+        return Finding(kind=kind, severity="error", message=message, fix=fix)
+
+    @staticmethod
+    def warning(kind: str, message: str, fix: str) -> Finding:
+        """A finding that is logged."""
+        return Finding(kind=kind, severity="warning", message=message, fix=fix)
+
     def line(self) -> str:
         """Return the finding as one line for the log."""
         return f"{self.message}. {self.fix}"

@@ -107,18 +107,17 @@ def call(
         raise failure_of_user_code(what, error) from error
 
 
-def failure_of_user_code(what: str, error: BaseException, *, advice: str = "") -> ConfigError:
+def failure_of_user_code(what: str, error: BaseException) -> ConfigError:
     """Return the one-line error for a failure that the user's code caused.
 
     Args:
         what: What failed: `module:function`, or a noun such as "the loss".
         error: The exception.
-        advice: What to do, a whole sentence.
 
     Returns:
         With the innermost line of the user's code, and Keras's own sentence if there is one.
     """
-    advice = advice or advice_for(error)
+    advice = advice_for(error)
     return ConfigError(
         f"{what} failed{user_place(error)}",
         got=Plain(f"{type(error).__name__}: {first_line(error)}{_kerass_sentence(error)}"),

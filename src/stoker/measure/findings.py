@@ -320,10 +320,9 @@ def useless_bias(
     rest = count - len(names[:NAMED])
     named = ", ".join(names[:NAMED]) + (f" and {rest} more" if rest else "")
     has = "layer has a bias" if count == 1 else "layers have a bias"
-    return Finding(
-        kind="useless_bias",
-        severity="warning",
-        message=f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
+    return Finding.warning(
+        "useless_bias",
+        f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
         f"({parameters:,} of {of_parameters:,} parameters, {parameters / max(1, of_parameters):.2%}; "
         "the time was not measured)",
         fix="Pass use_bias=False to these layers: a step then needs neither the addition over their "

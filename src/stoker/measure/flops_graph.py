@@ -104,20 +104,6 @@ class Body:
         """References to a node's inputs, without those that only order."""
         return [reference for reference in node.input if not reference.startswith("^")]
 
-    def needed(self) -> list[Any]:
-        """The nodes that a result depends on: TensorFlow runs no others.
-
-        Keras traces a recurrent layer's step once only to see its shapes.
-        """
-        found: dict[str, Any] = {}
-        waiting = list(self.results)
-        while waiting:
-            name = waiting.pop().removeprefix("^").partition(":")[0]
-            if name in self.nodes and name not in found:
-                found[name] = self.nodes[name]
-                waiting.extend(found[name].input)
-        return list(found.values())
-
     def source(self, reference: str) -> tuple[Any | None, int]:
         """The node behind a reference, and which of its outputs; no node where it is an argument.
 
@@ -193,16 +179,8 @@ class Body:
         return list(found.values())
 
 
-def bodies_of(traced: Any) -> tuple[Body, dict[str, Body]]:
-    """What a concrete function runs, and the functions of its library by name."""
-    written = traced.graph.as_graph_def(add_shapes=True)
-    results = [tensor.name for tensor in traced.outputs]
-    return Body(written.node, results=results), {
-        function.signature.name: _function(function) for function in written.library.function
-    }
-
-
-def _function(function: Any) -> Body:
+def body_of(function: Any) -> Body:
+    """What a function of a graph's library runs."""
     signature = function.signature
     shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
     return Body(

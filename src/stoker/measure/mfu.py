@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,24 +211,14 @@ def model_rate(
     if not work:
         return ModelRate(why="the model has no products of matrices and no convolutions")
     if dtype not in DTYPES:
-        return _without_peak(known, f"the peak for {dtype} cannot be measured")
+        return replace(known, why=f"the peak for {dtype} cannot be measured")
     try:
         measured = rates(dtype, tuple(work))
         least_s = sum(operations / measured[kind] for kind, operations in work.items())
     except Exception as error:  # noqa: BLE001 - a figure is left out, whatever it was: training goes on
-        return _without_peak(known, f"the peak was not measured: {type(error).__name__}")
-    return ModelRate(
-        flops_per_sample=flops.step_per_sample,
-        not_counted=flops.not_counted,
-        peak_per_s=sum(work.values()) / least_s,
-        peak_of=f"{' and '.join(work)} in {dtype}",
-    )
-
-
-def _without_peak(known: ModelRate, why: str) -> ModelRate:
-    return ModelRate(
-        flops_per_sample=known.flops_per_sample, not_counted=known.not_counted, why=why
-    )
+        return replace(known, why=f"the peak was not measured: {type(error).__name__}")
+    of = f"{' and '.join(work)} in {dtype}"
+    return replace(known, peak_per_s=sum(work.values()) / least_s, peak_of=of)
 
 
 def _work(flops: ModelFlops) -> dict[Kind, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.measure.flops_graph import Body, bodies_of, loop_turns
+from stoker.measure.flops_graph import Body, body_of, loop_turns
 from stoker.measure.operation_tally import Tally, tally_of
 from stoker.measure.sized_graph import (
     ANY,
@@ -78,18 +78,6 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
     return tally.all_on_device() if step["compiled"] else tally
 
 
-class _Written:
-    """A definition as `bodies_of` takes it: a concrete function that cannot be called."""
-
-    def __init__(self, definition: Any) -> None:
-        self.graph, self.outputs, self._definition = self, (), definition
-
-    def as_graph_def(self, *, add_shapes: bool) -> Any:
-        """The definition, which was written with shapes."""
-        del add_shapes
-        return self._definition
-
-
 class _Walk:
     """Counts bodies and the functions that they call, each with the shapes that enter it."""
 
@@ -102,7 +90,7 @@ class _Walk:
         calls: int,
     ) -> None:
         self._functions = {each.signature.name: each for each in graph.library.function}
-        _, self._library = bodies_of(_Written(graph))
+        self._library = {name: body_of(each) for name, each in self._functions.items()}
         self._batch, self._given, self._calls = list(batch), given, calls
 
     def count(

@@ -515,9 +515,7 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
         accumulate=config.accumulate,
         replicas=replicas,
         workers=inputs.workers if strategy in ("multi_worker", "parameter_server") else 1,
-        steps_per_call=min(config.steps_per_call, steps)
-        if config.steps_per_call != "auto"
-        else min(steps, 50),
+        steps_per_call=min(steps, 50 if config.steps_per_call == "auto" else config.steps_per_call),
         precision=precision,
         xla=config.xla is True,
         xla_trial=not untried,

@@ -48,7 +48,6 @@ class TrialProcess:
         folder: Path,
         name: str,
         command: tuple[str, ...] = (sys.executable, "-m", "stoker.app.tuning.child", "measure"),
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process.
 
@@ -57,7 +56,6 @@ class TrialProcess:
             folder: Receives the file of the input, and the log of its output.
             name: Name of these files.
             command: The command; the input's path and two descriptors are added as arguments.
-            environment: Added to the environment of this process.
         """
         path = folder / f"{name}.json"
         write_json(path, dict(spec))
@@ -69,7 +67,7 @@ class TrialProcess:
                 "a trial",
                 [*command, str(path), str(questions_read), str(answers_write)],
                 ProcessOptions(
-                    environ=os.environ | dict(environment or {}),
+                    environ=os.environ,
                     output=self.log,
                     pass_fds=(questions_read, answers_write),
                 ),

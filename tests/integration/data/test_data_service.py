@@ -29,6 +29,7 @@ from tests.integration.app.conftest import Recorder
 import stoker.transform as tft
 from stoker.app.chain import run_chain
 from stoker.app.experiment import load_experiment
+from stoker.cli.main import invoke
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.columns import Column
 from stoker.data.dataset import Dataset
@@ -302,27 +303,39 @@ def test_a_killed_dispatcher_goes_on_from_its_journal_and_costs_each_worker_one_
     assert ROWS - most_lost <= len(read) <= ROWS
 
 
-def stoker(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stoker", "data-service", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def stoker(*arguments: str) -> int:
+    """The command in this process: one of its own would import TensorFlow first."""
+    return invoke(["data-service", *arguments], debug=False)
 
 
-def test_a_port_in_use_is_one_line_and_exit_2() -> None:
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The handlers of signals, as they were before a command set its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_port_in_use_is_one_line_and_exit_2(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        done = stoker("start", "--port", str(holder.getsockname()[1]))
+        assert stoker("start", "--port", str(holder.getsockname()[1])) == 2
 
-    assert done.returncode == 2
-    assert "must be free for the tf.data service" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "must be free for the tf.data service" in line
 
 
-def test_a_dispatcher_that_is_not_there_is_one_line_and_exit_2(copy: RecordCopy) -> None:
+def test_a_dispatcher_that_is_not_there_is_one_line_and_exit_2(
+    copy: RecordCopy, capfd: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        done = stoker("status", address, "--timeout-s", "0.5")
+        assert stoker("status", address, "--timeout-s", "0.5") == 2
+        (line,) = capfd.readouterr().err.splitlines()
         with pytest.raises(ConfigError, match=r"must answer at .* within 0"):
             ServiceFeed(
                 copy,
@@ -330,10 +343,8 @@ def test_a_dispatcher_that_is_not_there_is_one_line_and_exit_2(copy: RecordCopy)
                 service=ServiceConfig(address=address, timeout_s=0.5),
             )
 
-    assert done.returncode == 2
-    assert "within 0.5 s" in done.stderr
-    assert "nothing listens there" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "within 0.5 s" in line
+    assert "nothing listens there" in line
 
 
 def test_a_listener_that_never_answers_is_given_up_in_time() -> None:
@@ -349,11 +360,10 @@ def test_too_few_workers_are_waited_for_and_then_named(service: Running) -> None
         wait_until_ready(service.said["address"], workers=3, timeout_s=1)
 
 
-def test_status_says_who_answers(service: Running) -> None:
-    done = stoker("status", service.said["address"], "--json")
+def test_status_says_who_answers(service: Running, capfd: pytest.CaptureFixture[str]) -> None:
+    assert stoker("status", service.said["address"], "--json") == 0
 
-    found = json.loads(done.stdout)
-    assert done.returncode == 0
+    found = json.loads(capfd.readouterr().out)
     assert found["answering"] == 2
     assert [w["address"] for w in found["workers"]] == sorted(service.said["workers"])
 

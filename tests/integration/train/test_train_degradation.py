@@ -25,7 +25,7 @@ from stoker.train.loop.loop import fit
 from stoker.train.loop.run_health import RunHealth
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
-from stoker.train.watch.watch import NoWatch
+from stoker.train.watch.watch import Watch
 
 HOST_CALLS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2"}
 
@@ -73,7 +73,7 @@ def train(
         keras.mixed_precision.set_dtype_policy("float32")
 
 
-class Graphs(NoWatch):
+class Graphs(Watch):
     """Keeps the graph of the step that a run is trained by."""
 
     def __init__(self) -> None:

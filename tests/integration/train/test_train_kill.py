@@ -29,7 +29,7 @@ KILLS = int(os.environ.get("STOKER_KILLS", "2"))
 KILL_XLA = 12
 """Each process that XLA compiles for dies at its n-th rename: early enough for two kills, and no more."""
 
-KILL_STEP = int(os.environ.get("STOKER_KILL_STEP", "5"))
+KILL_STEP = int(os.environ.get("STOKER_KILL_STEP", "10"))
 """Every n-th rename is a place to be killed at."""
 
 LEAST_RENAMES = 20

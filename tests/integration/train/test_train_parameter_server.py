@@ -17,6 +17,9 @@ from stoker.data.features.preprocessing.transform import Transform
 
 LR = 2.0**-10
 PER_EPOCH = 210
+ROWS_A_STEP = 3
+"""Of the scenarios of `make test`, whose epochs have 70 steps."""
+
 EVAL_ROWS = 90
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(1800)]
@@ -24,7 +27,7 @@ pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(1800)]
 
 SCENARIOS = ("counted", "learned", "gone_on", "refused", "sent_twice", "stays", "server_gone")
 
-SOAK = ("asked_to_end", "not_finite", "half_precision", "stopped", "back")
+SOAK = ("counted_long", "asked_to_end", "not_finite", "half_precision", "stopped", "back")
 """Scenarios of `make soak` alone."""
 
 
@@ -65,35 +68,54 @@ def one_after_the_other(steps: int) -> float:
     return float(weight)
 
 
-def test_of_630_updates_by_two_workers_none_is_lost(answers: dict[str, Any]) -> None:
-    found = answers["counted"]
+COUNTED = pytest.mark.parametrize(
+    ("name", "updates"),
+    [
+        ("counted", 3 * PER_EPOCH // ROWS_A_STEP),
+        pytest.param("counted_long", 3 * PER_EPOCH, marks=pytest.mark.soak),
+    ],
+)
 
-    assert found["steps"] == 3 * PER_EPOCH
-    assert found["iterations"] == [3 * PER_EPOCH]
-    assert found["weight"] == -3 * PER_EPOCH * LR
-    assert found["metrics"]["val_loss"] == pytest.approx(-3 * PER_EPOCH * LR)
 
-
-def test_batchnorms_moving_average_and_the_metrics_count_each_batch_once(
-    answers: dict[str, Any],
+@COUNTED
+def test_of_the_updates_by_two_workers_none_is_lost(
+    answers: dict[str, Any], name: str, updates: int
 ) -> None:
-    found = answers["counted"]
+    found = answers[name]
 
-    assert found["moving_means"] == [pytest.approx(2 * (1 - 0.999 ** (3 * PER_EPOCH)), rel=1e-4)]
+    assert found["steps"] == updates
+    assert found["iterations"] == [updates]
+    assert found["weight"] == -updates * LR
+    assert found["metrics"]["val_loss"] == pytest.approx(-updates * LR)
+
+
+@COUNTED
+def test_batchnorms_moving_average_and_the_metrics_count_each_batch_once(
+    answers: dict[str, Any], name: str, updates: int
+) -> None:
+    found = answers[name]
+
+    assert found["moving_means"] == [pytest.approx(2 * (1 - 0.999**updates), rel=1e-4)]
     assert EVAL_ROWS in found["eval_counts"]
 
 
-@pytest.mark.parametrize("worker", [pytest.param("back", marks=pytest.mark.soak), "stays"])
+@pytest.mark.parametrize(
+    ("worker", "updates"),
+    [
+        pytest.param("back", 2 * PER_EPOCH, marks=pytest.mark.soak),
+        ("stays", 2 * PER_EPOCH // ROWS_A_STEP),
+    ],
+)
 def test_a_worker_killed_by_kill_9_loses_no_update_and_doubles_none(
-    answers: dict[str, Any], worker: str
+    answers: dict[str, Any], worker: str, updates: int
 ) -> None:
     """Whether it comes back, or stays away and the other one does its work."""
     found = answers[worker]
 
     assert len(found["kills"]) == 1
-    assert found["steps"] == 2 * PER_EPOCH
-    assert found["iterations"] == [2 * PER_EPOCH]
-    assert found["weight"] == one_after_the_other(2 * PER_EPOCH)
+    assert found["steps"] == updates
+    assert found["iterations"] == [updates]
+    assert found["weight"] == one_after_the_other(updates)
 
 
 def test_a_step_that_arrives_twice_or_too_late_is_applied_once_and_counted(

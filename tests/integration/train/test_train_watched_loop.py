@@ -34,7 +34,7 @@ from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import build_model, prepare_process
 from stoker.train.setup.strategy import one_device
 from stoker.train.watch.profile import REQUEST
-from stoker.train.watch.watch import NoWatch, RunWatch
+from stoker.train.watch.watch import RunWatch, Watch
 
 UNWATCHED = (
     "train.tensorboard.histograms_every_steps=0",
@@ -155,7 +155,7 @@ def trained(dataset: Dataset, transform: Transform) -> Callable[..., list[Any]]:
                 folder / "checkpoints",
                 memory_bytes=memory_bytes,
                 writer=board,
-                watch=watch if ask else NoWatch(),
+                watch=watch if ask else Watch(),
             ),
         )
         board.close()

@@ -28,7 +28,7 @@ from stoker.train.setup.build_model import BuiltModel, build_model, prepare_proc
 from stoker.train.setup.strategy import one_device
 from stoker.train.step import compiled, xla_trial
 from stoker.train.step.program import Program
-from stoker.train.watch.watch import NoWatch
+from stoker.train.watch.watch import Watch
 
 EPOCHS = 20
 """Each of two calls."""
@@ -128,7 +128,7 @@ def plain_large(
     return run(dataset, transform, folder, xla_trial=False)[1]
 
 
-class Seen(NoWatch):
+class Seen(Watch):
     """Notes whether each change of the step stays."""
 
     def __init__(self) -> None:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -252,23 +251,6 @@ def test_what_a_killed_process_left_in_memory_goes_and_that_of_a_living_one_stay
         "stoker-programs-link",
         "stoker-programs-notes.txt",
     ]
-
-
-def test_a_folder_of_an_earlier_stoker_that_locked_none_stays_for_a_day(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = tmp_path / "shm"
-    monkeypatch.setattr(compile_cache, "_MEMORY", memory)
-    ages_s = {"new": (0, 0), "writes": (90_000, 0), "old": (90_000, 90_000)}
-    for name, ages in ages_s.items():
-        programs = memory / f"stoker-xla-{name}" / PROGRAMS
-        programs.mkdir(parents=True)
-        for folder, age_s in zip((programs.parent, programs), ages, strict=True):
-            os.utime(folder, (time.time() - age_s,) * 2)
-
-    opened(root, KEY)
-
-    assert {path.name for path in memory.iterdir()} == {"stoker-xla-new", "stoker-xla-writes"}
 
 
 def test_what_is_written_under_another_name_first_is_not_kept(root: Path) -> None:

@@ -14,7 +14,6 @@ from stoker.cluster.doctor.examine import Machine, examine
 from stoker.cluster.doctor.framework import (
     Framework,
     Package,
-    built_for,
     code_for,
     missing_libraries,
     probe_framework,
@@ -349,35 +348,22 @@ def test_open_files_are_raised_as_far_as_one_may(limits: tuple[int, int], comman
 
 
 @pytest.mark.parametrize(
-    ("version", "pair"),
-    [("2.13.1", ("11.8", "8.6")), ("2.18.0", ("12.5", "9.3")), ("1.15.0", None)],
-)
-def test_what_an_older_tensorflow_was_built_for_is_known(
-    version: str, pair: tuple[str, str] | None
-) -> None:
-    assert built_for(Framework(version=version, is_cuda=True)) == pair
-
-
-def test_what_a_tensorflow_says_itself_counts_before_the_table() -> None:
-    assert built_for(FRAMEWORK) == ("12.5.1", "9")
-
-
-@pytest.mark.parametrize(
-    ("version", "found", "unfit"),
+    ("built", "found", "unfit"),
     [
-        ("2.13.0", {"CUDA": "11.8", "cuDNN": "8.6.0"}, []),
-        ("2.13.0", {"CUDA": "11.2", "cuDNN": "8.9.7"}, []),
-        ("2.13.0", {"CUDA": "12.2", "cuDNN": "8.6.0"}, ["CUDA 12.2, needs 11"]),
-        ("2.13.0", {"cuDNN": "8.2.4"}, ["cuDNN 8.2.4, needs 8.6 or a later 8"]),
-        ("2.13.0", {"cuDNN": "9.1.0"}, ["cuDNN 9.1.0, needs 8"]),
-        ("2.13.0", {}, []),
-        ("1.15.0", {"CUDA": "12.2"}, []),
+        (("11.8", "8.6"), {"CUDA": "11.8", "cuDNN": "8.6.0"}, []),
+        (("11.8", "8.6"), {"CUDA": "11.2", "cuDNN": "8.9.7"}, []),
+        (("11.8", "8.6"), {"CUDA": "12.2", "cuDNN": "8.6.0"}, ["CUDA 12.2, needs 11"]),
+        (("11.8", "8.6"), {"cuDNN": "8.2.4"}, ["cuDNN 8.2.4, needs 8.6 or a later 8"]),
+        (("11.8", "8.6"), {"cuDNN": "9.1.0"}, ["cuDNN 9.1.0, needs 8"]),
+        (("11.8", "8.6"), {}, []),
+        ((None, None), {"CUDA": "12.2"}, []),
     ],
 )
 def test_libraries_are_held_against_what_tensorflow_was_built_for(
-    version: str, found: dict[str, str], unfit: list[str]
+    built: tuple[str | None, str | None], found: dict[str, str], unfit: list[str]
 ) -> None:
-    framework = Framework(version=version, is_cuda=True, libraries=tuple(found.items()))
+    cuda, cudnn = built
+    framework = Framework(is_cuda=True, cuda=cuda, cudnn=cudnn, libraries=tuple(found.items()))
 
     said = [f"{name} {has}, needs {needs}" for name, has, needs in unfit_libraries(framework)]
 

@@ -41,7 +41,9 @@ observer = Observer(
     write=lambda reads: None,
 )
 if not before["watched"]:
-    hooks.is_available = lambda: False
+    def out_of_watches(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+    hooks.FolderWatch = out_of_watches
 with observing(observer):
     import users_code
     kept = users_code.read(folder)

@@ -105,7 +105,7 @@ def test_some_halvings_at_the_start_are_usual() -> None:
 
 
 def test_a_scale_that_falls_and_falls_is_named_once_and_again_after_a_rise() -> None:
-    watch = LossScaleWatch(halvings=8)
+    watch = LossScaleWatch()
     scales = [2.0**15, 2.0**10, 2.0**7, 2.0**5, 2.0**6, 0.5, 0.25]
     kinds = [bool(watch.update(step, scale)) for step, scale in enumerate(scales)]
 

@@ -77,7 +77,9 @@ def test_labels_outside_of_what_the_loss_reads_are_refused_with_the_remedy(
     splits = {"train": {ONLY: summary(labels)}}
 
     with pytest.raises(ConfigError) as refused:
-        require_labels_that_fit(built(units, activation, loss), splits, monitor="val_loss")
+        require_labels_that_fit(
+            findings(built(units, activation, loss), splits, monitor="val_loss")
+        )
 
     assert fix in refused.value.line()
 
@@ -177,11 +179,10 @@ def test_a_last_axis_of_unknown_length_is_not_judged(loss: str) -> None:
 
 def test_weights_of_classes_that_rows_do_not_have_one_of_are_refused() -> None:
     model = built(5, "sigmoid", "binary_crossentropy")
+    splits = {"train": {ONLY: summary(MULTI_HOT)}}
 
     with pytest.raises(ConfigError, match=r"needs one class a row, and rows .* have 0 to 2"):
-        require_labels_that_fit(
-            model, {"train": {ONLY: summary(MULTI_HOT)}}, monitor="val_loss", class_weight={1: 9}
-        )
+        require_labels_that_fit(findings(model, splits, monitor="val_loss", class_weight={1: 9}))
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ def test_a_label_only_the_eval_split_has_is_refused_too() -> None:
     model = built(5, "softmax", "sparse_categorical_crossentropy")
 
     with pytest.raises(ConfigError, match="the label of eval goes from 0 to 5"):
-        require_labels_that_fit(model, splits, monitor="val_loss")
+        require_labels_that_fit(findings(model, splits, monitor="val_loss"))
 
 
 def test_each_output_is_judged_by_its_own_loss() -> None:
@@ -335,11 +336,10 @@ def test_each_output_is_judged_by_its_own_loss() -> None:
     model = keras.Model(inputs, outputs)
     model.compile(loss={"sold": "binary_crossentropy", "price": "mse"})
     splits = {"train": {"sold": summary([1, 2]), "price": summary([1.5, 200.0])}}
+    both = BuiltModel(model=model, adapt=lambda features: features)
 
     with pytest.raises(ConfigError, match="the label of output 'sold' in train goes from 1 to 2"):
-        require_labels_that_fit(
-            BuiltModel(model=model, adapt=lambda features: features), splits, monitor="val_loss"
-        )
+        require_labels_that_fit(findings(both, splits, monitor="val_loss"))
 
 
 class OwnLoss(keras.Model):  # type: ignore[misc]  # Keras has no types

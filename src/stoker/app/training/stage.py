@@ -71,12 +71,12 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import open_feeds
 from stoker.train.setup.handshake import handshake
 from stoker.train.setup.id_checks import require_embedded_vocabularies
-from stoker.train.setup.label_checks import require_labels_that_fit
+from stoker.train.setup.label_checks import findings, require_labels_that_fit
 from stoker.train.setup.strategy import Distribution
 from stoker.train.watch.device_watch import DeviceWatch, forbids_trace
 from stoker.train.watch.progress_line import ProgressLine
 from stoker.train.watch.summaries import vocabulary_terms
-from stoker.train.watch.watch import NoWatch, RunWatch
+from stoker.train.watch.watch import RunWatch, Watch
 
 if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
@@ -263,10 +263,10 @@ def _run_context(
     )
 
 
-def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> RunWatch | NoWatch:
+def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> Watch:
     """Return TensorBoard with the run's settings in it, if this process writes it."""
     if reports.board is None:
-        return NoWatch()
+        return Watch()
     reports.board.settings(context.experiment.to_json(), run=context.run_id)
     config = context.experiment.train.tensorboard
     terms = {
@@ -326,14 +326,16 @@ def _check_data(
     labels = context.labels()
     return (
         *require_labels_that_fit(
-            built,
-            labels,
-            monitor=experiment.train.monitor,
-            class_weight=experiment.train.class_weight,
-            # The elements of a user's dataset may have weights too.
-            has_sample_weight=not isinstance(transform, Transform)
-            or transform.spec.weight is not None,
-            texts=[output for output, spec in transform.labels.items() if spec.classes],
+            findings(
+                built,
+                labels,
+                monitor=experiment.train.monitor,
+                class_weight=experiment.train.class_weight,
+                # The elements of a user's dataset may have weights too.
+                has_sample_weight=not isinstance(transform, Transform)
+                or transform.spec.weight is not None,
+                texts=[output for output, spec in transform.labels.items() if spec.classes],
+            )
         ),
         *_input_findings(context, transform),
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from stoker.cluster.doctor.framework import (
     Framework,
     Package,
-    built_for,
     code_for,
     is_older,
     oldest_driver,
@@ -65,7 +63,7 @@ def examine(machine: Machine) -> list[Finding]:
 
 def _framework_starts(machine: Machine) -> Iterator[Finding]:
     if machine.framework.version is None:
-        yield _error(
+        yield Finding.error(
             "tensorflow_start",
             f"TensorFlow does not start: {machine.framework.error}",
             "Give it longer: stoker doctor --timeout-s 600. On a GPU see too whether the driver answers: "
@@ -80,19 +78,19 @@ def _driver_answers(machine: Machine) -> Iterator[Finding]:
     if gpus.driver is not None:
         return
     if host.container and host.nvidia_module and not host.nvidia_nodes:
-        yield _error(
+        yield Finding.error(
             "container_gpus",
             f"the machine has NVIDIA's driver {host.nvidia_module}, and this container none of its GPUs",
             f"Start the container with them: {_container_flag(host)}",
         )
     elif host.nvidia_on_bus and host.nvidia_module is None:
-        yield _error(
+        yield Finding.error(
             "driver_missing",
             f"{_count(host.nvidia_on_bus, 'NVIDIA GPU')} on the PCI bus, and no driver loaded",
             "Install it and restart the machine: sudo apt-get install -y nvidia-driver && sudo reboot",
         )
     elif host.nvidia_module or host.nvidia_on_bus:
-        yield _error(
+        yield Finding.error(
             "driver_broken",
             f"NVIDIA's driver does not answer ({gpus.unread}), though the kernel has its module "
             f"{host.nvidia_module or ''}".rstrip(),
@@ -101,14 +99,14 @@ def _driver_answers(machine: Machine) -> Iterator[Finding]:
 
 
 def _driver_fits(machine: Machine) -> Iterator[Finding]:
-    pair, driver = built_for(machine.framework), machine.gpus.driver
-    if pair is None or driver is None or not machine.framework.is_cuda:
+    cuda, driver = machine.framework.cuda, machine.gpus.driver
+    if not cuda or driver is None or not machine.framework.is_cuda:
         return
-    oldest = oldest_driver(pair[0])
+    oldest = oldest_driver(cuda)
     if oldest is not None and is_older(driver, oldest):
-        yield _error(
+        yield Finding.error(
             "driver_old",
-            f"TensorFlow {machine.framework.version} is built for CUDA {pair[0]}, which needs a driver "
+            f"TensorFlow {machine.framework.version} is built for CUDA {cuda}, which needs a driver "
             f"of {oldest} or newer; here is {driver}",
             f"Install a newer driver: sudo apt-get install -y nvidia-driver-{oldest.split('.')[0]}",
         )
@@ -121,14 +119,14 @@ def _packages_fit(machine: Machine) -> Iterator[Finding]:
     install = f"pip install 'tensorflow[and-cuda]=={machine.framework.version}'"
     missing = [package.name for package in wrong if package.installed is None]
     if missing and not machine.framework.gpus:
-        yield _error(
+        yield Finding.error(
             "cuda_missing",
             f"TensorFlow's CUDA libraries are not installed: {_listed(missing)}",
             f"Install them: {install}, or in a checkout of Stoker: make setup CUDA=1",
         )
     for package in wrong:
         if package.installed is not None:
-            yield _error(
+            yield Finding.error(
                 "cuda_version",
                 f"{package.name} is {package.installed}, and TensorFlow {machine.framework.version} "
                 f"needs {package.wanted}",
@@ -142,7 +140,7 @@ def _libraries_fit(machine: Machine) -> Iterator[Finding]:
         return
     install = f"Install what fits: pip install 'tensorflow[and-cuda]=={framework.version}'"
     for name, found, needed in unfit_libraries(framework):
-        yield _error(
+        yield Finding.error(
             "library_version",
             f"the {name} that is found is {found}, and TensorFlow {framework.version} was built for "
             f"{needed}",
@@ -151,7 +149,7 @@ def _libraries_fit(machine: Machine) -> Iterator[Finding]:
     nccl = [package for package in machine.packages if package.name.startswith("nvidia-nccl")]
     installed = any(package.installed for package in nccl) or "NCCL" in dict(framework.libraries)
     if nccl and len(framework.gpus) > 1 and not installed:
-        yield _warning(
+        yield Finding.warning(
             "nccl_missing",
             f"TensorFlow sees {_count(len(framework.gpus), 'GPU')} and there is no NCCL: gradients "
             "cannot be exchanged between them by it",
@@ -166,31 +164,31 @@ def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
         return
     what = f"the driver has {_count(shown, 'GPU')} and TensorFlow sees {seen or 'none'}"
     if not framework.is_cuda:
-        yield _error(
+        yield Finding.error(
             "tensorflow_cpu",
             f"{what}: this TensorFlow is built without CUDA",
             "Install one with it: pip uninstall -y tensorflow-cpu; pip install 'tensorflow[and-cuda]'",
         )
     elif machine.visible is not None:
-        yield _warning(
+        yield Finding.warning(
             "gpus_hidden",
             f"{what}: CUDA_VISIBLE_DEVICES is {machine.visible!r}",
             "Show all of them: unset CUDA_VISIBLE_DEVICES",
         )
     elif framework.missing:
-        yield _error(
+        yield Finding.error(
             "library_missing",
             f"{what}: it did not find {_listed(framework.missing)}",
             f"Install them: pip install 'tensorflow[and-cuda]=={framework.version}'",
         )
     elif any(state.mig for state in gpus.states):
-        yield _warning(
+        yield Finding.warning(
             "mig",
             f"{what}: a GPU in MIG mode is used by its instances, one a process",
             "Choose an instance: export CUDA_VISIBLE_DEVICES=$(nvidia-smi -L | grep -om1 'MIG-[0-9a-f-]*')",
         )
     else:
-        yield _error(
+        yield Finding.error(
             "gpus_unseen",
             f"{what}, for a reason that is in its log",
             "Read it: TF_CPP_MIN_LOG_LEVEL=0 python -c "
@@ -207,14 +205,14 @@ def _code_for_gpus(machine: Machine) -> Iterator[Finding]:
         capability = "{}.{}".format(*state.compute_capability)
         gpu = f"GPU {state.index} ({state.name}, compute capability {capability})"
         if kind == "PTX":
-            yield _warning(
+            yield Finding.warning(
                 "gpu_new",
                 f"this TensorFlow has no machine code for {gpu}: the driver compiles it from PTX at the "
                 "first start, which can take many minutes",
                 "Keep the result: export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=$HOME/.nv/ComputeCache",
             )
         elif kind is None:
-            yield _error(
+            yield Finding.error(
                 "gpu_code",
                 f"this TensorFlow does not run on {gpu}: it has code for {_listed(names)}",
                 "Use an older TensorFlow for an old card and a newer one for a new card; pip index "
@@ -230,34 +228,34 @@ def _gpu_states(machine: Machine) -> Iterator[Finding]:
 def _gpu_state(state: GpuState) -> Iterator[Finding]:
     gpu = f"GPU {state.index} ({state.name})"
     if state.ecc_uncorrected:
-        yield _error(
+        yield Finding.error(
             "ecc",
             f"{gpu} has had {_count(state.ecc_uncorrected, 'memory error')} that could not be "
             "corrected: what it computes may be wrong",
             f"Check it, restart the machine, and have the GPU replaced if it happens again: nvidia-smi -q -d ECC -i {state.index}",
         )
     if state.ecc is False and state.ecc_default:
-        yield _warning(
+        yield Finding.warning(
             "ecc_off",
             f"{gpu} has its correction of memory errors switched off: a flipped bit is computed with, "
             "unnoticed",
             f"Switch it on, and restart the machine: sudo nvidia-smi -e 1 -i {state.index}",
         )
     if state.persistence is False:
-        yield _warning(
+        yield Finding.warning(
             "persistence",
             f"{gpu} is powered down when no process uses it: the first use takes some seconds longer",
             f"Keep the driver loaded: sudo nvidia-smi -pm 1 -i {state.index}",
         )
     if state.slowed_by:
-        yield _warning(
+        yield Finding.warning(
             "throttled",
             f"{gpu} runs slower than it could because of {_listed(state.slowed_by)}{_figures(state)}",
             f"Look at heat, air and the power limit: nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE -i {state.index}",
         )
     width, most = state.pcie_width, state.pcie_most_width
     if width is not None and most is not None and width < most:
-        yield _warning(
+        yield Finding.warning(
             "pcie_width",
             f"{gpu} uses {width} of {most} PCIe lanes: input reaches it at {width / most:.0%} of the speed",
             f"Look at its slot and riser: sudo lspci -vv -s {state.pci} | grep -i lnksta",
@@ -268,7 +266,7 @@ def _gpu_state(state: GpuState) -> Iterator[Finding]:
             for each in state.processes
         ]
         held = state.used_bytes / 2**30
-        yield _warning(
+        yield Finding.warning(
             "gpu_in_use",
             f"{gpu} is used by {_listed(who)}, with {held:.1f} of {state.memory_bytes / 2**30:.0f} GiB taken",
             "Use another GPU, or ask its owner to end the process: nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
@@ -289,20 +287,20 @@ def _figures(state: GpuState) -> str:
 def _host_memory(machine: Machine) -> Iterator[Finding]:
     host = machine.host
     if host.available_bytes < LEAST_AVAILABLE_BYTES:
-        yield _warning(
+        yield Finding.warning(
             "memory",
             f"{_gib(host.available_bytes)} of {_gib(host.memory_bytes)} memory are free",
             "See which processes use it: ps aux --sort=-rss | head",
         )
     if host.limit_bytes is not None and host.limit_bytes < host.memory_bytes // 2:
-        yield _warning(
+        yield Finding.warning(
             "memory_limit",
             f"this process may use {_gib(host.limit_bytes)} of the machine's {_gib(host.memory_bytes)}",
             "Raise the container's or the job's limit, e.g. docker run --memory=... or sbatch --mem=...",
         )
     shm, free = host.shm_bytes, host.shm_free_bytes
     if shm is not None and free is not None and free < LEAST_SHM_BYTES:
-        yield _warning(
+        yield Finding.warning(
             "shm",
             f"/dev/shm has {_gib(shm)}, {_gib(free)} free: exchange between processes fails or is slow",  # noqa: S108 - its size
             {
@@ -316,7 +314,7 @@ def _host_files(machine: Machine) -> Iterator[Finding]:
     host = machine.host
     if 0 <= host.open_files < LEAST_FILES:
         may = host.open_files_most < 0 or host.open_files_most >= LEAST_FILES
-        yield _warning(
+        yield Finding.warning(
             "open_files",
             f"this shell's processes may open {host.open_files} files",
             "Raise it: ulimit -n 65536"
@@ -330,20 +328,20 @@ def _host_files(machine: Machine) -> Iterator[Finding]:
 def _host_limits(machine: Machine) -> Iterator[Finding]:
     host = machine.host
     if 0 <= host.address_space_bytes < LEAST_ADDRESS_SPACE:
-        yield _warning(
+        yield Finding.warning(
             "address_space",
             f"this shell's processes may map {_gib(host.address_space_bytes)}: TensorFlow's threads "
             "and CUDA map far more than they use, and fail to start",
             "Remove the limit: ulimit -v unlimited",
         )
     if 0 <= host.processes < LEAST_THREADS_A_CORE * host.cores:
-        yield _warning(
+        yield Finding.warning(
             "processes",
             f"you may have {host.processes} processes and threads, on {_count(host.cores, 'core')}",
             f"Raise it: ulimit -u {LEAST_THREADS_A_CORE * host.cores}",
         )
     if host.infiniband and 0 <= host.locked_bytes < LEAST_LOCKED_BYTES:
-        yield _warning(
+        yield Finding.warning(
             "locked_memory",
             f"a process may lock {_gib(host.locked_bytes)} into memory: NCCL cannot exchange over "
             f"{_listed(host.infiniband)}",
@@ -355,14 +353,14 @@ def _host_limits(machine: Machine) -> Iterator[Finding]:
 def _host_disk(machine: Machine) -> Iterator[Finding]:
     disk = machine.host.disk
     if disk.free_bytes < LEAST_FREE_BYTES:
-        yield _warning(
+        yield Finding.warning(
             "disk_space",
             f"{_gib(disk.free_bytes)} are free on the disk of {disk.folder}",
             f"See what is large: du -xh --max-depth=2 {disk.folder} | sort -h | tail",
         )
     for verb, speed in (("reads", disk.read_bytes_per_s), ("writes", disk.write_bytes_per_s)):
         if speed is not None and speed < LEAST_DISK_BYTES_PER_S:
-            yield _warning(
+            yield Finding.warning(
                 "disk_speed",
                 f"the disk of {disk.folder} {verb} {speed / 1e6:.0f} MB/s",
                 "Put runs and shards on a faster one: --set runs=/path/on/the/fast/disk",
@@ -385,18 +383,6 @@ RULES: tuple[Rule, ...] = (
     _host_limits,
     _host_disk,
 )
-
-
-def _error(kind: str, message: str, fix: str) -> Finding:
-    return _finding(kind, "error", message, fix)
-
-
-def _warning(kind: str, message: str, fix: str) -> Finding:
-    return _finding(kind, "warning", message, fix)
-
-
-def _finding(kind: str, severity: Literal["error", "warning"], message: str, fix: str) -> Finding:
-    return Finding(kind=kind, severity=severity, message=message, fix=fix)
 
 
 def _container_flag(host: Host) -> str:

@@ -18,30 +18,6 @@ from packaging.version import Version
 EXTRA = "and-cuda"
 """The extra of TensorFlow's package that installs CUDA, cuDNN and NCCL as packages."""
 
-PAIRS: dict[str, tuple[str, str]] = {
-    "2.20": ("12.5", "9.3"),
-    "2.19": ("12.5", "9.3"),
-    "2.18": ("12.5", "9.3"),
-    "2.17": ("12.3", "8.9"),
-    "2.16": ("12.3", "8.9"),
-    "2.15": ("12.2", "8.9"),
-    "2.14": ("11.8", "8.7"),
-    "2.13": ("11.8", "8.6"),
-    "2.12": ("11.8", "8.6"),
-    "2.11": ("11.2", "8.1"),
-    "2.10": ("11.2", "8.1"),
-    "2.9": ("11.2", "8.1"),
-    "2.8": ("11.2", "8.1"),
-    "2.7": ("11.2", "8.1"),
-    "2.6": ("11.2", "8.1"),
-    "2.5": ("11.2", "8.1"),
-    "2.4": ("11.0", "8.0"),
-}
-"""TensorFlow -> CUDA and cuDNN that it was built and tested with; newer versions report them.
-
-Source: tensorflow.org/install/source, tested build configurations (GPU).
-"""
-
 DRIVERS: dict[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Major version of CUDA -> the oldest Linux driver that runs it.
 
@@ -224,12 +200,9 @@ def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
 
     Source: NVIDIA, CUDA compatibility; TensorFlow's own check of a loaded cuDNN.
     """
-    pair = built_for(framework)
-    if pair is None:
-        return
-    for name, built in zip(("CUDA", "cuDNN"), pair, strict=True):
+    for name, built in (("CUDA", framework.cuda), ("cuDNN", framework.cudnn)):
         found = dict(framework.libraries).get(name)
-        if found is None:
+        if found is None or not built:
             continue
         have, need = Version(found).release, Version(built).release
         same_major = have[0] == need[0]
@@ -270,16 +243,6 @@ def code_for(
 
 
 _CODE = re.compile(r"(sm|compute)_(\d+)([af]?)")
-
-
-def built_for(framework: Framework) -> tuple[str, str] | None:
-    """Return the CUDA and cuDNN of a TensorFlow: as it reports, else by the table of versions."""
-    if framework.cuda and framework.cudnn:
-        return framework.cuda, framework.cudnn
-    if framework.version is None:
-        return None
-    release = Version(framework.version).release
-    return PAIRS.get(f"{release[0]}.{release[1]}")
 
 
 def oldest_driver(cuda: str) -> str | None:

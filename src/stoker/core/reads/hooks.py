@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stoker.core.reads.inotify import FolderWatch, is_available
+from stoker.core.reads.inotify import FolderWatch
 from stoker.core.reads.observer import (
     STOKER,
     Observer,
@@ -29,7 +29,7 @@ _ACTIVE: Observer | None = None
 def observing(observer: Observer) -> Iterator[None]:
     """Observe reads while the body runs.
 
-    If inotify is unavailable or out of watches, every file in the folder counts as read.
+    If inotify is out of watches, every file in the folder counts as read.
     """
     global _ACTIVE
     _install_audit_hook()
@@ -48,20 +48,17 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def _watch(observer: Observer) -> FolderWatch | None:
-    if is_available():
-        try:
-            return FolderWatch(
-                observer.places,
-                on_read=observer.file,
-                on_list=functools.partial(observer.listed, by_user=False),
-                on_create=observer.appeared,
-                on_overflow=observer.everything,
-                on_pause=observer.write,
-            )
-        except OSError as error:
-            _LOG.warning(
-                "reads of %s are not observed (%s): all files count", observer.folder, error
-            )
+    try:
+        return FolderWatch(
+            observer.places,
+            on_read=observer.file,
+            on_list=functools.partial(observer.listed, by_user=False),
+            on_create=observer.appeared,
+            on_overflow=observer.everything,
+            on_pause=observer.write,
+        )
+    except OSError as error:
+        _LOG.warning("reads of %s are not observed (%s): all files count", observer.folder, error)
     observer.everything()
     return None
 

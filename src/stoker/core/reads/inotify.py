@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,11 +26,6 @@ _BUFFER_BYTES = 1 << 16
 
 PAUSE_S = 0.02
 """Pause between two reads of the event queue, seconds: a file that is read in pieces gives many events."""
-
-
-def is_available() -> bool:
-    """Whether this system has inotify."""
-    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "inotify_init1")
 
 
 class FolderWatch:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from stoker.data.columns import Column
 from stoker.data.sources.config import Format, IngestConfig
 from stoker.data.sources.images.folder import ImageFolder
-from stoker.data.sources.records import Assumption, Progress, silent
+from stoker.data.sources.records import Assumption, silent
 from stoker.data.sources.source import Source, list_source, open_source, workers_for
 
 MOST_DISTINCT = 1000
@@ -58,12 +58,11 @@ class SourceDescription:
     """Assumptions about how columns are read that the user should know."""
 
 
-def describe_source(config: IngestConfig, *, progress: Progress = silent) -> SourceDescription:
+def describe_source(config: IngestConfig) -> SourceDescription:
     """Read a whole source, and write nothing.
 
     Args:
         config: What to read; `max_bad_rows` does not count here, bad records are only counted.
-        progress: As `ingest`.
 
     Raises:
         DataError: a file cannot be read at all.
@@ -72,18 +71,17 @@ def describe_source(config: IngestConfig, *, progress: Progress = silent) -> Sou
     listing = list_source(config)
     with workers_for(config, listing) as workers:
         source = open_source(config, labels=(), listing=listing, workers=workers)
-        return _described(source, progress)
+        return _described(source)
 
 
-def _described(source: Source, progress: Progress) -> SourceDescription:
-    scan = source.scan(progress)
+def _described(source: Source) -> SourceDescription:
+    scan = source.scan(silent)
     counts = [_Values(column) for column in scan.columns]
     rows = bad = 0
     for block in source.blocks(scan):
         for count in counts:
             count.add(block.table.column(count.column.name))
         rows, bad = rows + block.table.num_rows, bad + block.bad
-        progress(rows + bad, max(scan.rows, rows + bad))
     return SourceDescription(
         format=source.listing.format,
         columns=tuple(count.described() for count in counts),

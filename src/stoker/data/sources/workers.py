@@ -226,10 +226,10 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
 
     Args:
         count: Number of workers; None: one for each core that this process may use.
-        processes: Use processes, if there are at least two workers and Linux runs them.
+        processes: Use processes, if there are at least two workers.
     """
     found = count or usable_cores()
-    if not processes or found < 2 or not hasattr(os, "memfd_create"):
+    if not processes or found < 2:
         yield InThreads(count)
         return
     raise_open_files(FILES + FILES_EACH * found)

@@ -18,6 +18,12 @@ from stoker.data.feed.pipeline import Feed
 from stoker.data.user_dataset.byte_features import ByteFeatures
 from stoker.data.user_dataset.description import Count
 from stoker.data.user_dataset.load_dataset import OwnDataset, parts_of
+from stoker.internals.tensorflow_internals import (
+    has_autotuned_buffer,
+    is_prefetch,
+    source_of,
+    without_options,
+)
 
 BATCHES_AHEAD = 2
 """Batches made ahead of the step if neither the user nor TensorFlow has a prefetch."""
@@ -97,7 +103,7 @@ class OwnFeed:
         autotunes = self._autotunes(self._dataset)
         passes = self._passes(autotune=autotunes).skip(skipped)
         # TensorFlow adds a prefetch only if it tunes; from memory none is needed.
-        bare = not (autotunes or self.in_memory or _is_prefetched(self._dataset))
+        bare = not (autotunes or self.in_memory or is_prefetch(without_options(self._dataset)))
         yield self._tuned(passes, ahead=BATCHES_AHEAD if bare else None)
 
     def watched(self) -> tf.data.Dataset[Any]:
@@ -142,17 +148,8 @@ def _without_prefetch(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     TensorFlow adds one after all passes, which also covers the end of each. A second prefetch would only
     add a thread.
     """
-    # TensorFlow 2.21 has no public way to look at a dataset's last stage.
-    autotuned = getattr(dataset, "_buffer_size", None) == tf.data.AUTOTUNE
-    prefetched = type(dataset).__name__ == "_PrefetchDataset" and autotuned
-    return getattr(dataset, "_input_dataset", dataset) if prefetched else dataset
-
-
-def _is_prefetched(dataset: Any) -> bool:
-    """Return whether its last stage, except options, is a prefetch."""
-    while type(dataset).__name__ == "_OptionsDataset":
-        dataset = getattr(dataset, "_input_dataset", None)
-    return type(dataset).__name__ == "_PrefetchDataset"
+    prefetched: bool = is_prefetch(dataset) and has_autotuned_buffer(dataset)
+    return source_of(dataset) if prefetched else dataset
 
 
 AnyFeed = Feed | OwnFeed

@@ -65,14 +65,11 @@ def check_unweighted_monitor(model: keras.Model, config: TrainConfig) -> Finding
     unweighted = config.class_weight and validation_class_weights(model, config) is None
     if not unweighted or config.monitor != "val_loss":
         return None
-    return Finding(
-        kind="unweighted_choice",
-        severity="warning",
-        message=(
-            f"train.class_weight weights training, but {type(model).__name__}.test_step computes "
-            "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
-            "have not reached"
-        ),
+    return Finding.warning(
+        "unweighted_choice",
+        f"train.class_weight weights training, but {type(model).__name__}.test_step computes "
+        "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
+        "have not reached",
         fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weight "
         "the loss inside test_step and remove train.class_weight.",
     )

@@ -28,7 +28,7 @@ from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
 from stoker.train.setup.strategy import Distribution
-from stoker.train.watch.watch import NoWatch, Watch
+from stoker.train.watch.watch import Watch
 
 
 class Preemption:
@@ -220,7 +220,7 @@ class RunContext:
     run_time: RunTime = field(default_factory=RunTime)
     """Accounts for the wall time of the run."""
 
-    watch: Watch = field(default_factory=NoWatch)
+    watch: Watch = field(default_factory=Watch)
     """Writes TensorBoard data and profiles."""
 
     local_step: LocalStepTime | None = None

@@ -38,11 +38,9 @@ def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) ->
     idle = [name for name in map(_short, accelerators) if name not in homes]
     if not idle:
         return None
-    return Finding(
-        kind="idle_devices",
-        severity="warning",
-        message=f"{len(accelerators)} accelerators are visible, and no variable is placed on "
-        f"{named(idle)}",
+    return Finding.warning(
+        "idle_devices",
+        f"{len(accelerators)} accelerators are visible, and no variable is placed on {named(idle)}",
         fix="Set train.strategy: mirrored to use all of them, or train.memory.visible_devices to the "
         "ones in use.",
     )
@@ -64,10 +62,9 @@ def check_scope(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> F
     ]
     if not outside:
         return None
-    return Finding(
-        kind="outside_scope",
-        severity="error",
-        message=f"variables were created outside the strategy's scope: {named(outside)}",
+    return Finding.error(
+        "outside_scope",
+        f"variables were created outside the strategy's scope: {named(outside)}",
         fix="Create model and optimizer inside build, which is called in the scope, and not when "
         "the module is imported.",
     )
@@ -83,10 +80,9 @@ def check_retraces(function: Any, *, most: int = RETRACES) -> Finding | None:
     traces = function.experimental_get_tracing_count()
     if traces <= most:
         return None
-    return Finding(
-        kind="retraces",
-        severity="warning",
-        message=f"the step was traced {traces} times, {most} are usual",
+    return Finding.warning(
+        "retraces",
+        f"the step was traced {traces} times, {most} are usual",
         fix="Give every batch the same shapes and dtypes, and pass no changing Python number to the "
         "model's call.",
     )
@@ -105,10 +101,9 @@ def check_host_sync(step: Any) -> Finding | None:
     ]
     if not found:
         return None
-    return Finding(
-        kind="host_sync",
-        severity="warning",
-        message=f"the step waits for the host: {named(found)}",
+    return Finding.warning(
+        "host_sync",
+        f"the step waits for the host: {named(found)}",
         fix="Remove tf.print, tf.py_function and tf.numpy_function from model and loss.",
     )
 
@@ -149,10 +144,9 @@ def check_keras_distribution() -> Finding | None:
     """Report `keras.distribution`, which has no effect on TensorFlow."""
     if keras.distribution.distribution() is None:
         return None
-    return Finding(
-        kind="keras_distribution",
-        severity="error",
-        message="keras.distribution is set, which has no effect with TensorFlow",
+    return Finding.error(
+        "keras_distribution",
+        "keras.distribution is set, which has no effect with TensorFlow",
         fix="Remove keras.distribution.set_distribution, and set train.strategy.",
     )
 

@@ -146,13 +146,10 @@ class Divergence:
 
     def _finding(self, step: int, loss: float) -> Finding:
         middle = self._calm.median()
-        return Finding(
-            kind="divergence",
-            severity="warning",
-            message=(
-                f"training diverges: since step {self._since} the loss has left its median "
-                f"{middle:.4g}, and at step {step} it is {loss:.4g} and growing"
-            ),
+        return Finding.warning(
+            "divergence",
+            f"training diverges: since step {self._since} the loss has left its median "
+            f"{middle:.4g}, and at step {step} it is {loss:.4g} and growing",
             fix="Lower the learning rate (try a tenth), warm it up, or set train.clip_norm: 1.0.",
         )
 
@@ -167,9 +164,7 @@ HALVINGS = 8
 class LossScaleWatch:
     """Watches the scale of a `LossScaleOptimizer`; its state is JSON, for a checkpoint."""
 
-    def __init__(self, *, least: float = LEAST, halvings: int = HALVINGS) -> None:
-        self._least = least
-        self._halvings = halvings
+    def __init__(self) -> None:
         self._top = 0.0
         self._last = 0.0
         self._reported = False
@@ -182,7 +177,7 @@ class LossScaleWatch:
             scale: The scale; there may be several halvings between two calls.
 
         Returns:
-            A finding once per fall: below `least`, or halved `halvings` times without a rise.
+            A finding once per fall: below `LEAST`, or halved `HALVINGS` times without a rise.
         """
         if scale > self._last:
             self._top, self._reported = scale, False
@@ -190,17 +185,14 @@ class LossScaleWatch:
         if self._reported:
             return None
         fallen = math.log2(self._top / scale) if scale > 0 else math.inf
-        if scale >= self._least and fallen < self._halvings:
+        if scale >= LEAST and fallen < HALVINGS:
             return None
         self._reported = True
-        return Finding(
-            kind="loss_scale",
-            severity="warning",
-            message=(
-                f"the loss scale collapses: from {self._top:g} to {scale:g} at step {step} without "
-                "a rise between; each halving is a step whose float16 gradients overflowed and "
-                "that was skipped"
-            ),
+        return Finding.warning(
+            "loss_scale",
+            f"the loss scale collapses: from {self._top:g} to {scale:g} at step {step} without "
+            "a rise between; each halving is a step whose float16 gradients overflowed and "
+            "that was skipped",
             fix="Set train.precision: mixed_bfloat16 or float32, or lower the learning rate.",
         )
 

@@ -47,10 +47,9 @@ def check_outputs(model: keras.Model, answers: Any) -> Finding | None:
         small = [f"{model.name} (its last layer is {last})"] if dtypes & set(_SMALL) else []
     if not small:
         return None
-    return Finding(
-        kind="output_precision",
-        severity="warning",
-        message=f"the model's outputs are computed in 16 bits by {', '.join(dict.fromkeys(small))}",
+    return Finding.warning(
+        "output_precision",
+        f"the model's outputs are computed in 16 bits by {', '.join(dict.fromkeys(small))}",
         fix='Give the last layer dtype="float32": a probability in bfloat16 has 3 digits, and the '
         "loss is computed from it.",
     )
@@ -116,10 +115,9 @@ def check_tensor_cores(step: Any, *, batch_size: int) -> Finding | None:
         misses.insert(0, f"train.batch_size ({batch_size})")
     if not misses:
         return None
-    return Finding(
-        kind="tensor_cores",
-        severity="warning",
-        message=f"16-bit products have sides that are not multiples of {MULTIPLE}: {named(misses)}",
+    return Finding.warning(
+        "tensor_cores",
+        f"16-bit products have sides that are not multiples of {MULTIPLE}: {named(misses)}",
         fix=f"Round units, channels and batch size up to multiples of {MULTIPLE}.",
     )
 

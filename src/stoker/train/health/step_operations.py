@@ -131,10 +131,9 @@ def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Findi
     ]
     if not work or not any(accelerator in node.device for node in placed):
         return None
-    return Finding(
-        kind="on_host",
-        severity="warning",
-        message=f"operations of the step run on the CPU while {accelerator.strip(':')} is there: "
+    return Finding.warning(
+        "on_host",
+        f"operations of the step run on the CPU while {accelerator.strip(':')} is there: "
         f"{named(work)}",
         fix="Remove tf.device from the model, or replace operations that have no GPU kernel.",
     )

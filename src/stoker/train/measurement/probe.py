@@ -80,8 +80,6 @@ class Probe:
         self._take: Any = None
         self._machine_speed: MachineSpeed | None = None
         self._unseen = HIDDEN_PREFETCHES * (run.config.feed.prefetch or PREFETCHED)
-        self.first_pass_s: float | None = None
-        """Wall time of a dataset's first pass, if one was completed."""
 
     @property
     def made_here(self) -> bool:
@@ -132,7 +130,6 @@ class Probe:
             self._taken()
             if time.monotonic() - begun_s > FIRST_PASS_S:
                 return
-        self.first_pass_s = time.monotonic() - begun_s
 
     def spans(self, calls: int) -> list[dict[str, Any]]:
         """Run some calls of training, one after the other.

@@ -62,10 +62,9 @@ class _Lookup:
         """Return what is wrong and how to fix it."""
         of = f"values of {self.column!r}" if self.column else "values"
         share = self.unknown / self.values
-        return Finding(
-            kind="unknown_values",
-            severity="warning",
-            message=f"{share:.0%} of the {of} in the first batch are not in the vocabulary of layer "
+        return Finding.warning(
+            "unknown_values",
+            f"{share:.0%} of the {of} in the first batch are not in the vocabulary of layer "
             f"{self.layer!r}, which makes them all one value",
             fix="Call the layer's adapt on this column of the training data, or give it the values "
             "as the data has them: case, white space and type (1 is not '1') count.",

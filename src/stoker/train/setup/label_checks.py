@@ -7,7 +7,7 @@ the whole split (`LabelSummary`), the model's expectations from its compiled los
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,34 +91,12 @@ class _Case:
         least, most = self.limits
         return f"{self.subject} goes from {least:g} to {most:g}"
 
-    def error(self, kind: str, rule: str, fix: str) -> Finding:
-        return Finding(kind=kind, severity="error", message=rule, fix=fix)
 
-    def warning(self, kind: str, rule: str, fix: str) -> Finding:
-        return Finding(kind=kind, severity="warning", message=rule, fix=fix)
-
-
-def require_labels_that_fit(
-    built: BuiltModel,
-    labels: Summaries,
-    *,
-    monitor: str,
-    class_weight: Mapping[int, float] | None = None,
-    has_sample_weight: bool = False,
-    texts: Collection[str] = (),
-) -> tuple[Finding, ...]:
+def require_labels_that_fit(found: Iterable[Finding]) -> tuple[Finding, ...]:
     """Raise an error for labels that the compiled loss cannot learn.
 
-    A model with a user-defined `train_step` or `compute_loss`, or with a loss that is not Keras's,
-    is not checked.
-
     Args:
-        built: The compiled model.
-        labels: Summaries of the labels of each split.
-        monitor: The metric that selects the best epoch.
-        class_weight: Class -> weight.
-        has_sample_weight: Whether rows have weights of their own.
-        texts: Outputs of which the label is the ids of texts.
+        found: See `findings`.
 
     Returns:
         The warnings.
@@ -126,20 +104,11 @@ def require_labels_that_fit(
     Raises:
         ConfigError: the first error found.
     """
-    found = list(
-        findings(
-            built,
-            labels,
-            monitor=monitor,
-            class_weight=class_weight,
-            has_sample_weight=has_sample_weight,
-            texts=texts,
-        )
-    )
+    found = tuple(found)
     for finding in found:
         if finding.severity == "error":
             raise ConfigError(finding.message, fix=finding.fix)
-    return tuple(found)
+    return found
 
 
 def findings(
@@ -151,7 +120,19 @@ def findings(
     has_sample_weight: bool = False,
     texts: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Yield every problem with the labels once, errors and warnings."""
+    """Yield every problem with the labels once, errors and warnings.
+
+    A model with a user-defined `train_step` or `compute_loss`, or with a loss that is not Keras's,
+    is not checked.
+
+    Args:
+        built: The compiled model.
+        labels: Summaries of the labels of each split.
+        monitor: The metric that selects the best epoch.
+        class_weight: Class -> weight.
+        has_sample_weight: Whether rows have weights of their own.
+        texts: Outputs of which the label is the ids of texts.
+    """
     selection = _Selection(
         monitor=monitor,
         class_weight=class_weight or {},
@@ -226,14 +207,14 @@ _ONE_CLASS_FUNCTIONS = (
 
 def _check_case(case: _Case, *, train: bool) -> Iterator[Finding]:
     if case.activation == "softmax" and case.units == 1:
-        yield case.error(
+        yield Finding.error(
             "softmax_of_one",
             "softmax over a single output is always 1",
             "Use activation='sigmoid' for two classes, or one output for each class.",
         )
         return
     if case.rank is not None and case.rank > 1:
-        yield case.warning(
+        yield Finding.warning(
             "not_evaluated",
             f"the model returns values with {case.rank} axes per row: training works, but `evaluate` "
             "rejects it",
@@ -261,7 +242,7 @@ def _balance(case: _Case) -> Iterator[Finding]:
     share = most / max(sum(counts.values()), 1)
     watched = case.output == ONLY or f"val_{case.output}_" in monitor
     if monitor.endswith("accuracy") and watched and share >= MAJORITY:
-        yield case.warning(
+        yield Finding.warning(
             "imbalanced",
             f"{share:.1%} of {case.subject} is {value}, and train.monitor is {monitor}: always "
             f"answering {value} has that accuracy",
@@ -282,7 +263,7 @@ def _weighted(counts: Mapping[str, int], selection: _Selection) -> dict[str, flo
 def _one_label(case: _Case, so: str) -> Iterator[Finding]:
     counts = case.label.counts or {}
     if len(counts) == 1:
-        yield case.warning(
+        yield Finding.warning(
             "one_label",
             f"{case.subject} is {next(iter(counts))} in every row: {so}",
             "Check how the label is computed, and how the data was split.",
@@ -300,7 +281,7 @@ def _never_set(case: _Case) -> Iterator[Finding]:
     never = [str(place) for place, count in enumerate(case.label.ones or ()) if not count]
     if never:
         more = "..." if len(never) > _SHOWN else ""
-        yield case.warning(
+        yield Finding.warning(
             "never_set",
             f"{len(never)} of {len(case.label.ones or ())} labels of {case.subject} are 0 in every "
             f"row: {', '.join(never[:_SHOWN])}{more}",
@@ -311,7 +292,7 @@ def _never_set(case: _Case) -> Iterator[Finding]:
 def _class_weights(case: _Case) -> Iterator[Finding]:
     weights = case.selection.class_weight
     if weights and case.label.multi_hot:
-        yield case.error(
+        yield Finding.error(
             "class_weight",
             f"train.class_weight needs one class a row, and rows of {case.subject} have "
             f"{case.label.least_sum:g} to {case.label.most_sum:g}",
@@ -320,7 +301,7 @@ def _class_weights(case: _Case) -> Iterator[Finding]:
     counts = case.label.counts
     unknown = [key for key in weights if counts and str(key) not in counts]
     if unknown and case.label.integral:
-        yield case.warning(
+        yield Finding.warning(
             "class_weight",
             f"train.class_weight has {', '.join(map(str, unknown))}, which {case.subject} never is",
             f"It is one of {', '.join(sorted(counts or (), key=float)[:_SHOWN])}: text is numbered "
@@ -338,27 +319,27 @@ _SHOWN = 5
 def _binary(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
     if case.units is not None and case.units > 1 and case.one_value and case.rank == 1:
-        yield case.error(
+        yield Finding.error(
             "label_shape",
             f"{case.loss} compares each of {case.units} outputs with a label of its own, and a row "
             "has one label",
             _for_class_ids(case),
         )
     elif case.rank == 1 and case.units and case.label.shape not in ((), (1,), (case.units,)):
-        yield case.error(
+        yield Finding.error(
             "label_shape",
             f"{case.loss} compares each output with a label of its own: the model gives {case.units} "
             f"values a row, and {case.subject} has {case.label.shape[-1]}",
             f"Give the last layer {case.label.shape[-1]} units.",
         )
     elif least < 0 or most > 1:
-        yield case.error(
+        yield Finding.error(
             "label_range",
             f"{case.loss} needs labels from 0 to 1: {case.range_text}",
             _to_zero_and_one(case),
         )
     elif case.activation == "softmax" and case.label.multi_hot:
-        yield case.warning(
+        yield Finding.warning(
             "several_labels",
             f"the outputs of softmax add up to 1, and rows of {case.subject} have "
             f"{case.label.least_sum:g} to {case.label.most_sum:g} classes",
@@ -392,25 +373,25 @@ def _sparse(case: _Case) -> Iterator[Finding]:
     units = case.units
     one_hot = len(case.label.shape) == case.rank and case.label.shape[-1:] == (units,)
     if units is not None and units > 1 and one_hot:
-        yield case.error(
+        yield Finding.error(
             "label_shape",
             f"{case.loss} takes one class id a row: {case.subject} has {units} values a row",
             'Use loss="categorical_crossentropy", or give the class id.',
         )
     elif units == 1:
-        yield case.error(
+        yield Finding.error(
             "label_shape",
             f"{case.loss} needs one output for each class, and the model has 1",
             f"Give the last layer {int(most) + 1} units, or use binary_crossentropy with sigmoid.",
         )
     elif not case.label.integral:
-        yield case.error(
+        yield Finding.error(
             "label_range",
             f"{case.loss} needs class ids, whole numbers from 0: {case.range_text}",
             'Convert it to ids in preprocessing_fn, or use a loss for numbers such as "mse".',
         )
     elif case.ignores is None and (least < 0 or (units is not None and most >= units)):
-        yield case.error(
+        yield Finding.error(
             "label_range",
             f"{case.loss} needs class ids from 0 to {'the classes - 1' if units is None else units - 1}"
             f": {case.range_text}",
@@ -431,19 +412,19 @@ def _to_ids(case: _Case) -> str:
 def _categorical(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
     if case.one_value and case.rank == 1 and case.units is not None and case.units > 1:
-        yield case.error(
+        yield Finding.error(
             "label_shape",
             f"{case.loss} takes one value for each class: {case.subject} has one value a row",
             'Use loss="sparse_categorical_crossentropy", or tf.one_hot in preprocessing_fn.',
         )
     elif least < 0 or most > 1:
-        yield case.error(
+        yield Finding.error(
             "label_range",
             f"{case.loss} needs probabilities from 0 to 1: {case.range_text}",
             "Make them one-hot, or probabilities that add up to 1.",
         )
     elif not _adds_up(case.label):
-        yield case.warning(
+        yield Finding.warning(
             "label_sum",
             f"{case.loss} needs rows that add up to 1: those of {case.subject} add up to "
             f"{case.label.least_sum:g} to {case.label.most_sum:g}"
@@ -464,13 +445,13 @@ def _activations(case: _Case, wanted: str) -> Iterator[Finding]:
     if case.activation is None:
         return
     if case.from_logits and case.activation in ("sigmoid", "softmax"):
-        yield case.warning(
+        yield Finding.warning(
             "logits",
             f"{case.loss}(from_logits=True) applies {wanted} to outputs that have it already",
             f"Leave out from_logits=True, or the last layer's activation={case.activation!r}.",
         )
     elif not case.from_logits and case.activation in ("linear", "relu", "tanh"):
-        yield case.warning(
+        yield Finding.warning(
             "logits",
             f"{case.loss} reads probabilities, and the last layer's activation is "
             f"{case.activation}",
@@ -481,7 +462,7 @@ def _activations(case: _Case, wanted: str) -> Iterator[Finding]:
 def _hinge(case: _Case) -> Iterator[Finding]:
     least, most = case.limits
     if least < -1 or most > 1 or not case.label.integral:
-        yield case.error(
+        yield Finding.error(
             "label_range",
             f"{case.loss} needs labels -1 and 1 (or 0 and 1): {case.range_text}",
             "Map the two classes to -1 and 1 in preprocessing_fn.",
@@ -490,7 +471,7 @@ def _hinge(case: _Case) -> Iterator[Finding]:
 
 def _not_negative(case: _Case) -> Iterator[Finding]:
     if case.limits[0] < 0:
-        yield case.error(
+        yield Finding.error(
             "label_range",
             f"{case.loss} needs labels of 0 or more: {case.range_text}",
             'Use "mse" or "huber" for numbers that can be negative.',
@@ -504,7 +485,7 @@ def _numbers(case: _Case) -> Iterator[Finding]:
     width = case.label.shape[-1] if case.label.shape else 1
     known = case.rank == 1 and len(case.label.shape) <= 1 and case.units is not None
     if known and case.units != width:
-        yield case.error(
+        yield Finding.error(
             "label_shape",
             f"{case.loss} compares outputs and labels one by one: the model gives {case.units} "
             f"values a row, and {case.subject} has {width}",
@@ -513,7 +494,7 @@ def _numbers(case: _Case) -> Iterator[Finding]:
         )
     low, high = _VALUE_RANGES.get(case.activation or "", (float("-inf"), float("inf")))
     if least < low or most > high:
-        yield case.warning(
+        yield Finding.warning(
             "label_range",
             f"{case.activation} in the last layer gives values from {low:g} to {high:g}: {case.range_text}",
             "Use a linear last layer, or scale the label.",
@@ -525,14 +506,14 @@ def _no_quantity(case: _Case) -> Iterator[Finding]:
     """Labels whose distance or ratio, which the loss computes, means nothing."""
     most = case.limits[1]
     if case.output in case.selection.texts and case.one_value and most > 1:
-        yield case.warning(
+        yield Finding.warning(
             "classes_as_numbers",
             f"{case.loss} reads the ids of texts as numbers that have an order: {case.range_text}",
             _for_class_ids(case),
         )
     zeros = (case.label.counts or {}).get("0", 0)
     if case.loss == "mean_absolute_percentage_error" and zeros:
-        yield case.warning(
+        yield Finding.warning(
             "label_zero",
             f"{case.loss} divides by the label, and {case.subject} is 0 in {zeros:,} rows",
             'Use "mae" or "mse".',

@@ -76,11 +76,7 @@ class Distribution:
 
 
 def make_distribution(
-    name: StrategyName,
-    *,
-    replicas: int,
-    reduction_bytes_per_pack: int = 0,
-    tpu: str = "",
+    name: StrategyName, *, replicas: int, reduction_bytes_per_pack: int = 0
 ) -> Distribution:
     """Create a strategy; for several workers before any other TensorFlow operation.
 
@@ -92,12 +88,11 @@ def make_distribution(
         reduction_bytes_per_pack: Minimum bytes per pack of gradients; 0: all in one. Stoker's own
             step sets this itself; here it applies to gradients of a user's `train_step` between
             workers.
-        tpu: Name or address of the TPU; "" selects the machine's own.
 
     Raises:
         ConfigError: The devices do not exist, or TensorFlow already uses them.
     """
-    made = _make(name, replicas=replicas, packs=in_packs(reduction_bytes_per_pack), tpu=tpu)
+    made = _make(name, replicas=replicas, packs=in_packs(reduction_bytes_per_pack))
     if reduction_bytes_per_pack and made.replicas == 1:
         _LOG.warning("%s", PACKS_WITHOUT_EFFECT)
     return made
@@ -117,14 +112,13 @@ def _make(
     *,
     replicas: int,
     packs: tf.distribute.experimental.CommunicationOptions,
-    tpu: str,
 ) -> Distribution:
     if name == "mirrored":
         return _mirrored(replicas)
     if name == "multi_worker":
         return _multi_worker(replicas, packs)
     if name == "tpu":
-        return _tpu(tpu, replicas=replicas)
+        return _tpu("", replicas=replicas)
     if name == "parameter_server":
         raise RuntimeError("a parameter server has a separate loop: stoker.train.parameter_server")
     return Distribution(name=name, strategy=tf.distribute.get_strategy())

@@ -15,7 +15,6 @@ import statistics
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from stoker.core.incarnation import is_newest
@@ -93,12 +92,7 @@ class Stragglers:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         if self._reads and is_newest():  # else it is the folder of a later start of the job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,8 +19,8 @@ from stoker.train.watch.model_watch import ModelWatch, WatchSchedule
 from stoker.train.watch.profile import StepProfiler
 
 
-class Watch(Protocol):
-    """Observer of the training loop."""
+class Watch:
+    """Observer of the training loop; this one does nothing, for other workers or without TensorBoard."""
 
     def begin(
         self,
@@ -41,8 +41,9 @@ class Watch(Protocol):
             inputs: Returns the model's inputs in a step, nested `tf.TensorSpec`s; None if unknown.
         """
 
-    def next_steps(self, step: int, steps: int) -> int:
+    def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - for those who watch
         """Return how many of the planned `steps` the call after `step` should have."""
+        return steps
 
     def step_changed(self, *, stays: bool) -> None:
         """The next call runs another step; `stays`: later calls too."""
@@ -53,49 +54,15 @@ class Watch(Protocol):
     def after(self, step: int, *, steps: int) -> None:
         """A call of this many steps has ended at this step."""
 
-    def scalars(self, samples_per_s: float) -> Mapping[str, float]:
+    def scalars(self, samples_per_s: float) -> Mapping[str, float]:  # noqa: ARG002 - as above
         """Return additional metrics for a call with this speed."""
+        return {}
 
     def close(self, step: int) -> None:
         """Training ends after this many steps."""
 
 
-class NoWatch:
-    """An observer that does nothing: for workers other than the first, or without TensorBoard."""
-
-    def begin(
-        self,
-        model: keras.Model,
-        step: int,
-        *,
-        per_epoch: int,
-        loss_of: Callable[[], tf.Tensor],
-        inputs: Callable[[], Any],
-    ) -> None:
-        """Show nothing."""
-
-    def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - as Watch has it
-        """Return all of them."""
-        return steps
-
-    def step_changed(self, *, stays: bool) -> None:
-        """Do nothing."""
-
-    def graph(self, graph: tf.Graph) -> None:
-        """Show nothing."""
-
-    def after(self, step: int, *, steps: int) -> None:
-        """Show nothing."""
-
-    def scalars(self, samples_per_s: float) -> Mapping[str, float]:  # noqa: ARG002 - as Watch has it
-        """Return no metrics."""
-        return {}
-
-    def close(self, step: int) -> None:
-        """Close nothing."""
-
-
-class RunWatch:
+class RunWatch(Watch):
     """Writes TensorBoard data, and profiles on request."""
 
     def __init__(

@@ -129,7 +129,7 @@ def input_findings(
     # A label may be the one element of a vector that the features leave out.
     whole = all(name in served and not served[name] for name in label_columns)
     if not own and label_columns and scalar and whole:
-        yield _warning(
+        yield Finding.warning(
             "label_from_features",
             f"the label is computed from columns that the model sees: {', '.join(label_columns)}",
             "Name what serving will not have under label_only.",
@@ -141,7 +141,7 @@ def input_findings(
         is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
         if is_high and name in served and name not in reported:
             reported.add(name)
-            yield _warning(
+            yield Finding.warning(
                 "vocabulary_loss",
                 f"{share:.0%} of the values of {name!r} in {loss['split']} are not in its "
                 "vocabulary",
@@ -164,7 +164,7 @@ def _anomaly_finding(anomaly: Mapping[str, Any], *, own: bool) -> Finding:
         )
     else:
         message, fix = f"{message}, so the model learns nothing from it", f"{leave_out}."
-    return _warning(kind, message, fix)
+    return Finding.warning(kind, message, fix)
 
 
 def _similar_classes(output: str, classes: Sequence[str]) -> Iterator[Finding]:
@@ -175,14 +175,10 @@ def _similar_classes(output: str, classes: Sequence[str]) -> Iterator[Finding]:
     alike = next((texts for texts in found.values() if len(texts) > 1), None)
     if alike is not None:
         subject = f"the label of output {output!r}" if output != ONLY else "the label"
-        yield _warning(
+        yield Finding.warning(
             "label_spelling",
             f"{subject} has the classes {', '.join(map(repr, alike))}, which differ only in case or "
             "white space and are learned as different ones",
             "Make them one in the source, or in preprocessing_fn: "
             "tf.strings.lower(tf.strings.strip(label)).",
         )
-
-
-def _warning(kind: str, message: str, fix: str) -> Finding:
-    return Finding(kind=kind, severity="warning", message=message, fix=fix)

@@ -104,7 +104,6 @@ class Engine(Protocol):
         Returns:
             [batch, height, width, channels]; undefined where a status is not DONE.
         """
-        ...
 
 
 def empty_batch(images: int, target: Target) -> NDArray[np.uint8]:

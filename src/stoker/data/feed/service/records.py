@@ -34,7 +34,6 @@ from stoker.data.columns import PADDING, Column, list_lengths, to_numpy
 from stoker.data.dataset import Dataset, Shard
 from stoker.data.feed.order import shuffled_indices
 from stoker.data.ingest.image_store import encoded_image
-from stoker.data.sources.records import Progress, silent
 from stoker.telemetry.writers.tensorboard import framed
 
 MANIFEST = "records.json"
@@ -86,7 +85,6 @@ def copied(
     root: Path,
     *,
     columns: Sequence[Column],
-    progress: Progress = silent,
 ) -> RecordCopy:
     """Return the copy of a split under `root`: the existing one if its hashes match, else a new one.
 
@@ -95,7 +93,6 @@ def copied(
         split: Name of the split.
         root: The copy's folder; an outdated copy there is removed.
         columns: The raw columns to copy.
-        progress: Called with the number of records done and of all records.
 
     Raises:
         DataError: a shard is damaged.
@@ -112,7 +109,7 @@ def copied(
                 return found
             shutil.rmtree(root)
         with scratch_folder(root) as made, full_disk_is_named(root):
-            files = _write(dataset, split, made, columns, progress)
+            files = _write(dataset, split, made, columns)
             manifest = {
                 "dataset": key,
                 "columns": [asdict(column) for column in columns],
@@ -188,13 +185,7 @@ def _decoded(column: Column, values: Any) -> tf.Tensor:
     return tf.reshape(doubles, [-1, *column.shape])
 
 
-def _write(
-    dataset: Dataset,
-    split: str,
-    folder: Path,
-    columns: Sequence[Column],
-    progress: Progress,
-) -> list[Shard]:
+def _write(dataset: Dataset, split: str, folder: Path, columns: Sequence[Column]) -> list[Shard]:
     rows = dataset.rows(split)
     with ExitStack() as opened:
         writers = [
@@ -210,7 +201,6 @@ def _write(
             for number, example in zip(dealt, examples(arrays, columns), strict=True):
                 writers[number].write(example)
             done += batch.num_rows
-            progress(done, rows)
     return [
         Shard(
             file=f"{number:05}.tfrecord",

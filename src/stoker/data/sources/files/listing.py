@@ -29,19 +29,15 @@ class Place(Protocol):
     @property
     def is_local(self) -> bool:
         """Whether another process of this machine can open the files too."""
-        ...
 
     def opened(self, file: SourceFile) -> AbstractContextManager[Path]:
         """The file's content as a local file, as long as the block lasts."""
-        ...
 
     def sha256(self, file: SourceFile) -> str:
         """The SHA-256 of its content, as 64 hexadecimal digits."""
-        ...
 
     def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
         """The bytes and the time, in nanoseconds, that each file has now."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

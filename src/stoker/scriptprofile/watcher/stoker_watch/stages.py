@@ -17,7 +17,7 @@ METHODS = (
     "map", "batch", "padded_batch", "ragged_batch", "unbatch", "rebatch", "shuffle", "repeat",
     "take", "skip", "take_while", "prefetch", "cache", "interleave", "flat_map", "filter", "shard",
     "concatenate", "window", "group_by_window", "bucket_by_sequence_length", "snapshot", "enumerate",
-    "scan", "unique", "apply", "with_options", "ragged_batch", "ignore_errors", "rejection_resample",
+    "scan", "unique", "apply", "with_options", "ignore_errors", "rejection_resample",
 )  # fmt: skip
 """Of a dataset, that give another one."""
 
