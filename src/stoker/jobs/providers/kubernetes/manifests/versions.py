@@ -11,8 +11,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from stoker.jobs.lock_files import PROJECT_LOCK, find_lock
 from stoker.jobs.providers.kubernetes.pod.facts import FIRST
-from stoker.jobs.providers.slurm.environment.lock import LOCKS, PROJECT_LOCK
 
 INSTALLED = (*FIRST, "numpy")
 """Packages that count where the experiment has no lock file."""
@@ -24,21 +24,13 @@ _LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix
 def expected_versions(experiment: Path) -> tuple[str, dict[str, str]]:
     """Return where the versions are from, and package -> version.
 
-    The lock file is the first of `LOCKS` in the experiment's folder or, inside a repository of git, in a folder above.
+    The lock file is that of `find_lock`.
     """
-    path = _find_lock(experiment)
+    path = find_lock(experiment)
     if path is None:
         return "the submission", _installed()
     pinned = _of_project(path) if path.name == PROJECT_LOCK else _of_requirements(path)
     return path.name, dict(pinned)
-
-
-def _find_lock(experiment: Path) -> Path | None:
-    above = [experiment, *experiment.parents]
-    root = next((each for each in above if (each / ".git").exists()), experiment)
-    folders = above[: above.index(root) + 1]
-    paths = (folder / name for folder in folders for name in LOCKS)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def _installed() -> dict[str, str]:

@@ -15,13 +15,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 import stoker
 from stoker.core.errors import ConfigError, Plain, UserError
-
-PROJECT_LOCK = "uv.lock"
-LOCKS = ("requirements.lock", PROJECT_LOCK, "requirements.txt")
-"""Names of locks; the first that exists in a folder counts."""
-
-REPOSITORY = ".git"
-"""In the root of a repository: a folder, or a file in further work trees."""
+from stoker.jobs.lock_files import LOCKS, PROJECT_LOCK, find_lock, up_to_repository
 
 _DIGITS = 16
 _FIX = "Make it so: uv pip compile --generate-hashes -o requirements.lock requirements.in"
@@ -54,7 +48,7 @@ def read_lock(folder: Path) -> Lock:
     """
     path = find_lock(folder)
     if path is None:
-        *_, root = _up_to_repository(folder)
+        *_, root = up_to_repository(folder)
         above = f" or a folder above it up to {root}" if root != folder.resolve() else ""
         raise ConfigError(
             f"{folder}{above} must have a lock, as the target has `environment_from: lock`",
@@ -67,19 +61,6 @@ def read_lock(folder: Path) -> Lock:
     lines = [_require_locked(line, path) for line in _logical_lines(text)]
     _require_stoker([each for each in lines if each is not None], path)
     return Lock(path=path, text=text)
-
-
-def find_lock(folder: Path) -> Path | None:
-    """Return the lock of a folder, else that of the nearest one above it in its repository; None without one."""
-    paths = (each / name for each in _up_to_repository(folder) for name in LOCKS)
-    return next((path for path in paths if path.is_file()), None)
-
-
-def _up_to_repository(folder: Path) -> list[Path]:
-    """Return a folder and those above it up to its repository's root; alone where it is in no repository."""
-    found = [folder.resolve(), *folder.resolve().parents]
-    root = next((each for each in found if (each / REPOSITORY).exists()), found[0])
-    return found[: found.index(root) + 1]
 
 
 def _exported(path: Path, folder: Path) -> str:
