@@ -21,7 +21,7 @@ from stoker.app.experiment import Experiment
 from stoker.app.smoke_test import SmokeTest
 from stoker.cli.progress import goodput_line
 from stoker.evaluate.metrics import is_of_label
-from stoker.measure.findings import shown_mfu
+from stoker.measure.findings import shown_busy, shown_mfu
 from stoker.measure.kernel_class import LABELS
 
 
@@ -157,7 +157,7 @@ def _utilization(train: TrainingResult) -> str:
     ceiling_s = train["ceiling_step_time_s"]
     free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms if the input were free"
     return (
-        f"U {_busy(train['busy_fraction'])}{_mfu(train)}, W {train['input_wait']:.1%} waiting for input; "
+        f"U {shown_busy(train['busy_fraction'])}{_mfu(train)}, W {train['input_wait']:.1%} waiting for input; "
         f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step{free}"
     )
 
@@ -177,17 +177,6 @@ def _device_time(found: Mapping[str, Any], finding: Mapping[str, Any] | None) ->
 
 LEAST_SHOWN = 0.005
 """Classes with a smaller share of the device time are left out."""
-
-MEASURABLE = 1.05
-"""Largest busy fraction that is shown: above it the noise of the machine exceeds the measurement."""
-
-
-def _busy(fraction: float | None) -> str:
-    if fraction is None:
-        return "not measured with parameter servers"
-    if fraction > MEASURABLE:
-        return f"not measurable (noise: {fraction:.2f})"
-    return f"{min(1.0, fraction):.0%} busy"
 
 
 def _metrics(evaluation: EvaluateResult) -> str:

@@ -30,6 +30,10 @@ MOST_GAIN = 20.0
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
 
+MEASURABLE = 1.05
+"""Largest busy fraction that is shown: above it the noise of the machine exceeds the measurement."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
     """What is known about a step in addition to its trace; each value may be unknown."""
@@ -98,6 +102,15 @@ class DeviceFinding:
 def nhwc_is_allowed() -> bool:
     """Whether TensorFlow may normalize NHWC by cuDNN in Stoker's processes, which set what is unset."""
     return os.environ.get(PERSISTENT, "1").lower() in ("1", "true")
+
+
+def shown_busy(fraction: float | None) -> str:
+    """Return U for a reader; None: not measured."""
+    if fraction is None:
+        return "not measured with parameter servers"
+    if fraction > MEASURABLE:
+        return f"not measurable (noise: {fraction:.2f})"
+    return f"{min(1.0, fraction):.0%} busy"
 
 
 def shown_mfu(mfu: float) -> str:

@@ -63,7 +63,7 @@ def test_a_job_shows_how_busy_its_training_is(
     assert run is not None
     assert f"run:          {run.folder}" in lines
     assert "step:         30, epoch 2" in lines
-    assert "utilization:  U 93.0%, W 1.2%, goodput so far 50.0%" in lines
+    assert "utilization:  U 93% busy, W 1.2%, goodput so far 50.0%" in lines
     assert f"TensorBoard:  stoker jobs tensorboard {trained.name}" in lines
 
     assert invoke(["jobs", "show", trained.name, "--json"], debug=False) == 0

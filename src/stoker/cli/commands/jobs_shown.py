@@ -126,6 +126,7 @@ def _each(needs: Resources) -> str:
 def _run_facts(known: KnownJob, run: JobRun | None) -> Iterator[tuple[str, str]]:
     from stoker.core.incarnation import INCARNATIONS
     from stoker.jobs.provider import Phase
+    from stoker.measure.findings import shown_busy
     from stoker.pages.numbers import percent
 
     if run is None:
@@ -137,13 +138,14 @@ def _run_facts(known: KnownJob, run: JobRun | None) -> Iterator[tuple[str, str]]
     if run.step is not None:
         epoch = "" if run.epoch is None else f", epoch {run.epoch:g}"
         yield "step", f"{run.step:,}{epoch}"
+    busy = [] if run.busy_fraction is None else [f"U {shown_busy(run.busy_fraction)}"]
     parts = (
-        ("U", run.busy_fraction),
         ("MFU", run.mfu),
         ("W", run.input_wait),
         ("goodput so far", run.goodput),
     )
-    yield "utilization", ", ".join(f"{name} {percent(v)}" for name, v in parts if v is not None)
+    shown = [f"{name} {percent(value)}" for name, value in parts if value is not None]
+    yield "utilization", ", ".join(busy + shown)
     if run.tensorboard.is_dir():
         yield "TensorBoard", f"stoker jobs tensorboard {known.job.id}"
 
