@@ -29,7 +29,6 @@ MOST_GAIN = 20.0
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
-
 MEASURABLE = 1.05
 """Largest busy fraction that is shown: above it the noise of the machine exceeds the measurement."""
 
