@@ -1,4 +1,4 @@
-"""Whether the machines of a partition can run a job at all: Slurm would let some such jobs wait forever."""
+"""Whether the machines of a partition can run a job at all: Slurm would let some impossible jobs wait forever."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MIB = 1024
 
 
 def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup]) -> None:
-    """Refuse a job that asks for more than any machine has, or for more machines than there are.
+    """Refuse a job that needs more than any machine has, or more machines than exist.
 
     Args:
-        job: What is to run.
-        target: Where.
+        job: The job.
+        target: The settings of the target.
         groups: The machines of all partitions.
 
     Raises:
-        ConfigError: names what there is.
+        ConfigError: the job does not fit; what the partition has is named.
     """
     chosen = [group for group in groups if _is_chosen(group, target)]
     if not chosen and target.partition is not None:
@@ -33,7 +33,7 @@ def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup])
             got=target.partition,
             fix=nearest(target.partition, known),
         )
-    if not chosen:  # no default partition: sbatch says so
+    if not chosen:  # no default partition: sbatch reports that
         return
     needs, per_node = job.resources, workers_per_node(job, target)
     where = f"partition {chosen[0].partition}"
@@ -79,7 +79,7 @@ def _require_time(limit_s: float | None, group: NodeGroup) -> None:
 
 
 def seconds(limit: str) -> float | None:
-    """Return a limit of sinfo, `[D-]H:M:S` or `M:S`, in seconds; None without one."""
+    """Convert a limit of sinfo, `[D-]H:M:S` or `M:S`, to seconds; None without one."""
     days, dash, clock = limit.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() for part in parts) or (dash and not days.isdecimal()):

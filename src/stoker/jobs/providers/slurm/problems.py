@@ -1,4 +1,4 @@
-"""What Slurm's programs complain about, in the words of a user."""
+"""Translates errors of Slurm's programs into the user's terms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 
 
 class AnswerLost(UserError):
-    """Slurm may have done what it was asked for, or not."""
+    """Slurm may or may not have done what was requested."""
 
 
 _NO_CONTROLLER = (
@@ -100,7 +100,7 @@ def problem(program: str, code: int, output: str) -> UserError:
             kind = ConfigError if rule.startswith(_CONFIG) else UserError
             return kind(rule, got=Plain(said), fix=fix)
     return UserError(
-        f"{program} must accept what it is asked for",
+        f"{program} must accept the request",
         got=Plain(said or f"exit code {code}"),
         fix="`sbatch` lines of the target are passed on unchanged; see the program's manual page.",
     )
@@ -130,7 +130,7 @@ WAITS = {
 
 
 def why_it_waits(reason: str, job_id: str) -> str:
-    """Return why a job waits, in the user's words, with Slurm's own reason in parentheses."""
+    """Return why a job waits, in the user's terms, with Slurm's own reason in parentheses."""
     name = reason.partition(",")[0].strip("()")
     if name in ("None", ""):
         return "waits until Slurm has looked at it"
