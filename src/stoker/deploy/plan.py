@@ -30,7 +30,7 @@ _IMAGE = re.compile(
 """Names of images. Source: github.com/distribution/reference, regexp.go."""
 
 _LONGEST_JOB = 63
-"""Characters of a Job's name, which its pods have as a label."""
+"""Longest name of a Job: its pods have it as a label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,10 +74,10 @@ class Plan:
     """Whether each server gets a GPU, and the image TensorFlow's CUDA libraries."""
 
     shared: SharedVolume | None = None
-    """Volume of a repository that all servers share; None: the model is in the image alone."""
+    """Volume of a repository that all servers share; None: the model is only in the image."""
 
     queue_target: int | None = None
-    """Waiting requests for each server above which the autoscaler adds servers; None: it looks at the CPU alone."""
+    """Waiting requests per server above which the autoscaler adds servers; None: it uses only the CPU."""
 
     def __post_init__(self) -> None:
         """Check what the manifests cannot express or would misread."""
@@ -161,6 +161,6 @@ class Plan:
         if self.shared is not None:
             flags = [ROOT]  # every model of the repository, with its rollout
         ports = [f"--port={GRPC_PORT}", f"--rest_api_port={REST_PORT}"]
-        # Nothing reaches a container's loopback address; the network policy controls access.
+        # A container's loopback address cannot be reached; the network policy controls access.
         own = ["serve", *flags, "--host=0.0.0.0", "--allow-unauthenticated", *ports]
         return own if self.server == "stoker" else [*flags, *ports]

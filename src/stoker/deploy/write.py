@@ -19,7 +19,7 @@ from stoker.deploy.shared import ROOT
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
 _LEAST_GIB, _VERSIONS = 10, 10
-"""Size of a shared volume: room for so many versions, and at least so many GiB."""
+"""Size of a shared volume: room for this many versions, and at least this many GiB."""
 
 _LIMITS = {
     "compose": "One server, reachable from this machine only.",

@@ -1,4 +1,4 @@
-"""Recording rules and alerts of servers and rollouts, besides the burn rates."""
+"""Recording rules and alerts of servers and rollouts, except the burn rates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _queue_growing(objective: Objective) -> Alert:
         lasts="5m",
         severity=Severity.TICKET,
         summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} in the queue",
-        description=f"That alone is longer than {objective.value:g} ms, within which the whole answer is to come: add servers, or raise the batch size.",
+        description=f"That alone is longer than {objective.value:g} ms, within which the whole answer should come: add servers, or raise the batch size.",
         labels={"objective": f"{objective.value:g} ms"},
     )
 
