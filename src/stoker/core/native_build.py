@@ -45,7 +45,7 @@ def load_compiled(source: Path, *libraries: str) -> ctypes.CDLL:
         libraries: Linker options, e.g. `-lm`.
 
     Raises:
-        NotBuilt: there is no compiler, a header or library is missing, or the result cannot be
+        NotBuilt: the compiler, a header or a library is missing, or the result cannot be
             stored.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
