@@ -327,7 +327,7 @@ def _export(context: Context, folder: Path) -> Done:
 
 
 def _write_training_statistics(context: Context, folder: Path, served: set[str]) -> None:
-    """Let the model carry the statistics of the columns that it takes, for a server's metrics of skew."""
+    """Add the statistics of the model's columns to it, for a server's skew metrics."""
     from stoker.data.features.analysis.statistics import TRAIN, load_statistics
     from stoker.registry.training_statistics import write_training_statistics
 

@@ -205,7 +205,7 @@ class TrainConfig:
     xla: bool | Auto = "auto"
     """Compile the step with XLA: forward and backward pass, and on a single device the update.
     auto: off, except that on one GPU training starts without it, compiles in the background,
-    compares both on its own batches and keeps the faster one. There is no trial with
+    compares both on its own batches and keeps the faster one. XLA is not tried with
     train.deterministic, a lock file, several devices, or a string feature. On a TPU, the whole step
     is always compiled."""
 

@@ -40,7 +40,7 @@ pass for them would delay that step."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchSchedule:
-    """What of a model is shown, and how often."""
+    """The parts of a model that are shown, and how often."""
 
     config: TensorBoardConfig
     """The user's section."""
