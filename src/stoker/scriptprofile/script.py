@@ -196,5 +196,5 @@ def _request_facts(facts: Path) -> None:
     while time.monotonic() < until_s:
         if all((facts / f"wanted-{pid}").exists() for pid in watched):
             return
-        # The watcher's own thread polls the folder: there is no notification to wait for.
+        # The watcher's own thread polls the folder: it sends no notification.
         time.sleep(POLL_S)

@@ -26,7 +26,7 @@ class HttpLimits:
 
     idle_s: float = 75.0
     """Longest time between two requests of a connection, seconds; then it is closed. More than the 60 s after which
-    balancers (AWS, nginx) close theirs: a connection closed first by the server loses the request under way to it."""
+    balancers (AWS, nginx) close theirs: a connection closed first by the server loses the request in transit."""
 
     send_s: float = 25.0
     """Longest time that a client may leave an answer unread, seconds; then the connection is closed."""

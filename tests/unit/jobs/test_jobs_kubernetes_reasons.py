@@ -194,7 +194,7 @@ def test_a_job_that_failed_says_why_and_what_to_do(status: Object, words: str) -
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("PreemptionByScheduler", "was preempted by a pod of higher priority; it goes on when"),
+        ("PreemptionByScheduler", "was preempted by a pod of higher priority; it continues when"),
         ("EvictionByEvictionAPI", "was evicted, e.g. by the drain of its node"),
         ("DeletionByTaintManager", "lost its node"),
     ],

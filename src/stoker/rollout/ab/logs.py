@@ -61,10 +61,10 @@ class ABTestLogs:
         return test.key_hash()
 
     def record(self, route: Route) -> bool:
-        """Note the arm of the key of an answered request, if the test that is under way chose it.
+        """Note the arm of the key of an answered request, if the running test chose it.
 
         Returns:
-            Whether a test is under way, or chose the version, so no gate counts the answer.
+            Whether a test is running, or chose the version, so no gate counts the answer.
         """
         logs = self._logs
         if logs is None:

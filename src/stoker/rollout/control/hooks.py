@@ -25,7 +25,7 @@ from stoker.rollout.state.user_gates import UserGate, code_of
 _FILE = "user-gates.json"
 
 WEBHOOK_EVERY_S = 10.0
-"""Time between two calls of a webhook that does not let the rollout go on, seconds."""
+"""Time between two calls of a webhook that does not let the rollout continue, seconds."""
 
 
 class Hooks:

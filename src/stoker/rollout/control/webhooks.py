@@ -1,4 +1,4 @@
-"""Calls of web services before a rollout goes on.
+"""Calls of web services before a rollout continues.
 
 A call is made at least once: a controller that dies after the call and before it has noted the answer leaves the call
 to the next one. So every call has an `id`, which is the same each time.

@@ -33,7 +33,7 @@ _POLL_S = 0.5
 
 
 def labels_of(split: ExportedSplit) -> dict[str, int]:
-    """Label -> version. `canary` is the stable version while there is no candidate, so that it always answers."""
+    """Label -> version. `canary` is the stable version without a candidate, so that it always answers."""
     state = split.state
     candidate = state.candidate if state.phase in ACTIVE else state.stable
     return {STABLE: state.stable, CANARY: candidate}

@@ -282,7 +282,7 @@ def _check_active(state: RolloutState) -> None:
         )
     if state.phase not in ACTIVE:
         raise UserError(
-            "There is no rollout under way",
+            "A rollout must be running",
             got=Plain(f"version {state.candidate}, {state.phase}"),
             fix="Begin one with `stoker rollout start MODEL VERSION`.",
         )

@@ -122,7 +122,7 @@ class RolloutSettings:
     """Gates of the user: Prometheus queries and Python functions."""
 
     webhooks: tuple[Webhook, ...] = ()
-    """Web services that are called before the rollout goes on."""
+    """Web services that are called before the rollout continues."""
 
     notify: tuple[str, ...] = ()
     """URLs that get each change as a message in Slack's form."""

@@ -49,12 +49,12 @@ _UNSCHEDULABLE = (
 """Part of the scheduler's message -> what it means."""
 
 _DISRUPTED = {
-    "PreemptionByScheduler": "was preempted by a pod of higher priority; it goes on when a node is free",
-    "PreemptionByKubeScheduler": "was preempted by a pod of higher priority; it goes on when a node is free",
-    "DeletionByTaintManager": "lost its node, which got a taint; it goes on on another one",
-    "EvictionByEvictionAPI": "was evicted, e.g. by the drain of its node; it goes on on another one",
-    "DeletionByPodGC": "lost its node; it goes on on another one",
-    "TerminationByKubelet": "was evicted by its node; it goes on when a node has room",
+    "PreemptionByScheduler": "was preempted by a pod of higher priority; it continues when a node is free",
+    "PreemptionByKubeScheduler": "was preempted by a pod of higher priority; it continues when a node is free",
+    "DeletionByTaintManager": "lost its node, which got a taint; it continues on another one",
+    "EvictionByEvictionAPI": "was evicted, e.g. by the drain of its node; it continues on another one",
+    "DeletionByPodGC": "lost its node; it continues on another one",
+    "TerminationByKubelet": "was evicted by its node; it continues when a node has room",
 }
 """Reason of the condition DisruptionTarget -> what it means. Source: Kubernetes, "Disruptions"."""
 
@@ -134,7 +134,7 @@ def kueue_reason(workload: Object | None) -> str:
     found = {each["type"]: each for each in (workload.get("status") or {}).get("conditions") or []}
     evicted = found.get("Evicted")
     if evicted is not None and evicted.get("status") == "True":
-        why = f"Kueue took its quota away ({evicted.get('reason')}); it goes on when there is quota again"
+        why = f"Kueue took its quota away ({evicted.get('reason')}); it continues when there is quota again"
         return f"{why}: {_short(evicted.get('message', ''))}"
     reserved = found.get("QuotaReserved")
     if reserved is not None and reserved.get("status") == "False":
@@ -217,7 +217,7 @@ def _disruption(pod: Object) -> str:
     if condition is None or condition.get("status") != "True":
         return ""
     reason = str(condition.get("reason"))
-    return _DISRUPTED.get(reason, f"was taken away ({reason}); it goes on on another node")
+    return _DISRUPTED.get(reason, f"was taken away ({reason}); it continues on another node")
 
 
 def _statuses(pod: Object) -> list[dict[str, Any]]:
