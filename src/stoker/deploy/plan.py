@@ -47,7 +47,7 @@ class Plan:
     """Its folder."""
 
     target: Target
-    """Platform."""
+    """The platform."""
 
     server: ServerKind
     """Server in the image."""

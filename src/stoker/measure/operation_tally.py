@@ -285,6 +285,6 @@ _FORMULAS: dict[str, Formula] = {
     "CudnnRNNBackpropV3": _cudnn_gradient,
 }
 """Operations of a forward pass, as `stoker train` counts them, and their gradients that are separate
-their own; that of a product of matrices is a product of matrices."""
+operations; the gradient of a matrix product is again matrix products."""
 
 _COUNTED = frozenset(_FORMULAS) | UNCOUNTED

@@ -108,7 +108,7 @@ def goodput_of(run: Path) -> RunGoodput:
         raise DataError(
             f"{folder / ACCOUNT} must exist: training keeps it",
             got=Plain("no such file"),
-            fix="With parameter servers there is none; otherwise train again.",
+            fix="A training with parameter servers has no account; otherwise train again.",
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

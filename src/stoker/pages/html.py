@@ -26,7 +26,7 @@ def join(parts: Iterable[str], between: str = "") -> Html:
 
     Args:
         parts: `Html`, or plain text that becomes escaped.
-        between: What stands between them, in the same way.
+        between: Separator, in the same form.
     """
     return Html(html(between).join(map(html, parts)))
 

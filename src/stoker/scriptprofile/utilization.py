@@ -29,7 +29,7 @@ PEAK_S = 4.0
 LONGEST_S = 120.0
 """Time limit for counting and the peak together, seconds, including TensorFlow's start."""
 
-NO_GRAPH = "U was not measured, and with it the step's graph was not kept"
+NO_GRAPH = "U was not measured, so the graph of the step was not kept"
 """Why nothing was counted."""
 
 

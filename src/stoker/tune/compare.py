@@ -105,7 +105,7 @@ def compare(
     """
     pairs: list[tuple[float, float]] = []
     while True:
-        # The second window of a pair finds a machine that the first has warmed.
+        # The first window of a pair warms the machine for the second.
         if len(pairs) % 2:
             later = second()
             pairs.append((first(), later))

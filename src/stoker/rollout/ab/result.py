@@ -171,7 +171,7 @@ def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[s
         for arm, count in zip(arms, keys, strict=True)
     )
     warning = (
-        f"The arms do not have the keys that the weights say ({seen}), so the difference may come from who is "
+        f"The arms do not have the numbers of keys that the weights imply ({seen}), so the difference may come from users who are "
         "missing: find out why, an arm that cannot be loaded for example, and begin another test."
     )
     return [warning]

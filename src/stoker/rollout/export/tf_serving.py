@@ -99,8 +99,8 @@ def reload_server(
         limit_s: longest that the versions may take to load, seconds.
 
     Raises:
-        UserError: a version could not be loaded, or not in time; the labels are where they were, as far as
-            their versions are loaded.
+        UserError: a version could not be loaded, or not in time; labels keep their versions, as far as
+            these are loaded.
         CallError: the server does not answer, or refuses the configuration.
     """
     wanted = set(labels_of(split).values())

@@ -42,7 +42,7 @@ def columns_of(examples: Iterable[bytes], training: Mapping[str, ColumnStatistic
 
     Returns:
         Column -> [rows, values]. An Example without a value of a column that has to have one, or with
-        another number of values, is left out; a column of varying length or of many values too.
+        another number of values, is left out; a column of varying length or with too many values is left out as well.
 
     Raises:
         google.protobuf.message.DecodeError: a message is not an Example.

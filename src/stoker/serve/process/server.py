@@ -176,7 +176,6 @@ class Server:
         """Answer on both ports; returns at once."""
         # The objects from TensorFlow's import stay forever, and a full garbage collection visits all of them:
         # for a JSON image, whose lists trigger one, that took most of the time.
-        # of a JSON image, whose lists set one off, that was most of the time.
         gc.collect()
         gc.freeze()
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs

@@ -18,7 +18,7 @@ from stoker.serve.errors import Code, ServeError
 _LARGE_EXPONENT = re.compile(rb"[eE]\+?\d{3}")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS = b"0" * 300
-"""A number beyond the range of a double has an exponent of three digits, or this many digits."""
+"""A number beyond the range of a double has an exponent of three digits, or at least this many digits."""
 
 _TOO_BIG = "Number too big to be stored in double."
 

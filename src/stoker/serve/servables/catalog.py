@@ -188,7 +188,7 @@ class Models:
             model.close()
 
     def _add(self, configs: Sequence[ModelConfig]) -> None:
-        """Add all before the first check: when one is loaded, the others are waited for."""
+        """Add all models before the first check, so that a loaded one does not make the server ready before the others."""
         new = {config.name: ModelVersions(config, self._options) for config in configs}
         self._by_name = {**self._by_name, **new}  # replaced as a whole: readers hold no lock
         for name, model in new.items():

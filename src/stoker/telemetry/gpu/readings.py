@@ -46,7 +46,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuIdentity:
-    """Which GPU or MIG slice."""
+    """The GPU or MIG slice."""
 
     index: int
     """Number of the GPU in the driver's order; of a slice: that of its GPU."""
@@ -70,7 +70,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowFields:
-    """What is read less often: it changes seldom, or NVML needs long for it."""
+    """Values that are read less often: they change seldom, or NVML takes long to read them."""
 
     power_limit_w: float | None = None
     ecc_errors: Mapping[str, int] = field(default_factory=dict)

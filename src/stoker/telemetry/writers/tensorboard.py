@@ -46,7 +46,6 @@ class EventFile:
         """Create a new file in a folder: TensorBoard reads all of them in the order of their names."""
         # TensorBoard's time axis is wall-clock time. The clock is read once: then changing it
         # during training has no effect.
-        # set while training runs then moves nothing.
         self._began_s = time.time() - time.monotonic()
         name = f"{_PREFIX}{_after_all(folder):017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = AppendedFile(folder / name)

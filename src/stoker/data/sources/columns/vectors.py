@@ -23,7 +23,7 @@ LIST_NUMBER_MISSING = "a whole number of the list is missing"
 
 MOST_VALUES = 1 << 16
 """Longest list of a column of varying lengths: a batch of 1,024 rows with such a list takes 512 MiB,
-its other lists are padded to it."""
+as its other lists are padded to it."""
 
 
 MOST_ODD_SHARE = 0.1

@@ -38,12 +38,12 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "must specify limits",
-        "the job must ask for every resource that the namespace has a quota of",
+        "the job must set every resource that has a quota in its namespace",
         "Set cpus, memory_gib and ephemeral_gib of the target; see `kubectl describe resourcequota`.",
     ),
     (
         "must specify requests",
-        "the job must ask for every resource that the namespace has a quota of",
+        "the job must set every resource that has a quota in its namespace",
         "Set cpus, memory_gib and ephemeral_gib of the target; see `kubectl describe resourcequota`.",
     ),
     (

@@ -23,11 +23,11 @@ class Slots:
     """Limits how many jobs of a sweep run at a time: each locks one file until its process ends."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        """Lock no file yet.
+        """Create the slots; none is locked yet.
 
         Args:
-            folder: Of the files.
-            count: How many there are.
+            folder: Folder of the files.
+            count: Number of slots.
         """
         self._folder, self._count = folder, count
 

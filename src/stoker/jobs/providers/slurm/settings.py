@@ -182,7 +182,7 @@ def _require_option(option: str) -> None:
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
     if not re.fullmatch(r"--[a-z][a-z0-9-]*", name):
         raise ConfigError(
-            "sbatch takes long options of sbatch", got=option, fix="E.g. `--constraint=ib`."
+            "options of sbatch must be long options", got=option, fix="E.g. `--constraint=ib`."
         )
     if name in OWN_OPTIONS:
         raise ConfigError(
@@ -190,5 +190,7 @@ def _require_option(option: str) -> None:
         )
     if any(own.startswith(name) for own in OWN_OPTIONS):
         raise ConfigError(
-            "sbatch takes whole names of options", got=option, fix=nearest(name, list(OWN_OPTIONS))
+            "options of sbatch must have their full names",
+            got=option,
+            fix=nearest(name, list(OWN_OPTIONS)),
         )

@@ -35,7 +35,6 @@ def main(arguments: list[str]) -> int:
 
     # Depending on the cluster's ProctrackType, a signal reaches only this process, or its child too, so
     # the child may get several: they are the same request.
-    # the child may get several: they are the same request.
     def pass_on(number: int, _: FrameType | None) -> None:
         is_first = not asked
         asked.append(number)
