@@ -103,7 +103,7 @@ CONCENTRATION = 1_000.0
 def log_share_evidence(keys: Sequence[int], weights: Sequence[float]) -> float:
     """Natural logarithm of the evidence that arms do not get the keys according to the weights.
 
-    If they do, it ever reaches ln(1/a) with probability at most a, however often it is looked at.
+    If they do, it reaches ln(1/a) with probability at most a, at any number of looks.
 
     Args:
         keys: [arms] keys assigned to each arm.

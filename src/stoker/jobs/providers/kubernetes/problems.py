@@ -34,7 +34,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         "exceeded quota",
         "the job must be within the quota of its namespace",
-        "Ask for less, wait until other jobs have ended, or see `kubectl describe resourcequota`.",
+        "Request less, wait until other jobs have ended, or see `kubectl describe resourcequota`.",
     ),
     (
         "must specify limits",
@@ -64,7 +64,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         "is forbidden: maximum memory usage",
         "a worker must be within the limits of the namespace",
-        "Ask for less; see `kubectl describe limitrange`.",
+        "Request less; see `kubectl describe limitrange`.",
     ),
 )
 """Part of a message -> rule and remedy."""

@@ -32,7 +32,7 @@ def workers_here(needs: Resources) -> int:
     raise ConfigError(
         f"{option} must leave enough of this machine for all workers",
         got=Plain(f"{sizes[0]} workers with {each:g} each, and {has:.4g} here"),
-        fix="Ask for less, or submit it to another target: --on NAME.",
+        fix="Request less, or submit it to another target: --on NAME.",
     )
 
 

@@ -64,7 +64,7 @@ def _at_most(asked: float, most: float, what: str) -> None:
         raise ConfigError(
             f"a job must ask for at most the {most:g} {what}",
             got=Plain(f"{asked:g}"),
-            fix="Ask for less, or choose another partition.",
+            fix="Request less, or choose another partition.",
         )
 
 
@@ -74,7 +74,7 @@ def _require_time(limit_s: float | None, group: NodeGroup) -> None:
         raise ConfigError(
             f"the time limit must be at most that of partition {group.partition}, {most_s:g} s",
             got=Plain(f"{limit_s:g} s"),
-            fix="Ask for less: at the limit the job saves and goes on in its next start.",
+            fix="Request less: at the limit the job saves and continues in its next start.",
         )
 
 

@@ -54,11 +54,11 @@ _PROBLEMS = {
     ),
     "Memory required by task is not available": (
         "machines of the partition must have as much memory as the job asks for",
-        "Ask for less memory.",
+        "Request less memory.",
     ),
     "Requested time limit is invalid": (
         "the time limit must be within that of the partition",
-        "Ask for less time: the job goes on in its next start.",
+        "Request less time: the job continues in its next start.",
     ),
     "Invalid generic resource": (
         "the cluster must know the kind of GPU that the job asks for",
@@ -71,7 +71,7 @@ _PROBLEMS = {
     "Invalid job id": ("the job must be known to Slurm", "It may have ended long ago."),
     "QOS policy": (
         "the job must be within the limits of your account",
-        "Ask for less, or wait until other jobs of yours have ended.",
+        "Request less, or wait until other jobs of yours have ended.",
     ),
 }
 """Part of a message -> rule and remedy."""

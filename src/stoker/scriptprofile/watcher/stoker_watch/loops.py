@@ -104,7 +104,7 @@ class Loop:
     pass_wait_s: float = 0.0
     """Time that this pass has waited for its input, seconds."""
     measures_again: bool = field(init=False)
-    """Whether the step must still be run again with its arguments."""
+    """Whether the step is still to be repeated with its arguments."""
     _call_run_s: float = 0.0
     """CPU time of this thread inside all calls."""
     _marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
