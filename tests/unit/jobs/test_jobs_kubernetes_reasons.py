@@ -99,7 +99,7 @@ RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
                     )
                 ]
             },
-            "no node has enough free nvidia.com/gpu; it waits until one is free, or ask for less",
+            "no node has enough free nvidia.com/gpu; it waits until one is free, or request less",
         ),
         (
             {

@@ -35,7 +35,7 @@ _UNSCHEDULABLE = (
     ("PersistentVolumeClaims", "a claim of `volumes` has no volume yet; see kubectl get pvc"),
     (
         "Insufficient",
-        "no node has enough free {resource}; it waits until one is free, or ask for less if no node has so much",
+        "no node has enough free {resource}; it waits until one is free, or request less if no node has so much",
     ),
     (
         "untolerated taint",
