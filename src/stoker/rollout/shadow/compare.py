@@ -1,4 +1,4 @@
-"""Could clients of the primary use a shadow version's answer, and does it say the same?"""
+"""Compares a shadow version's answer with the primary's: whether clients could use it, and whether it is equal."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _is_chosen(group: NodeGroup, target: SlurmTarget) -> bool:
 def _at_most(asked: float, most: float, what: str) -> None:
     if asked > most:
         raise ConfigError(
-            f"a job must ask for at most the {most:g} {what}",
+            f"a job must request at most the {most:g} {what}",
             got=Plain(f"{asked:g}"),
             fix="Request less, or choose another partition.",
         )

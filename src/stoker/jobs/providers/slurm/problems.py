@@ -41,19 +41,19 @@ _PROBLEMS = {
         "List yours: sacctmgr show associations user=$USER.",
     ),
     "Requested node configuration is not available": (
-        "machines of the partition must have what the job asks for",
-        "Ask for fewer GPUs, cores or workers, less memory, or another gpu_type: sinfo --Node --Format=NodeList,CPUs,Memory,Gres shows what there is.",
+        "machines of the partition must have what the job requests",
+        "Request fewer GPUs, cores or workers, less memory, or another gpu_type: sinfo --Node --Format=NodeList,CPUs,Memory,Gres shows what there is.",
     ),
     "More processors requested than permitted": (
-        "machines of the partition must have as many cores as the job asks for",
-        "Ask for fewer cores or workers.",
+        "machines of the partition must have as many cores as the job requests",
+        "Request fewer cores or workers.",
     ),
     "Node count specification invalid": (
-        "the partition must have as many machines as the job asks for",
-        "Ask for fewer workers, or set `nodes` of the target.",
+        "the partition must have as many machines as the job requests",
+        "Request fewer workers, or set `nodes` of the target.",
     ),
     "Memory required by task is not available": (
-        "machines of the partition must have as much memory as the job asks for",
+        "machines of the partition must have as much memory as the job requests",
         "Request less memory.",
     ),
     "Requested time limit is invalid": (
@@ -61,7 +61,7 @@ _PROBLEMS = {
         "Request less time: the job continues in its next start.",
     ),
     "Invalid generic resource": (
-        "the cluster must know the kind of GPU that the job asks for",
+        "the cluster must know the kind of GPU that the job requests",
         "See `sinfo --format=%G`, and set gpu_type of the target.",
     ),
     "Access/permission denied": (
@@ -118,12 +118,12 @@ WAITS = {
     "JobHeldAdmin": "is held by an administrator, who can release it",
     "PartitionDown": "waits: the partition is down",
     "PartitionInactive": "waits: the partition is inactive",
-    "PartitionNodeLimit": "waits forever: it asks for more machines than the partition allows",
+    "PartitionNodeLimit": "waits forever: it requests more machines than the partition allows",
     "PartitionTimeLimit": "waits forever: its time limit is longer than the partition's; lower it",
     "Reservation": "waits for its reservation",
     "Licenses": "waits for a license",
-    "ReqNodeNotAvail": "waits: machines that it asks for are down, drained or reserved",
-    "BadConstraints": "waits forever: no machine has what it asks for",
+    "ReqNodeNotAvail": "waits: machines that it requests are down, drained or reserved",
+    "BadConstraints": "waits forever: no machine has what it requests",
     "launch failed requeued held": "could not be started and is held: scontrol release JOB",
 }
 """Slurm's reason -> what it means. Source: squeue(1), JOB REASON CODES."""

@@ -106,7 +106,7 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
             raise UserError(
                 f"all {member.pods} pods of a job must start within {start_s:g} s of each other",
                 got=Plain(f"nothing from the pods of worker {_ranks(missing)}"),
-                fix="The others have freed their GPUs. `stoker jobs show` says why pods wait; ask for fewer "
+                fix="The others have freed their GPUs. `stoker jobs show` says why pods wait; request fewer "
                 "workers, or set `queue` of the target: Kueue starts all pods together.",
             )
         if time.monotonic() - logged_s > LOG_EVERY_S:
