@@ -112,14 +112,14 @@ def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
     for label in experiment.labels.values():
         if experiment.preprocessing is None and label not in names:
             raise ConfigError(
-                "label must be a column of the data if there is no preprocessing_fn to compute it",
+                "label must be a column of the data, or an output of preprocessing_fn",
                 got=label,
                 fix=nearest(label, names),
             )
     weight = experiment.train.sample_weight
     if experiment.preprocessing is None and weight is not None and weight not in names:
         raise ConfigError(
-            "train.sample_weight must be a column of the data if there is no preprocessing_fn",
+            "train.sample_weight must be a column of the data, or an output of preprocessing_fn",
             got=weight,
             fix=nearest(weight, names),
         )

@@ -96,7 +96,7 @@ def _host_sync(loop: Loop, *, gpus: int) -> Iterator[ScriptFinding]:
         kind="host_sync",
         place=place,
         observation=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
-        "their time" + ("" if gpus else " (there is no GPU here, where it would cost more)"),
+        "their time" + ("" if gpus else " (on a GPU it would cost more)"),
         why="Python waits until the device has ended the step, so that the next one is not prepared "
         "meanwhile.",
         change="Keep the tensor (total += loss), and read it once every 100 steps: "

@@ -287,7 +287,7 @@ class DataPlane:
         if self.models.root is not None:
             raise ServeError(
                 Code.FAILED_PRECONDITION,
-                "This server serves every model of a repository, so there is no configuration to "
+                "This server serves every model of a repository, so it has no configuration to "
                 "reload. Start it with --model_config_file, or push to the repository.",
             )
         for config in configs:
