@@ -30,7 +30,7 @@ class StageResult(TypedDict, total=False):
     """Reasons to stop the chain after the output is published."""
 
     already: bool
-    """The work was done before, so the stage counts as skipped."""
+    """Whether the work was done before, so that the stage counts as skipped."""
 
     changes: list[dict[str, Any]]
     """Accepted changes of the inputs of a training that was continued."""
@@ -116,7 +116,7 @@ class TrainingResult(StageResult, LoopFacts, DeviceFacts):
 
 
 class ExportResult(StageResult):
-    """Facts of the stage `export`; the first five by output, where the model has several."""
+    """Facts of the stage `export`; the first five are by output if the model has several."""
 
     from_logits: Any
     is_regression: Any

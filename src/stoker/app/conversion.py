@@ -53,7 +53,7 @@ def of_folder(folder: Path, request: Request | None) -> ConversionSource:
     """Return a SavedModel, or the newest of a folder of versions, with the user's rows.
 
     Raises:
-        ConfigError: there is no SavedModel, or there are no rows.
+        ConfigError: the SavedModel or the rows are missing.
         UserError: the model does not accept the rows.
     """
     from stoker.export.conversion import ConversionSource

@@ -106,7 +106,7 @@ def dry_run(experiment: Experiment, listener: Listener) -> DryRunResult:
 
     alone = experiment.in_one_process()
     if alone is not experiment:
-        listener.log(f"The dry run replaces {experiment.train.strategy} by this process alone.")
+        listener.log(f"The dry run uses this process alone instead of {experiment.train.strategy}.")
     context = chain.context(alone, listener.progress)
     train, transform = alone.train, context.transform()
     resolved = resolve_here(context, transform, find_devices(), None)

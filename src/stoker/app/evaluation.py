@@ -117,7 +117,7 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
     """Return the raw columns that the evaluation slices by.
 
     Raises:
-        ConfigError: one does not exist, or holds vectors.
+        ConfigError: a column does not exist, or holds vectors.
     """
     names = slice_columns(experiment.evaluate, [column.name for column in columns])
     for column in columns:

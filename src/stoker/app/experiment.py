@@ -45,11 +45,11 @@ class PushSection:
     """The `push` section."""
 
     rollout: Literal["none", "canary"] = "none"
-    """none: a pushed version takes all traffic at once. canary: it earns its traffic, as `stoker rollout start`
-    does; the first version of a model serves at once."""
+    """none: a pushed version takes all traffic at once. canary: its traffic grows in stages, as with
+    `stoker rollout start`; the first version of a model serves at once."""
 
     settings: RolloutSettings = field(default_factory=RolloutSettings)
-    """How the rollout goes from stage to stage. Python gates are modules of the experiment folder."""
+    """How the rollout moves from stage to stage. Python gates are modules of the experiment folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Experiment:
     """How the served model is called."""
 
     slo: Slo = field(default_factory=Slo)
-    """What the served model promises; `stoker monitor up` makes alerts of it."""
+    """Objectives of the served model; `stoker monitor up` derives alerts from them."""
 
     resources: Resources = field(default_factory=Resources)
     """Resources of a cluster job; a run on this machine ignores them."""
@@ -264,7 +264,7 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
             in the file to the file's.
 
     Raises:
-        ConfigError: what is wrong, in one line.
+        ConfigError: a setting is invalid.
     """
     file = target / FILE if target.is_dir() else target
     if not file.is_file():
@@ -323,7 +323,7 @@ def _check_service(data: Any) -> None:
 
 
 def _check_rollout(push: Any) -> None:
-    """Check the settings of a rollout, whose rules do not know that they are a part of this file."""
+    """Check the settings of a rollout; the rules themselves do not know this file."""
     if not isinstance(push, dict) or "settings" not in push:
         return
     where = "push.settings"
@@ -362,7 +362,7 @@ def _own_dataset(reference: str) -> OwnDatasetConfig:
 
 
 _STORE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""Begins a URI that was read as a path."""
+"""Start of a URI that was read as a path."""
 
 _PATH_KEYS = (("data", "source"), ("data", "cache_dir"), ("runs",), ("models",))
 """Settings that hold a path."""
@@ -380,7 +380,7 @@ def _paths_from(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def path_overrides(target: Path, folder: Path) -> list[str]:
-    """Return the paths of an experiment, as they are in another folder, in the form of `--set`.
+    """Return the paths of an experiment, adapted to another folder, in the form of `--set`.
 
     The folder of runs is left out.
 
@@ -451,7 +451,7 @@ def prepare_source(experiment: Experiment, log: Callable[[str], None]) -> None:
             call(prepare, target, what=reference)
             if not target.exists():
                 raise ConfigError(
-                    f"{reference} must write the path that it is given",
+                    f"{reference} must write to the path that it receives",
                     got=Plain(f"nothing at {target}"),
                 )
             os.rename(target, made)

@@ -39,7 +39,7 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
         source: Its `data_fingerprint`.
     """
     settings = experiment.to_json() | {"train": training_settings(experiment)}
-    for place in ("runs", "folder", "push", "slo"):  # outputs, who gets them, what is promised
+    for place in ("runs", "folder", "push", "slo"):  # outputs, their receivers, objectives
         del settings[place]
     for key in REACH_KEYS:
         settings["data"].pop(key, None)

@@ -1,4 +1,4 @@
-"""The run that a job works on, as far as it has come."""
+"""The progress of the run that a job works on."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.targets import published_port
 
 READ_BYTES = 1 << 18
-"""How much of the end of `metrics.jsonl` is read: a line has some 200 bytes, and U is in every tenth or so."""
+"""How much of the end of `metrics.jsonl` is read: a line has some 200 bytes, and about every tenth one has U."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRun:
-    """A run under way, or its end; None is what training has not written yet."""
+    """A run in progress or finished; None for values that training has not written yet."""
 
     folder: Path
 
     step: int | None = None
     epoch: float | None = None
     busy_fraction: float | None = None
-    """U, of the newest measurement."""
+    """U, from the newest measurement."""
 
     input_wait: float | None = None
-    """W, of the newest report."""
+    """W, from the newest report."""
 
     mfu: float | None = None
     goodput: float | None = None
@@ -38,12 +38,12 @@ class JobRun:
 
     @property
     def tensorboard(self) -> Path:
-        """Folder of its logs for TensorBoard."""
+        """Folder of its TensorBoard files."""
         return self.folder / STAGE / "tensorboard"
 
 
 def run_of_job(place: Path) -> JobRun | None:
-    """Return the run that the newest start of a job works on; None if it has none yet, or the run is gone.
+    """Return the run of a job's newest start; None if it has none yet, or the run is gone.
 
     Args:
         place: The job's folder.
@@ -74,7 +74,7 @@ def tensorboard_folder(place: Path) -> Path:
     """Return the run of a job, if it has logs for TensorBoard.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the job has no such run.
     """
     run = run_of_job(place)
     if run is None or not run.tensorboard.is_dir():
@@ -87,16 +87,16 @@ def tensorboard_folder(place: Path) -> Path:
 
 
 def metrics_port(place: Path) -> int:
-    """Return the port at which the run of a job offers its metrics, on worker 0's machine.
+    """Return the port of the metrics of a job's run, on worker 0's machine.
 
     Raises:
-        ConfigError: it has announced none that is seen here.
+        ConfigError: this machine sees no announced port.
     """
     run = run_of_job(place)
     port = None if run is None else published_port(place.parent.parent, run.folder.name)
     if port is None:
         raise ConfigError(
-            f"job {place.name} must offer its metrics where no REMOTE is named",
+            f"job {place.name} must serve its metrics if no REMOTE is given",
             got=Plain("no port of its run" if run else "no run yet"),
             fix="Name a port of the worker, e.g. 9100; train.metrics_port offers the metrics.",
         )
@@ -104,7 +104,7 @@ def metrics_port(place: Path) -> int:
 
 
 def _newest_first(path: Path) -> Iterator[dict[str, float]]:
-    """Yield the scalars of the last lines of a file that grows; what is not a whole line is left out."""
+    """Yield the scalars of the last lines of a growing file; incomplete lines are left out."""
     try:
         with path.open("rb") as stream:
             end = stream.seek(0, 2)
@@ -118,7 +118,7 @@ def _newest_first(path: Path) -> Iterator[dict[str, float]]:
         except ValueError:
             continue
         if isinstance(scalars, dict):
-            # What JSON cannot hold, NaN for example, is text.
+            # Values that JSON cannot represent, such as NaN, are strings.
             yield {name: v for name, v in scalars.items() if isinstance(v, int | float)}
 
 

@@ -92,7 +92,7 @@ class StageRecord:
     """Fingerprint of these columns; empty if there are none."""
 
     output: str
-    """Output folder, relative to the run; it may lie in an earlier run."""
+    """Output folder, relative to the run; it may be in an earlier run."""
 
     files: dict[str, str]
     """File of the output -> SHA-256."""
@@ -266,14 +266,14 @@ def open_run(
         identity: Settings, code, source and versions.
         settings: Written to a new run's `run.json`.
         resume: The run; by default the newest unfinished run with equal inputs, else a new run.
-        folder: The experiment's. What the user's code read is compared with its current content.
+        folder: The experiment's folder. The recorded reads are compared with its current content.
 
     Yields:
         The run, and whether it is continued.
 
     Raises:
         BusyError: another process works on it; names its pid and host.
-        ConfigError: there is no run with the given ID.
+        ConfigError: no run has the given ID.
         UserError: the run started with other inputs, and the change was not accepted; names the differences.
     """
     with ExitStack() as held:
@@ -400,7 +400,7 @@ def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | Non
         folder: The experiment folder.
 
     Returns:
-        None if there is no such run.
+        None without such a run.
     """
     for earlier in runs_newest_first(run.root.parent):
         if earlier.id == run.id:

@@ -132,7 +132,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
 
 @contextlib.contextmanager
 def only_version(base: Path, version: int) -> Iterator[Path]:
-    """A folder with one version of a model, and without the rollout that decides who gets its traffic."""
+    """A folder with one version of a model, without the state of a rollout that would decide about traffic."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / str(version)).symlink_to(
             version_folders(base)[version].resolve(), target_is_directory=True

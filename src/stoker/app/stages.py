@@ -112,14 +112,14 @@ def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
     for label in experiment.labels.values():
         if experiment.preprocessing is None and label not in names:
             raise ConfigError(
-                "label must be a column of the data if there is no preprocessing_fn to compute it",
+                "label must be a column of the data, or an output of preprocessing_fn",
                 got=label,
                 fix=nearest(label, names),
             )
     weight = experiment.train.sample_weight
     if experiment.preprocessing is None and weight is not None and weight not in names:
         raise ConfigError(
-            "train.sample_weight must be a column of the data if there is no preprocessing_fn",
+            "train.sample_weight must be a column of the data, or an output of preprocessing_fn",
             got=weight,
             fix=nearest(weight, names),
         )
@@ -327,7 +327,7 @@ def _export(context: Context, folder: Path) -> Done:
 
 
 def _write_training_statistics(context: Context, folder: Path, served: set[str]) -> None:
-    """Let the model carry the statistics of the columns that it takes, for a server's metrics of skew."""
+    """Add the statistics of the model's columns to it, for a server's skew metrics."""
     from stoker.data.features.analysis.statistics import TRAIN, load_statistics
     from stoker.registry.training_statistics import write_training_statistics
 

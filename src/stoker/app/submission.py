@@ -1,4 +1,4 @@
-"""Makes a job of an experiment: what is submitted, and its code."""
+"""Creates a job from an experiment: its description and its code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRequest:
-    """What a person asks for."""
+    """The user's request."""
 
     folder: Path
     """The experiment's folder."""
@@ -41,7 +41,7 @@ class JobRequest:
     """Jobs that must be done before, by ID or the beginning of it."""
 
     limit_bytes: int = LIMIT_BYTES
-    """Most bytes of the code."""
+    """Largest size of the code, bytes."""
 
     def __post_init__(self) -> None:
         for secret in self.secrets:
@@ -54,10 +54,10 @@ class JobRequest:
 
 
 def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
-    """Return the experiment, its job and its code; nothing is written.
+    """Return the experiment, its job and its code; writes nothing.
 
     Raises:
-        ConfigError: the experiment is wrong, or its code is too large.
+        ConfigError: the experiment is invalid, or its code is too large.
     """
     experiment = load_experiment(request.folder, overrides=request.overrides)
     runs = experiment.folder / experiment.runs
@@ -78,14 +78,14 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
 def prepare_sweep(
     request: JobRequest, sweeps: Sequence[str]
 ) -> tuple[Experiment, Sweep, list[Job], Archive]:
-    """Return the experiment, a sweep over it, the job of each combination, and their code; nothing is written.
+    """Return the experiment, a sweep over it, the job of each combination, and their code; writes nothing.
 
     Args:
-        request: What all combinations have in common.
+        request: The common part of all combinations.
         sweeps: Each `dotted.key=value,value`.
 
     Raises:
-        ConfigError: the experiment is wrong with the values of a combination, or its code is too large.
+        ConfigError: the experiment is invalid with the values of a combination, or its code is too large.
     """
     found = combinations(sweeps)
     for each in found:
@@ -102,7 +102,7 @@ def _command(request: JobRequest, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _resources(experiment: Experiment, request: JobRequest) -> Resources:
-    """Return what the job needs, with the fewest workers of an elastic training.
+    """Return the resources of the job, with the fewest workers of an elastic training.
 
     Raises:
         ConfigError: an elastic training cannot have so many workers.
@@ -120,7 +120,7 @@ def _resources(experiment: Experiment, request: JobRequest) -> Resources:
 
 
 def _outside(experiment: Experiment) -> list[Path]:
-    """Return what is not code: runs, models, data and the cache of remote data."""
+    """Return the paths that are not code: runs, models, data and the cache of remote data."""
     found = [experiment.folder / experiment.runs, experiment.models_root]
     if experiment.own_dataset is None:
         files = experiment.files

@@ -1,4 +1,4 @@
-"""Reads an experiment and applies its lock file where it is still valid."""
+"""Reads an experiment and applies its lock file, where it is still valid."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> LoadedExperime
         overrides: `dotted.key=value`; they take precedence over the lock file.
 
     Raises:
-        ConfigError: what is wrong, in one line.
+        ConfigError: a setting is invalid.
     """
     experiment = load_experiment(target, overrides=overrides)
     lock = read_lock(experiment.folder / FILE)
@@ -60,7 +60,7 @@ def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
             in the file to the file's.
 
     Raises:
-        ConfigError: what is wrong, in one line.
+        ConfigError: a setting is invalid.
     """
     loaded = load_tuned(Path(target), overrides=overrides)
     if loaded.lock_note:

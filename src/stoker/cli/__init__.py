@@ -1,1 +1,1 @@
-"""The command line: what is common to all verbs; `commands` has one file a verb."""
+"""The command line: code that all verbs share; `commands` has one file per verb."""

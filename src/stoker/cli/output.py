@@ -31,7 +31,7 @@ def require_writable_file(path: Path, *, flag: str) -> None:
     """Reject a file that cannot be written, or that is a folder.
 
     Raises:
-        ConfigError: it is a folder, or its parent cannot be created or written.
+        ConfigError: the path is a folder, or its parent cannot be created or written.
         FullDisk: the disk is full.
     """
     if path.is_dir():
@@ -44,7 +44,7 @@ def _require_writable(path: Path, *, flag: str) -> None:
     with full_disk_is_named(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # With the name in it, which may be too long or invalid on this file system.
+            # The temporary name contains the path's name, which may be too long or invalid on this file system.
             with tempfile.TemporaryDirectory(
                 prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
             ):
@@ -53,7 +53,7 @@ def _require_writable(path: Path, *, flag: str) -> None:
             if error.errno not in _USER_ERRORS:
                 raise
             raise ConfigError(
-                f"{flag} must lie in a folder that can be written",
+                f"{flag} must be in a folder that can be written",
                 got=Plain(f"{path}: {error.strerror}"),
             ) from None
 

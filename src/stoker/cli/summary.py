@@ -133,7 +133,7 @@ def _wrote(stage: str, results: StageResults) -> str:
         case "export":
             export = results["export"]
             signatures, rows = len(export["signatures"]), export["vetted_rows"]
-            return f"SavedModel, {signatures} signatures, {rows} rows asked"
+            return f"SavedModel, {signatures} signatures, {rows} rows checked"
         case "evaluate":
             return f"evaluation of {results['evaluate']['rows']:,} rows, report"
         case "push":
@@ -155,7 +155,7 @@ def _ingested(ingest: IngestResult) -> str:
 
 def _utilization(train: TrainingResult) -> str:
     ceiling_s = train["ceiling_step_time_s"]
-    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms if the input were free"
+    free = "" if ceiling_s is None else f", {1e3 * ceiling_s:.2f} ms without the time for input"
     return (
         f"U {shown_busy(train['busy_fraction'])}{_mfu(train)}, W {train['input_wait']:.1%} waiting for input; "
         f"{train['samples_per_s']:,.0f} samples/s, {1e3 * train['step_time_s']:.2f} ms a step{free}"

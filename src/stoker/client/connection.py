@@ -104,7 +104,7 @@ def parse_address(url: str, *, scheme: str) -> Address:
         scheme: The scheme of a URL without one.
 
     Raises:
-        ConfigError: it is not the URL of a server.
+        ConfigError: the text is not the URL of a server.
     """
     found = _parsed(url if "://" in url else f"{scheme}://{url}")
     if found is None:

@@ -44,13 +44,13 @@ class GrpcClient(ModelClient):
             connection: Time-out, token, TLS.
 
         Raises:
-            ConfigError: it is not an address, or grpcio is not installed.
+            ConfigError: the address is invalid, or grpcio is not installed.
         """
         super().__init__(url, scheme="grpc", connection=connection)
         self._channel = _channel(self.address, self._settings.tls)
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Call the model after asking for its dtypes; rows that do not fit are not sent."""
+        """Call the model after requesting its dtypes; rows that do not fit are not sent."""
         known = self.signatures(model)
         rows = to_arrays(padded(request, lambda: known), chosen(known, request.signature))
         return self._predict_arrays(model_at(model), rows, request.signature)
@@ -123,13 +123,13 @@ class GrpcClient(ModelClient):
 
 
 def _unreached(said: str) -> tuple[str, str]:
-    """Why no connection came about, and what can be done, from gRPC's own long words."""
+    """Return why no connection was made, and what to do, from gRPC's long message."""
     if "http1" in said:
         return "something that speaks HTTP/1", "Is it the REST port? Then leave out --grpc."
     if "handshake" in said.lower():
         return said.rpartition("SSL routines:")[
             2
-        ], "Is it TLS there, and does --ca name who vouches for it?"
+        ], "Is it TLS there, and does --ca name the authority that signed its certificate?"
     fix = "Start the server (`stoker serve`), or name its gRPC address by --url."
     return ("connection refused" if "refused" in said.lower() else said), fix
 

@@ -144,7 +144,7 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
         """Args: url: the server's; scheme: of a URL without one; connection: time-out, token, TLS.
 
         Raises:
-            ConfigError: it is not the URL of a server.
+            ConfigError: the URL is invalid.
         """
         self.address = parse_address(url, scheme=scheme)
         self._settings = connection or Connection()

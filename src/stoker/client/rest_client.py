@@ -44,7 +44,7 @@ class RestClient(ModelClient):
             connection: Time-out, token, TLS.
 
         Raises:
-            ConfigError: it is not a URL.
+            ConfigError: the URL is invalid.
         """
         super().__init__(url, scheme="http", connection=connection)
         self._connection: http.client.HTTPConnection | None = None
@@ -159,12 +159,12 @@ def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:
         fix = "Start the server (`stoker serve`), or name its address by --url."
         return NoAnswerError(rule, got=Plain("connection refused"), fix=fix)
     if isinstance(error, ssl.SSLError):
-        fix = "Is it https there, and does --ca name who vouches for it?"
+        fix = "Is it https there, and does --ca name the authority that signed its certificate?"
         return NoAnswerError(rule, got=Plain(error.reason or str(error)), fix=fix)
     if isinstance(error, http.client.BadStatusLine) and not isinstance(
         error, http.client.RemoteDisconnected
     ):
-        fix = "Is it the gRPC port? Ask it by gRPC (`stoker call --grpc`), or name the REST port."
+        fix = "Is it the gRPC port? Call it by gRPC (`stoker call --grpc`), or name the REST port."
         return NoAnswerError(rule, got=Plain("something that is not HTTP"), fix=fix)
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return NoAnswerError(rule, got=Plain(text))

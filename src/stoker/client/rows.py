@@ -47,7 +47,7 @@ def parse_request(text: str, *, where: str) -> Request:
         where: The file's name, for the error.
 
     Raises:
-        DataError: it is none of these.
+        DataError: the text is none of these.
     """
     value = _json(text, where)
     if isinstance(value, dict):
@@ -128,7 +128,7 @@ def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[A
     """Return rows or tensors of JSON as arrays with the dtypes of a signature.
 
     Raises:
-        UserError: an input is unknown or missing, or a value is none of its dtype; it is named.
+        UserError: an input is unknown or missing, or a value does not fit its dtype; the error names it.
     """
     if request.rows is None:
         return _typed(_named(request.columns, signature), signature)
@@ -148,7 +148,7 @@ def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[A
 
 
 def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec]]) -> Request:
-    """Pad the lists of each input to the longest of the request, where the model cuts that off.
+    """Pad the lists of each input to the longest of the request, if the model removes the padding.
 
     Args:
         request: Rows or inputs of the call. It is returned unchanged if no lists differ in length.
@@ -156,7 +156,7 @@ def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec
 
     Raises:
         UserError: lengths differ, and the model does not cut padding off that input.
-        CallError: the server did not tell the signatures.
+        CallError: the server did not return the signatures.
     """
     columns = _lists(request)
     lengths = {name: {len(v) for v in values if _is_list(v)} for name, values in columns.items()}
@@ -207,7 +207,7 @@ def _uneven(name: str) -> UserError:
     return UserError(
         f"input {name!r} must have rows of one length",
         got=Plain("several lengths"),
-        fix="Pad the shorter ones as the model wants it, or ask about one row at a time.",
+        fix="Pad the shorter ones as the model wants it, or send one row at a time.",
     )
 
 

@@ -32,7 +32,7 @@ POLL_S = 0.2
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
 TRIED = 3
-"""Most machines of the job that are looked up for the own address: a name server may take seconds for each."""
+"""Most machines of the job that are looked up to find this machine's address: a name server may take seconds for each."""
 
 SHOWN = 10
 """Most ranks that an error names."""
@@ -43,20 +43,20 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """What one task tells the others."""
+    """What one task announces to the others."""
 
     address: str
     """Its IPv4 address."""
 
     port: int
-    """The port that it holds."""
+    """Its reserved port."""
 
     machine: str
-    """Identifies the machine, or the pod: only processes with an equal one reach each other by 127.0.0.1."""
+    """Identifies the machine, or the pod: only processes with equal values reach each other by 127.0.0.1."""
 
 
 class TasksMissing(UserError):
-    """Other tasks of the job did not come in time; a start of all of them may go better."""
+    """Other tasks of the job did not start in time; another start of all tasks may succeed."""
 
     exit_code = EXIT_BUG
 
@@ -68,7 +68,7 @@ def own_address(place: Place, environ: Mapping[str, str]) -> str:
     machine of the job, or the one of its own name.
 
     Raises:
-        ConfigError: there is no such interface, or it has no address.
+        ConfigError: the interface does not exist, or has no address.
     """
     if name := environ.get(INTERFACE, ""):
         return _address_of(name)
@@ -84,8 +84,8 @@ def own_address(place: Place, environ: Mapping[str, str]) -> str:
 
 
 def machine_name() -> str:
-    """Return what identifies this machine: its name, and the start of its kernel."""
-    # Pods on one machine share the kernel, and have names of their own.
+    """Return an identifier of this machine: its name, and the start of its kernel."""
+    # Pods on one machine share the kernel, but have different names.
     boot = Path("/proc/sys/kernel/random/boot_id")
     started = boot.read_text().strip() if boot.exists() else ""
     return f"{socket.gethostname()}/{started}"
@@ -107,7 +107,7 @@ def announce(folder: Path, place: Place, own: Announcement) -> None:
                 stream.write(f"{own.address}:{own.port}\n{own.machine}\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-            # Unlike a rename, a link refuses a name that is taken, on NFS, too.
+            # Unlike a rename, a link refuses an existing name, also on NFS.
             os.link(name, folder / str(place.rank))
         except FileExistsError:
             raise ConfigError(
@@ -130,12 +130,12 @@ def gather(
 
     Args:
         folder: The folder of `announce`.
-        place: Of this process.
+        place: The place of this process.
         check: Called in each round; raises to end the wait.
         longest_s: Longest wait, seconds.
 
     Raises:
-        TasksMissing: some did not come in time.
+        TasksMissing: some tasks did not start in time.
     """
     found: dict[int, Announcement] = {}
     until_s = time.monotonic() + longest_s
@@ -157,12 +157,12 @@ def agreed_cluster(
     """Return the cluster of all tasks; on one machine their addresses are 127.0.0.1.
 
     Args:
-        place: Of this process.
-        announced: By rank.
+        place: The place of this process.
+        announced: Announcements by rank.
         keeps: Use the announced addresses on one machine, too: the user has chosen the network.
 
     Raises:
-        ConfigError: tasks on several machines, one of which knows no address but 127.0.0.1.
+        ConfigError: the tasks are on several machines, and one has only the address 127.0.0.1.
     """
     together = len({each.machine for each in announced}) == 1
     by_loopback = together and not keeps
@@ -217,7 +217,7 @@ def _address_of(interface: str) -> str:
 
 
 def _address_towards(host: str) -> str | None:
-    """Return the own address from which this machine would call another; nothing is sent."""
+    """Return this machine's address for calls to another machine; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
             asks.connect((host, 9))

@@ -26,7 +26,7 @@ OWN_FILES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusals:
-    """How often the kernel has refused memory or processes to this control group since it exists."""
+    """How often the kernel has refused memory or processes to this control group since its creation."""
 
     out_of_memory: int = 0
     """Processes killed because memory was used up."""
@@ -88,7 +88,7 @@ def raise_open_files(need: int) -> None:
 def kernel_refusals(
     *, membership: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS
 ) -> Refusals:
-    """Return what the kernel has counted for the control group of this process (version 2 or 1).
+    """Return the kernel's counters for the control group of this process (version 2 or 1).
 
     Child processes in the same group are included. Counters that cannot be read are 0.
     """

@@ -15,14 +15,14 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand_nodelist(text: str) -> tuple[str, ...]:
-    """Return the names of a list, in its order.
+    """Return the names in a list, in order.
 
     Args:
         text: E.g. `n[01-03,7],m1`, or `rack[1-2]n[0-3]`: the last bracket varies fastest. Numbers keep
             their zeros.
 
     Raises:
-        ConfigError: it is not such a list.
+        ConfigError: the text has another form.
     """
     parts = _PART.findall(text)
     if not parts or ",".join(parts) != text.strip():

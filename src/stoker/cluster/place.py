@@ -35,10 +35,10 @@ class Place:
     """Number of tasks."""
 
     nodes: tuple[str, ...] = ()
-    """Names of the machines, as far as the launcher tells; several tasks may share one."""
+    """Names of the machines, as far as the launcher provides them; several tasks may share one."""
 
     node: str = ""
-    """Name of this task's machine; empty where the launcher does not tell."""
+    """Name of this task's machine; empty if the launcher does not provide it."""
 
     launcher: str = ""
     """Address of the machine from which the tasks were started; empty if the launcher does not set it."""
@@ -48,12 +48,12 @@ class Place:
 
     @property
     def is_spare(self) -> bool:
-        """Whether an elastic job was started as more tasks than can share its work, and this one is not needed."""
+        """Whether an elastic job was started with more tasks than can share its work, and this one is not needed."""
         return self.rank >= self.tasks
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names or addresses of other machines of the job, for the choice of the own address."""
+        """Names or addresses of other machines of the job, for the choice of this machine's address."""
         names = [name for name in (self.launcher, *self.nodes) if name and name != self.node]
         return tuple(dict.fromkeys(names))
 
@@ -66,7 +66,7 @@ def find_place(
     Args:
         environ: Set by the launcher.
         workers: Number of tasks that the job was submitted with.
-        min_workers: Fewest tasks of an elastic job; None: only `workers` tasks are right.
+        min_workers: Fewest tasks of an elastic job; None: exactly `workers` tasks are required.
 
     Raises:
         ConfigError: the environment contradicts itself or the job.
@@ -86,7 +86,7 @@ def find_place(
     if found.tasks in sizes:
         return found
     fewer = [size for size in sizes if size < found.tasks <= workers]
-    # Those that another launcher has given addresses wait for all of them.
+    # Tasks that got addresses from another launcher wait for all of them.
     if not fewer or found.cluster is not None:
         raise ConfigError(
             f"a job of {workers} workers must be started as {' or '.join(map(str, sizes))} tasks",
@@ -101,7 +101,7 @@ def _slurm(environ: Mapping[str, str]) -> Place:
     nodes = expand_nodelist(listed) if listed else ()
     index = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else len(nodes)
     own = nodes[index] if index < len(nodes) else environ.get("SLURMD_NODENAME", "")
-    # SLURM_NTASKS is that of the allocation where a step has fewer.
+    # SLURM_NTASKS is the allocation's number, if a step has fewer.
     name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     tasks = _number(environ, name) if name in environ else 1
     return _place(

@@ -26,7 +26,7 @@ def why_taken(port: int) -> str | None:
     with socket.socket(socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - what TensorFlow will take
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - the address that TensorFlow will use
         except OSError as error:
             return os.strerror(error.errno) if error.errno else str(error)
     return None

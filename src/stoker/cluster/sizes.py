@@ -1,6 +1,6 @@
 """How many workers an elastic training may have.
 
-Its virtual workers are dealt out evenly, so the number of workers divides the number of virtual ones.
+Its virtual workers are distributed evenly, so the number of workers divides the number of virtual ones.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, configuration, files and fingerprints."""
+"""Used by all rooms: errors, configuration, files and fingerprints."""

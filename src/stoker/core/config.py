@@ -35,7 +35,7 @@ MOST_LEVELS = 100
 
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
 _HIDDEN_BREAK = re.compile("[\x85\u2028\u2029]")
-"""What PyYAML ends a line after, as YAML 1.1 does, and neither YAML 1.2 nor an editor does."""
+"""Characters that end a line in PyYAML, as in YAML 1.1, but neither in YAML 1.2 nor in an editor."""
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
@@ -163,7 +163,7 @@ def with_overrides(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
         assignments: `dotted.key=value`, later ones win.
 
     Raises:
-        ConfigError: no `=`, an empty key, or a key below something that is not a mapping.
+        ConfigError: an assignment has no `=` or an empty key, or its key is below a value that is not a mapping.
     """
     result = _copied(raw)
     for assignment in assignments:
@@ -196,8 +196,8 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
         where: The dotted key of this section, for the message.
 
     Raises:
-        ConfigError: an unknown key (the nearest one is named), a wrong type, a missing key, or a
-            rule of the dataclass's own.
+        ConfigError: a key is unknown (the nearest one is named) or missing, a type is wrong, or a
+            rule of the dataclass is broken.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(
@@ -259,7 +259,7 @@ def parse_yaml(text: str, where: str) -> Any:
         where: Its name for messages.
 
     Raises:
-        ConfigError: it is not YAML, with line and column; or it is too large or too deep.
+        ConfigError: the text is not YAML (with line and column), or is too large or too deep.
     """
     if hidden := _HIDDEN_BREAK.search(text):
         line = text.count("\n", 0, hidden.start()) + 1
@@ -297,7 +297,7 @@ def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -
     """Return the number of values in a node, including those that aliases repeat, and their depth.
 
     Args:
-        node: Any.
+        node: Any node.
         sizes: Node -> its result; (0, 0) for one that is being counted.
     """
     if node not in sizes:

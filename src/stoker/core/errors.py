@@ -5,7 +5,7 @@ UserError              exit 2, HTTP 400: the rule; what was received; the next a
 |- DataError           the user's data: names file, row and column
 |- BusyError           another process uses what is needed
 CheckFailed            exit 3: a gate or a check failed
-Preempted              exit 75: the process was asked to end, and has saved its state
+Preempted              exit 75: the process got a signal to end, and has saved its state
 Superseded             exit 76: a later start of the same job has begun
 Every other exception is a bug of Stoker: exit 1, with its traceback.
 """
@@ -53,7 +53,7 @@ class UserError(Exception):
         parts = [self.rule + "."]
         if not isinstance(self.got, _Unset):
             shown = _shown(self.got)
-            # What was received may be a whole sentence: another error's line.
+            # The received value may be a whole sentence: another error's line.
             parts.append(f"Received: {shown}" + ("" if shown.endswith(".") else "."))
         if self.fix:
             parts.append(self.fix)
@@ -82,7 +82,7 @@ class CheckFailed(UserError):
 
 
 class Preempted(UserError):
-    """The process was asked to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next one."""
+    """The process got a signal to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next one."""
 
     exit_code = EXIT_PREEMPTED
 
@@ -103,7 +103,7 @@ def _shown(value: object) -> str:
 
 
 class Plain(str):
-    """A received value that is a sentence already and is printed without quotes."""
+    """A received value that is already a sentence and is printed without quotes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

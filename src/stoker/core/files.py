@@ -61,7 +61,7 @@ def full_disk_is_named(
     try:
         yield
     except FullDisk as inner:
-        # What writes a small file does not know how much more is to come.
+        # The writer of a small file does not know how much more follows.
         if inner.need_bytes is not None or need_bytes() is None:
             raise
         raise FullDisk(target, need_bytes=need_bytes()) from inner

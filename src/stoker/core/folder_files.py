@@ -65,7 +65,7 @@ _LOOKED_AT = 100
 """Most entries of a folder that are looked at to learn whether it holds only runs or versions."""
 
 _NEXT_TO_VERSIONS = "aliases.json"
-"""File that may lie next to the versions of a model."""
+"""File that may be next to the versions of a model."""
 
 MOST_FILES = 100_000
 """Limit of files and folders in an experiment's folder that are observed; the state of each is kept."""

@@ -51,10 +51,10 @@ class Incarnation:
         """Return the highest number that a start of the job has taken.
 
         Raises:
-            UserError: the job's folder is gone, or cannot be read.
+            UserError: the job's folder is missing, or cannot be read.
         """
         try:
-            # A listing, not a look at N + 1: NFS answers for a missing name from its cache.
+            # A listing, not a look-up of N + 1: NFS answers for a missing name from its cache.
             return max(_numbers(self.job), default=0)
         except OSError as error:
             raise UserError(
@@ -67,7 +67,7 @@ class Incarnation:
         """Check that no later start of the job exists.
 
         Raises:
-            Superseded: there is one.
+            Superseded: a later start exists.
             UserError: the job's folder is gone, or cannot be read.
         """
         if (newest := self.newest()) > self.number:
@@ -84,13 +84,13 @@ class Incarnation:
 
 
 def parse_incarnation(text: str) -> Incarnation | None:
-    """Return the start that `FOLDER:N` names; None if it names none."""
+    """Return the start in the text `FOLDER:N`; None if the text has another form."""
     folder, _, number = text.strip().rpartition(":")
     return Incarnation(job=Path(folder), number=int(number)) if folder and _counts(number) else None
 
 
 def own_incarnation(environ: Mapping[str, str] = os.environ) -> Incarnation | None:
-    """Return the start that this process belongs to; None outside of a job.
+    """Return the start that this process belongs to; None outside a job.
 
     Raises:
         ConfigError: `STOKER_INCARNATION` is set and invalid.
@@ -109,10 +109,10 @@ def own_incarnation(environ: Mapping[str, str] = os.environ) -> Incarnation | No
 
 
 def require_newest() -> None:
-    """Check that no later start of this process's job exists; outside of a job there is nothing to check.
+    """Check that no later start of this process's job exists; does nothing outside a job.
 
     Raises:
-        Superseded: there is one.
+        Superseded: a later start exists.
         UserError: the job's folder is gone, or cannot be read.
     """
     if os.environ.get(VARIABLE) and (own := own_incarnation()) is not None:
@@ -120,7 +120,7 @@ def require_newest() -> None:
 
 
 def is_newest() -> bool:
-    """Whether this process may still write, for what is left out in silence if it may not."""
+    """Whether this process may still write, for writes that are silently omitted otherwise."""
     try:
         require_newest()
     except UserError:
@@ -129,7 +129,7 @@ def is_newest() -> bool:
 
 
 def take_next(job: Path) -> int:
-    """Take the next number of a job, which no other start gets, and return it.
+    """Allocate the next number of a job, which no other start gets, and return it.
 
     Args:
         job: Folder of the job, which exists.

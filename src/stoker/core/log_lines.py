@@ -1,7 +1,7 @@
 """Messages as JSON, one object a line: time, level, run, worker, message (`--log-json`).
 
-What the process writes to standard error becomes such lines too, so that no program has to read two formats. Child
-processes inherit the choice by an environment variable. What a native library writes to the descriptor itself stays
+Everything that the process writes to standard error becomes such lines too, so that programs need not read two formats. Child
+processes inherit the choice by an environment variable. Text that a native library writes directly to the descriptor stays
 as it is.
 """
 
@@ -22,7 +22,7 @@ VARIABLE = "STOKER_LOG_JSON"
 """Environment variable of child processes."""
 
 KEYS = ("time", "level", "run", "worker", "message")
-"""What every line has, in this order."""
+"""The fields of every line, in this order."""
 
 HIDDEN = "***"
 
@@ -30,7 +30,7 @@ _NAMES = (
     *("password", "passwd", "secret", "token", "signature", "credential"),
     *("api_key", "apikey", "api-key", "access_key", "private_key"),
 )
-"""Ends of the names of secrets."""
+"""Endings of the names of secrets."""
 
 _VALUE = r"[\"']?\s*[=:]\s*[\"']?[^\s\"',&;]+"
 """What follows the name: = or :, and the secret, perhaps in quotes."""
@@ -48,7 +48,7 @@ _SECRETS = tuple(
 )
 
 _OF_WORKER = re.compile(r"\[worker (\d+)\] (.*)", re.DOTALL)
-"""How the launcher marks the output of a worker."""
+"""The launcher's mark on the output of a worker."""
 
 _facts = {"run": "", "worker": ""}
 
@@ -80,7 +80,7 @@ def set_facts(*, run: str = "", worker: str = "") -> None:
 
 
 def write_error(text: str) -> bool:
-    """Write an error as one line of JSON; False where standard error is not JSON."""
+    """Write an error as one line of JSON; return False if standard error is not JSON."""
     if not isinstance(sys.stderr, JsonStream):
         return False
     sys.stderr.emit(json_line("error", text))
@@ -88,14 +88,14 @@ def write_error(text: str) -> bool:
 
 
 def json_line(level: str, message: str, **more: Any) -> str:
-    """Return one line, without its end."""
+    """Return one line, without a line break."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     values = {"time": at, "level": level, **_facts, "message": redacted(message)} | more
     return json.dumps(values, ensure_ascii=False)
 
 
 def redacted(text: str) -> str:
-    """Return a text without passwords, tokens and keys, as far as their form shows them."""
+    """Return a text without passwords, tokens and keys, as far as their form identifies them."""
     for pattern in _SECRETS:
         text = pattern.sub(_hidden, text)
     return text
@@ -107,7 +107,7 @@ def _hidden(match: re.Match[str]) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes a line of a log record."""
+    """Formats a log record as a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a traceback is part of the message."""
@@ -118,7 +118,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonStream:
-    """Takes text, and writes each line of it as JSON; lines that are JSON already stay."""
+    """Accepts text, and writes each line of it as JSON; lines that are already JSON stay."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -126,7 +126,7 @@ class JsonStream:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Write the lines that are complete."""
+        """Write the complete lines."""
         if not isinstance(text, str):
             raise TypeError("a stream of text takes text")
         with self._lock:
@@ -136,11 +136,11 @@ class JsonStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush; a line without an end waits for its end."""
+        """Flush; an incomplete line stays until its end."""
         self._stream.flush()
 
     def close(self) -> None:
-        """Write a last line without an end; the stream stays open."""
+        """Write an incomplete last line; the stream stays open."""
         with self._lock:
             line, self._partial = self._partial, ""
             self._write_line(line)
@@ -177,7 +177,7 @@ def _as_json(line: str) -> str:
         return line
     if redacted(line) != line:
         return json_line("info", line.strip())
-    # E.g. a line of the access log.
+    # For example a line of the access log.
     return json_line("info", "", fields=found)
 
 

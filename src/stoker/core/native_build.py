@@ -45,7 +45,7 @@ def load_compiled(source: Path, *libraries: str) -> ctypes.CDLL:
         libraries: Linker options, e.g. `-lm`.
 
     Raises:
-        NotBuilt: there is no compiler, a header or library is missing, or the result cannot be
+        NotBuilt: the compiler, a header or a library is missing, or the result cannot be
             stored.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -70,7 +70,7 @@ def _cache() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
     except (OSError, RuntimeError) as error:
-        raise NotBuilt(f"there is no cache folder ({error}); set XDG_CACHE_HOME") from error
+        raise NotBuilt(f"the cache folder cannot be used ({error}); set XDG_CACHE_HOME") from error
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NotBuilt(f"{folder} can be written by others")
     return folder

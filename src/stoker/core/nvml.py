@@ -27,7 +27,7 @@ THROTTLE_REASONS = {
 
 
 class NvmlError(Exception):
-    """No driver answers: its library is missing, it is not loaded, or the two have different versions."""
+    """No driver answers: its library is missing, it is not loaded, or their versions differ."""
 
     def __init__(self, error: Any) -> None:
         super().__init__(str(error))
@@ -36,7 +36,7 @@ class NvmlError(Exception):
 
 
 class GpuLostError(Exception):
-    """The GPU fell off the bus, or works again only after a reset."""
+    """The GPU fell off the bus, or needs a reset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Memory:
     """In use by processes."""
 
     free_bytes: int
-    """What processes can still get: without what the driver reserves for itself, where that is known."""
+    """Memory that processes can still get, without what the driver reserves for itself if that is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def driver() -> Iterator[None]:
 
 
 def open_driver() -> None:
-    """Open the driver's library; a process may do so several times.
+    """Open the driver's library; a process may open it several times.
 
     Raises:
         NvmlError: no driver answers.
@@ -85,7 +85,7 @@ def open_driver() -> None:
 
 
 def close_driver() -> None:
-    """Undo one `open_driver`."""
+    """Close the library once for each `open_driver`."""
     try:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
@@ -96,7 +96,7 @@ def driver_version() -> str:
     """Return the driver's version, such as 580.65.06.
 
     Raises:
-        NvmlError: it no longer answers.
+        NvmlError: the driver no longer answers.
     """
     with _driver_answers():
         return str(pynvml.nvmlSystemGetDriverVersion())
@@ -106,7 +106,7 @@ def gpu_count() -> int:
     """Return how many GPUs the driver has.
 
     Raises:
-        NvmlError: it no longer answers.
+        NvmlError: the driver no longer answers.
     """
     with _driver_answers():
         return int(pynvml.nvmlDeviceGetCount())
@@ -114,7 +114,7 @@ def gpu_count() -> int:
 
 @contextmanager
 def _driver_answers() -> Iterator[None]:
-    """Raise `NvmlError` where NVML fails inside the block."""
+    """Raise `NvmlError` if NVML fails inside the block."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -128,8 +128,8 @@ def gpu(index: int) -> Handle:
         index: in the driver's order.
 
     Raises:
-        GpuLostError: it fell off the bus.
-        NvmlError: there is none, or the driver no longer answers.
+        GpuLostError: the GPU fell off the bus.
+        NvmlError: the GPU does not exist, or the driver no longer answers.
     """
     try:
         return pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -170,7 +170,7 @@ def pci_address(handle: Handle) -> str:
 
 
 def memory(handle: Handle) -> Memory | None:
-    """Return its memory, where the driver can without what it reserves for itself, as `nvidia-smi` shows it."""
+    """Return its memory, without what the driver reserves for itself if the driver supports that, like `nvidia-smi`."""
     found = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     found = found or ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if found is None:
@@ -208,7 +208,7 @@ def memory_clock_mhz(handle: Handle) -> int | None:
 def throttled_by(handle: Handle) -> tuple[str, ...] | None:
     """Return why clocks are lower than possible, by the names of `THROTTLE_REASONS`."""
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if bits is None:  # drivers before 535 have it by its old name only
+    if bits is None:  # drivers before 535 have only its old name
         bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     if bits is None:
         return None
@@ -222,7 +222,7 @@ def utilization(handle: Handle) -> tuple[float, float] | None:
 
 
 def ecc_errors(handle: Handle) -> dict[str, int]:
-    """Return memory errors since the driver was loaded, by kind; empty where ECC is off or not supported."""
+    """Return memory errors since the driver was loaded, by kind; empty if ECC is off or not supported."""
     mode = ask(pynvml.nvmlDeviceGetEccMode, handle)
     if mode is None or mode[0] != pynvml.NVML_FEATURE_ENABLED:
         return {}
@@ -238,7 +238,7 @@ def ecc_errors(handle: Handle) -> dict[str, int]:
 
 
 def processes(handle: Handle) -> dict[int, int | None]:
-    """Return processes that compute on it -> memory that they hold, bytes; None if it is not reported."""
+    """Return processes that compute on it -> their GPU memory, bytes; None if it is not reported."""
     found = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return {each.pid: each.usedGpuMemory for each in found}
 
@@ -252,7 +252,7 @@ def mig_enabled(handle: Handle) -> bool | None:
 def mig_handles(handle: Handle) -> list[Handle]:
     """Return the MIG slices of a GPU, in the driver's order."""
     most = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    # A place without a slice answers with an error.
+    # An index without a slice answers with an error.
     found = (
         ask(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, n)) for n in range(most)
     )

@@ -47,7 +47,7 @@ def describe_messages(
 def message_classes(
     file: descriptor_pb2.FileDescriptorProto, names: Iterable[str]
 ) -> tuple[descriptor_pool.DescriptorPool, dict[str, Any]]:
-    """Return a descriptor pool of its own for a file, and the classes of its messages.
+    """Return a separate descriptor pool for a file, and the classes of its messages.
 
     The default pool may hold the same names already, from TensorFlow or from a client library.
     """

@@ -78,7 +78,7 @@ def ends_when_asked() -> Iterator[None]:
 
 
 def end_at_once(number: signal.Signals) -> None:
-    """End the process now; everything that it has published stays."""
-    line = f"stoker: ended by {number.name}; run it again to go on from what is saved.\n"
+    """End the process now; everything that it has published remains."""
+    line = f"stoker: ended by {number.name}; run it again to continue from the saved state.\n"
     os.write(2, line.encode())
     os._exit(EXIT_PREEMPTED)

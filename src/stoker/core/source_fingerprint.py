@@ -36,12 +36,12 @@ _READS = frozenset(
 
 
 class _UndecidableError(Exception):
-    """The source alone does not say what the function uses."""
+    """The source alone does not determine what the function uses."""
 
 
 @dataclass
 class _Module:
-    """One Python file, taken apart once."""
+    """One parsed Python file."""
 
     path: Path
     definitions: dict[str, ast.stmt] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A function that is called after a time, unless what it limits has ended before."""
+"""Calls a function after a time limit, unless the limited block has ended before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def called_after(time_s: float, call: Callable[[], None]) -> Iterator[None]:
-    """Call a function in a thread of its own if the block takes longer.
+    """Call a function in a separate thread if the block takes longer.
 
     Args:
         time_s: The time, seconds.

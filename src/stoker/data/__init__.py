@@ -1,1 +1,1 @@
-"""Raw bytes -> checked records -> shards -> what the model sees -> batches."""
+"""Raw bytes -> checked records -> shards -> the model's inputs -> batches."""

@@ -1,6 +1,6 @@
-"""What one column of raw data is, the type at every seam of the `data` room.
+"""The type of one column of raw data, used everywhere in the room `data`.
 
-How a missing value looks, everywhere (shards, `preprocessing_fn`, the serving signature):
+The form of a missing value everywhere (shards, `preprocessing_fn`, the serving signature):
 
 dtype      in a shard (Arrow)          as a tensor, shape [batch]
 int64      int64, no nulls             tf.int64, never missing
@@ -38,32 +38,32 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "image": pa.binary(),
 }
-"""Dtype -> how a shard stores it."""
+"""Dtype -> its type in a shard."""
 
 VARYING = 0
 """The `length` of a column of lists of varying length."""
 
 PADDING: dict[str, Any] = {"int64": -(2**63), "float32": float("nan"), "string": b""}
-"""Dtype -> what follows the values of a list that is shorter than others in its batch."""
+"""Dtype -> the padding after a list that is shorter than others in its batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One raw column: its name as the user's data spells it, and its type."""
+    """One raw column: its name as in the user's data, and its type."""
 
     name: str
     """The column's name, exactly as in the header."""
 
     dtype: Dtype
-    """What it holds; the module's table says how it looks where."""
+    """Its type; the module's table shows its forms."""
 
     whole: bool = False
     """True for float columns that hold only whole numbers (an integer column with gaps): such a
     column arrives in a serialized `tf.train.Example` as an `int64_list`."""
 
     length: int | None = None
-    """How many values each record holds; None where it holds a single one, `VARYING` where each has
-    a number of its own. Images have none."""
+    """Number of values of each record; None for a single value, `VARYING` if each record has
+    its own number. Images have none."""
 
     @property
     def is_ragged(self) -> bool:
@@ -77,21 +77,21 @@ class Column:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """How a shard stores it."""
+        """Its type in a shard."""
         item = ARROW_TYPES[self.dtype]
         return item if self.length is None else pa.list_(item, self.length or -1)
 
     @property
     def tensor_dtype(self) -> str:
-        """The name of its tensor's dtype, as `tf.as_dtype` takes it."""
+        """TensorFlow's name of its tensor's dtype, for `tf.as_dtype`."""
         return "string" if self.dtype == "image" else self.dtype
 
 
 def to_numpy(column: Column, values: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
-    """One column of a shard as the array that a tensor is made of.
+    """Convert one column of a shard to the array from which a tensor is made.
 
     Args:
-        column: What the values are.
+        column: The type of the values.
         values: [rows] Arrow values of the column's stored type.
 
     Returns:
@@ -105,17 +105,17 @@ def to_numpy(column: Column, values: pa.Array | pa.ChunkedArray) -> NDArray[Any]
         lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
         return _padded(column, _scalars(column, values.flatten()), lengths)
     if column.length is not None:
-        # `flatten` heeds the offset of a slice, `values` does not.
+        # `flatten` respects the offset of a slice, `values` does not.
         return _scalars(column, values.flatten()).reshape(len(values), column.length)
     return _scalars(column, values)
 
 
 def list_lengths(column: Column, padded: NDArray[Any]) -> NDArray[np.int64]:
-    """How long each list is without the missing values at its end.
+    """The length of each list without the missing values at its end.
 
     Args:
         column: Lists of varying length.
-        padded: [rows, longest list] as `to_numpy` gives it.
+        padded: [rows, longest list] as `to_numpy` returns it.
     """
     is_number = column.dtype == "float32"
     present = ~np.isnan(padded) if is_number else padded != PADDING[column.dtype]

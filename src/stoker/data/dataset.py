@@ -1,4 +1,4 @@
-"""The dataset: checked shards and the manifest that says what they must be."""
+"""The dataset: shards, and the manifest by which they are checked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BATCH_ROWS = 8192
 """Default number of rows that are read at a time: some MB for a wide table."""
 
 SAMPLE = "sample.parquet"
-"""The training split's first records by themselves."""
+"""File with the training split's first records."""
 
 SAMPLE_ROWS = 17
-"""Number of records in it: few, and not a number that a shape would have."""
+"""Number of records in it: small, and unlikely to equal a dimension of a shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Shard:
     """Hash of the file."""
 
     index: str | None = None
-    """Where each image in it lies: a file, relative to the dataset's folder; None for tables."""
+    """File with the position of each image, relative to the dataset's folder; None for tables."""
 
     index_sha256: str | None = None
     """Hash of the index."""
@@ -53,27 +53,27 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageShape:
-    """What every image of the dataset is brought to before the model sees it."""
+    """The form to which every image is converted before the model sees it."""
 
     height: int
-    """Pixels."""
+    """Height, pixels."""
 
     width: int
-    """Pixels."""
+    """Width, pixels."""
 
     channels: int
     """1 (gray) or 3 (RGB)."""
 
     fit: Literal["stretch", "crop"] = "stretch"
-    """The whole image, or the middle of it, see `data.images.fit`."""
+    """Whether the whole image or its middle is used, see `data.images.fit`."""
 
     crop: float = 0.875
-    """How much of the largest middle box `fit: crop` takes, by its sides."""
+    """Share of the largest middle box that `fit: crop` uses, by its sides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A record that ingest left out, and where it stood."""
+    """A record that ingest left out, and its position."""
 
     file: str
     """The source file."""
@@ -82,15 +82,15 @@ class BadRow:
     """1-based record number in that file, the header not counted; 1 for an image."""
 
     column: str
-    """The column at fault, "" where the whole row is."""
+    """The column with the error; "" if it is the whole row."""
 
     reason: str
-    """What was wrong with it."""
+    """What is wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What ingest leaves: shards by split and everything needed to check them.
+    """The output of ingest: shards by split, and everything needed to check them.
 
     Attributes:
         root: The folder that holds `manifest.json` and the shards.
@@ -121,11 +121,11 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal rows in equal splits and order, wherever the folder lies."""
+        """Equal for equal rows in equal splits and order, whatever the folder is."""
         return self.fingerprint_of([column.name for column in self.columns])
 
     def fingerprint_of(self, names: Sequence[str]) -> str:
-        """The same, for only some of the columns."""
+        """The same for some of the columns."""
         return fingerprint(
             {
                 split: {name: hashes[name] for name in sorted(names) if name in hashes}
@@ -138,7 +138,7 @@ class Dataset:
         """The column of that name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the column does not exist.
         """
         return next(column for column in self.columns if column.name == name)
 
@@ -154,7 +154,7 @@ class Dataset:
         """Check length and hash of every shard.
 
         Raises:
-            DataError: a shard is missing, cut, changed; names it.
+            DataError: a shard is missing, truncated or changed; the error names it.
         """
         for shards in self.splits.values():
             for shard in shards:
@@ -168,7 +168,7 @@ class Dataset:
         rows: int = BATCH_ROWS,
         whole: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """Read a split in order, each shard's length, hash and page checksums verified.
+        """Read a split in order; each shard's length, hash and page checksums are checked.
 
         Args:
             split: Name of the split.
@@ -178,7 +178,7 @@ class Dataset:
                 read: for few columns next to large images.
 
         Raises:
-            DataError: a shard is missing, cut or changed; names it.
+            DataError: a shard is missing, truncated or changed; the error names it.
         """
         for shard in self.splits[split]:
             (verify_shard if whole else verify_length)(self.root, shard)
@@ -197,7 +197,7 @@ class Dataset:
         """The training split's first `SAMPLE_ROWS` records at most, from the sample if it exists.
 
         Raises:
-            DataError: the file to read is missing, truncated or changed; or there are no records.
+            DataError: the file to read is missing, truncated or changed; or the split is empty.
         """
         found = next(self._first_batches(columns), None)
         if found is None:
@@ -211,7 +211,7 @@ class Dataset:
         return _read_shard(self.root / self.sample.file, columns, SAMPLE_ROWS)
 
     def table(self, split: str, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """A whole split in memory, verified as `batches` does."""
+        """Read a whole split into memory, checked as in `batches`."""
         names = [column.name for column in self.columns] if columns is None else list(columns)
         batches = list(self.batches(split, columns=names))
         if not batches:
@@ -220,10 +220,10 @@ class Dataset:
 
 
 def verify_shard(root: Path, shard: Shard) -> None:
-    """Check one shard's length, then its hash, and that of its index.
+    """Check one shard's length and hash, and its index.
 
     Raises:
-        DataError: it is missing, cut or changed.
+        DataError: the shard is missing, truncated or changed.
     """
     verify_index(root, shard)
     verify_length(root, shard)
@@ -236,14 +236,14 @@ def verify_shard(root: Path, shard: Shard) -> None:
         )
 
 
-_MAKE_AGAIN = "Run `stoker ingest` again: that makes the shard again from the source."
+_MAKE_AGAIN = "Run `stoker ingest` again: it writes the shard again from the source."
 
 
 def verify_length(root: Path, shard: Shard) -> None:
-    """Check that one shard is there, and its length.
+    """Check that one shard exists, and its length.
 
     Raises:
-        DataError: it is missing or truncated.
+        DataError: the shard is missing or truncated.
     """
     path = root / shard.file
     if not path.is_file():
@@ -264,7 +264,7 @@ def verify_once(root: Path, shard: Shard) -> None:
     every time.
 
     Raises:
-        DataError: it is missing, truncated or changed.
+        DataError: the shard is missing, truncated or changed.
     """
     path = root / shard.file
     if path.is_file() and (_status(path), shard.sha256) in _verified:
@@ -290,10 +290,10 @@ def _status(path: Path) -> tuple[object, ...]:
 
 
 def verify_index(root: Path, shard: Shard) -> None:
-    """Check the index of a shard's images, where it has any.
+    """Check the index of a shard's images, if it has one.
 
     Raises:
-        DataError: it is missing or changed.
+        DataError: the index is missing or changed.
     """
     if shard.index is None:
         return
@@ -325,7 +325,7 @@ def load_dataset(root: Path) -> Dataset:
     """Read a dataset's manifest; the shards are verified when they are read.
 
     Raises:
-        DataError: there is no manifest, or it is damaged.
+        DataError: the manifest is missing or damaged.
     """
     raw = read_json(root / MANIFEST)
     try:
@@ -339,7 +339,7 @@ def load_dataset(root: Path) -> Dataset:
     if dataset.fingerprint != raw["fingerprint"]:
         raise DataError(
             f"{root / MANIFEST} must match its own fingerprint",
-            got=Plain("another one: the file was changed"),
+            got=Plain("another fingerprint: the file was changed"),
             fix="Run `stoker ingest` again.",
         )
     return dataset

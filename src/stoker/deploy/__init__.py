@@ -1,1 +1,1 @@
-"""Manifests for a cluster, written to be read: one model in an image, and what runs it."""
+"""Manifests for a cluster, written to be read: one model in an image, and the objects that run it."""

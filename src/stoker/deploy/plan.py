@@ -38,7 +38,7 @@ _MOST = 100_000
 """Most replicas and waiting requests; more is a typing error, and Kubernetes takes 32 bits."""
 
 _LONGEST_JOB = 63
-"""Characters of a Job's name, which its pods have as a label."""
+"""Longest name of a Job: its pods have it as a label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Plan:
     """Its folder."""
 
     target: Target
-    """Platform."""
+    """The platform."""
 
     server: ServerKind
     """Server in the image."""
@@ -82,10 +82,10 @@ class Plan:
     """Whether each server gets a GPU, and the image TensorFlow's CUDA libraries."""
 
     shared: SharedVolume | None = None
-    """Volume of a repository that all servers share; None: the model is in the image alone."""
+    """Volume of a repository that all servers share; None: the model is only in the image."""
 
     queue_target: int | None = None
-    """Waiting requests for each server above which the autoscaler adds servers; None: it looks at the CPU alone."""
+    """Waiting requests per server above which the autoscaler adds servers; None: it uses only the CPU."""
 
     def __post_init__(self) -> None:
         """Check what the manifests cannot express or would misread."""
@@ -169,6 +169,6 @@ class Plan:
         if self.shared is not None:
             flags = [ROOT]  # every model of the repository, with its rollout
         ports = [f"--port={GRPC_PORT}", f"--rest_api_port={REST_PORT}"]
-        # Nothing reaches a container's loopback address; the network policy controls access.
+        # A container's loopback address cannot be reached; the network policy controls access.
         own = ["serve", *flags, "--host=0.0.0.0", "--allow-unauthenticated", *ports]
         return own if self.server == "stoker" else [*flags, *ports]

@@ -1,4 +1,4 @@
-"""A repository that all servers of a deployment mount: what it adds to the manifests.
+"""The additions to the manifests for a repository that all servers of a deployment mount.
 
 Source: nfs(5) for the mount options; kubernetes.io, persistent volumes.
 """
@@ -40,7 +40,7 @@ class SharedVolume:
     """Name of a StorageClass with ReadWriteMany."""
 
     claim: str = ""
-    """Name of a claim that the cluster has; empty: the deployment makes one."""
+    """Name of an existing claim; empty: the deployment creates one."""
 
     @property
     def values(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class SharedVolume:
         return {
             "nfs_server": json.dumps(self.nfs_server),
             "nfs_path": json.dumps(self.nfs_path),
-            # An empty class keeps the default class away: the claim waits for the volume that it names.
+            # An empty class disables the default class: the claim waits for the volume that it names.
             "storage_class": json.dumps(self.storage_class),
         }
 
@@ -57,7 +57,7 @@ def parse_volume(text: str) -> SharedVolume:
     """Read `nfs://SERVER/PATH`, `pvc://CLAIM` or the name of a StorageClass.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: the text has none of these forms.
     """
     if found := _NFS.fullmatch(text):
         return SharedVolume(nfs_server=found[1], nfs_path=found[2])

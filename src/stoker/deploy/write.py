@@ -19,7 +19,7 @@ from stoker.deploy.shared import ROOT
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
 _LEAST_GIB, _VERSIONS = 10, 10
-"""Size of a shared volume: room for so many versions, and at least so many GiB."""
+"""Size of a shared volume: room for this many versions, and at least this many GiB."""
 
 _LIMITS = {
     "compose": "One server, reachable from this machine only.",
@@ -96,7 +96,7 @@ def _check_memory(plan: Plan) -> None:
 
 
 def _texts(plan: Plan, out: Path) -> dict[str, str]:
-    """File -> text."""
+    """Name of a file -> its text."""
     values = _values(plan, out)
     texts = {"Dockerfile": _fill(f"dockerfile-{plan.server}", **values)}
     texts[".dockerignore"] = (
@@ -126,7 +126,7 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
 
 
 def _shared_texts(plan: Plan, values: dict[str, str]) -> dict[str, str]:
-    """File -> text of what a shared repository adds; empty without one."""
+    """Name of a file -> text, for the additions of a shared repository; empty without one."""
     if plan.shared is None:
         return {}
     texts = {"push.yaml": _fill("push", **values, pod=_block(_job_pod(values), 6))}

@@ -62,7 +62,7 @@ class Verdict:
     """Whether the limit holds."""
 
     reason: str
-    """The measured value, a clause."""
+    """The measured value, as text."""
 
 
 def check_gates(

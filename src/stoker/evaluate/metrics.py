@@ -318,7 +318,7 @@ def _macro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], M
 
 
 def _subset_accuracy(examples: Examples) -> MetricValue:
-    """Share of rows whose labels are all right."""
+    """Share of rows whose labels are all correct."""
     return float((predicted_ids(examples) == examples.labels).all(axis=1).mean())
 
 

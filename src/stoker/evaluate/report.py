@@ -40,7 +40,7 @@ def write_report(
     Args:
         evaluation: The results.
         path: The HTML file.
-        title: What was evaluated, e.g. the name of the experiment.
+        title: The subject, e.g. the name of the experiment.
         classes: Output -> names of its classes by id; the page shows ids of the others.
     """
     write_atomic(path, report_html(evaluation, title=title, classes=classes))

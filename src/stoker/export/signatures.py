@@ -73,7 +73,7 @@ def takes_examples(columns: Sequence[AnyColumn]) -> bool:
 
 
 def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[str, tf.Tensor]:
-    """[batch] serialized Examples -> raw columns, missing values as columns.py says.
+    """Convert [batch] serialized Examples to raw columns, with missing values as in `stoker.data.columns`.
 
     An integer column with missing values is an `int64_list`. A missing float or string, or a whole
     vector of them, may be left out; a column without missing values must be present. A list of

@@ -53,7 +53,7 @@ def tfjs_format(python: Path | None = None) -> ModelFormat:
             "tf_keras": PINNED[1],
             "six": PINNED[2],
         },
-        # Its own requirements ask for a TensorFlow of 2024 (through decision forests).
+        # It requires a TensorFlow of 2024, through decision forests.
         install_command=f"{pip} --no-deps {' '.join(PINNED)}"
         + ("" if python is None else f"`, after `{pip} tensorflow=={tf.__version__}"),
         write=partial(_write, python=python),

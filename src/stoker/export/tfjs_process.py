@@ -19,7 +19,7 @@ UNSUPPORTED = "Unsupported Ops in the model"
 """Start of the converter's message about unsupported operations; this module prints the same."""
 
 _TABLES = {"HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2", "AnonymousHashTable"}
-"""Tables that a graph of their own must initialize, which nothing here could check."""
+"""Tables that a separate graph must initialize; the conversion cannot check them."""
 
 
 def main(saved_model: str, signature: str, out: str) -> None:

@@ -69,7 +69,7 @@ def _require_no_python(folder: Path) -> None:
         for node in nodes:
             if node.op in PYTHON_OPS:
                 raise CheckFailed(
-                    f"{folder}: a model that is served must use TensorFlow operations only",
+                    f"{folder}: a served model must use TensorFlow operations only",
                     got=Plain(f"{node.op}, which calls Python, as {node.name}"),
                     fix="Replace tf.py_function and tf.numpy_function in build and "
                     "preprocessing_fn.",

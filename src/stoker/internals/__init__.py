@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def missing_names(used: Mapping[str, Iterable[str]], objects: Mapping[str, object]) -> list[str]:
-    """Return, as `Class.name`, the used names that the objects of a library do not have.
+    """Return, as `Class.name`, the used names that the library's objects no longer have.
 
     Args:
         used: Class or module -> the attributes that Stoker uses.

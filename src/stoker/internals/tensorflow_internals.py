@@ -88,7 +88,7 @@ def called_function(graph: Any, name: str) -> Any:
 
 
 def written_resources(graph: Any) -> list[Any]:
-    """Return the resources from outside that a function's graph, or a function that it calls, may write.
+    """Return the outside resources that a function's graph, or a function that it calls, may write.
 
     Args:
         graph: Of a concrete function, traced outside of other functions.

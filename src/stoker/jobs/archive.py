@@ -1,4 +1,4 @@
-"""The experiment's code as one file whose name is its content: packed on submission, unpacked once per machine.
+"""The experiment's code as one file, named by its content: packed on submission, unpacked once per machine.
 
 code.tar.gz
   files.json         name -> SHA-256 of every file below
@@ -37,7 +37,7 @@ LARGEST = 3
 """How many of the largest files an error names."""
 
 _SETTINGS = ("stoker.yaml", "stoker.lock.yaml", IGNORE_FILE)
-"""Files of the experiment's folder that count although a run does not take them for code."""
+"""Files of the experiment's folder that count although a run does not treat them as code."""
 
 _OTHER = "Name another folder for temporary files: TMPDIR"
 
@@ -57,7 +57,7 @@ _LEFT_OUT = (
     *("credentials*", "secrets.y*ml", "secrets.json", "service-account*.json"),
     *("venv", "node_modules", "*.egg-info", "wandb", "mlruns"),
 )
-"""Secrets, environments and what other programs write."""
+"""Secrets, environments and files that other programs write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Archive:
     """A packed experiment."""
 
     content: bytes
-    """Of the file: the same code gives the same bytes, on every machine."""
+    """The content of the file: the same code gives the same bytes on every machine."""
 
     sizes: dict[str, int]
     """Name in the archive -> bytes."""
@@ -90,18 +90,18 @@ class Code:
 def pack(
     folder: Path, *, outside: Collection[Path] = (), limit_bytes: int = LIMIT_BYTES
 ) -> Archive:
-    """Pack an experiment's code: every file that is not left out.
+    """Pack an experiment's code: every file that is not excluded.
 
-    Hidden files, secrets, caches, logs and what `.stokerignore` names are left out, and links to files elsewhere that
+    Hidden files, secrets, caches, logs and the files in `.stokerignore` are excluded, and also links to files elsewhere that
     are not Python.
 
     Args:
         folder: The experiment's folder.
-        outside: Folders, files and patterns of data, runs and models, which are left out.
+        outside: Folders, files and patterns of data, runs and models, which are excluded.
         limit_bytes: Most bytes of all files together.
 
     Raises:
-        ConfigError: more than the limit; the largest files are named.
+        ConfigError: the files exceed the limit; the largest ones are named.
         UserError: a file cannot be read.
     """
     folder, outside = folder.resolve(), [each.resolve() for each in outside]
@@ -131,9 +131,9 @@ def pack(
 
 
 def unpack(archive: Path, digest: str, *, into: Path) -> Code:
-    """Unpack an archive into a folder named by its digest, unless a whole copy is there already.
+    """Unpack an archive into a folder named by its digest, unless a complete copy exists.
 
-    Processes that do it at once make one copy. A copy that lost files, e.g. to a cleaner of `/tmp`, is replaced.
+    Processes that do this at the same time make one copy. A copy that lost files, e.g. to a cleaner of `/tmp`, is replaced.
 
     Args:
         archive: The file.
@@ -141,7 +141,7 @@ def unpack(archive: Path, digest: str, *, into: Path) -> Code:
         into: Folder of all copies on this machine; only its owner may write there.
 
     Raises:
-        DataError: it is another archive, it is damaged, or it has a name or a link that leads out of the folder.
+        DataError: the archive has another digest, is damaged, or has a name or a link that leads out of the folder.
         UserError: the folder belongs to another user, or the disk is full.
     """
     final = into / digest
@@ -160,7 +160,7 @@ def unpack(archive: Path, digest: str, *, into: Path) -> Code:
 
 
 def _files(folder: Path, outside: Collection[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield relative name and path of each file that is packed."""
+    """Yield the relative name and the path of each file to pack."""
     patterns = [str(each) for each in outside if each != folder]
     for place in walk(folder, is_ignored=Ignored(folder, also=_LEFT_OUT), outputs=outside):
         if place.left_out:

@@ -1,4 +1,4 @@
-"""The code of jobs in a bucket: an object whose name is its SHA-256, put there once and verified after the download.
+"""The code of jobs in a bucket: an object named by its SHA-256, uploaded once and verified after the download.
 
 Credentials and endpoints are found as for `data.source` (`data.sources.stores.store`).
 """
@@ -12,23 +12,23 @@ from contextlib import contextmanager
 from stoker.core.errors import DataError, Plain, UserError
 
 BUCKETS = ("s3://", "gs://")
-"""How the name of a place in a bucket begins."""
+"""Beginnings of the name of a folder in a bucket."""
 
 ATTEMPTS, BACKOFF_S = 5, 0.5
-"""How often a request is made, and the pause after its first failure, seconds."""
+"""Number of attempts of a request, and the pause after the first failure, seconds."""
 
 
 def put_code(folder: str, digest: str, content: bytes) -> None:
-    """Put an archive into a bucket, unless it is there.
+    """Upload an archive to a bucket, unless it is there.
 
     Args:
         folder: `s3://BUCKET/FOLDER` or `gs://BUCKET/FOLDER`.
         digest: SHA-256 of the archive, hexadecimal.
-        content: It.
+        content: The archive.
 
     Raises:
         ConfigError: the folder is not a place in a bucket.
-        UserError: the store fails, or refuses.
+        UserError: the store fails or refuses the request.
     """
     from stoker.data.sources.stores.store import Store
     from stoker.data.sources.uri import parse_uri
@@ -36,21 +36,21 @@ def put_code(folder: str, digest: str, content: bytes) -> None:
     with _words_of_code():
         uri = parse_uri(folder)
         store, key = Store(uri, attempts=ATTEMPTS, backoff_s=BACKOFF_S), _key(uri.key, digest)
-        # An upload that broke off has another size.
+        # An interrupted upload has another size.
         if store.status(key).size != len(content):
             store.put(key, content)
 
 
 def fetch_code(folder: str, digest: str) -> bytes:
-    """Return an archive of a bucket.
+    """Download an archive from a bucket.
 
     Args:
-        folder: As `put_code` has it.
+        folder: As in `put_code`.
         digest: SHA-256 of the archive, hexadecimal.
 
     Raises:
-        DataError: it is not there, or it is damaged.
-        UserError: the store fails, or refuses.
+        DataError: the archive is missing or damaged.
+        UserError: the store fails or refuses the request.
     """
     from stoker.data.sources.stores.store import ChangedMeanwhile, Store
     from stoker.data.sources.uri import parse_uri
@@ -80,7 +80,7 @@ def _key(folder: str, digest: str) -> str:
 
 @contextmanager
 def _words_of_code() -> Iterator[None]:
-    """Let errors of the store name the setting that the user wrote."""
+    """Make errors of the store name the setting that the user wrote."""
     try:
         yield
     except UserError as error:

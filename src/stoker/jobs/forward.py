@@ -1,4 +1,4 @@
-"""Ports of a job's workers on this machine: a listener for each, and a connection of its own for each that comes."""
+"""Forwards ports of a job's workers to this machine: a listener for each port, a connection for each client."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from stoker.jobs.overview import KnownJob
 from stoker.jobs.provider import Phase, ReachesPorts, Wire
 
 LOOPBACK = "127.0.0.1"
-"""Other machines do not reach what is forwarded."""
+"""Address of the listeners: other machines do not reach them."""
 
 BLOCK_BYTES = 1 << 16
-"""Most bytes that are passed on at a time."""
+"""Most bytes that are copied at a time."""
 
 MOST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortPair:
-    """A port here, and the worker's."""
+    """A local port and the worker's port."""
 
     local: int
-    """0: a free one."""
+    """The local port; 0: a free one."""
 
     remote: int
 
 
 def parse_ports(text: str) -> PortPair:
-    """Return the ports of `[LOCAL:]REMOTE`; without LOCAL it is the same number.
+    """Parse `[LOCAL:]REMOTE`; without LOCAL both ports have the same number.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: the text has another form.
     """
     local, _, remote = text.rpartition(":")
     numbers = [local or remote, remote]
@@ -48,12 +48,12 @@ def parse_ports(text: str) -> PortPair:
 
 
 def reach_worker(known: KnownJob, worker: int) -> Callable[[int], Wire] | None:
-    """Return what connects to a port of a worker; None: the ports of its target's jobs are on this machine.
+    """Return a function that connects to a port of a worker; None: the ports of this target's jobs are on this machine.
 
-    Each connection looks again for the worker: after a restart of the job it is elsewhere.
+    Each connection locates the worker again: after a restart of the job it may be elsewhere.
 
     Raises:
-        ConfigError: the job or the worker does not run, or the job's target is not known here.
+        ConfigError: the job or the worker does not run, or its target is unknown here.
         UserError: the target does not answer.
     """
     job = known.job
@@ -85,15 +85,15 @@ def forwarded(
     *,
     on_problem: Callable[[UserError], None],
 ) -> Iterator[list[int]]:
-    """Forward ports inside the `with` block; yield those here, in the order of `pairs`.
+    """Forward ports inside the `with` block; yield the local ports in the order of `pairs`.
 
     Args:
-        pairs: Which.
+        pairs: The ports.
         connect: Connects to a port of the worker.
-        on_problem: Receives why one connection could not be made; the others go on.
+        on_problem: Receives the reason why one connection failed; the others continue.
 
     Raises:
-        ConfigError: a port here is in use.
+        ConfigError: a local port is in use.
     """
     with contextlib.ExitStack() as held:
         listeners = [held.enter_context(_listening(pair.local)) for pair in pairs]
@@ -118,7 +118,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
             ) from None
         yield listener
         with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
+            listener.shutdown(socket.SHUT_RDWR)  # ends the accepting thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Forwarding:
 
 
 def _copy(source: Wire, sink: Wire) -> None:
-    """Pass on what comes until it ends or either side breaks, and tell the sink."""
+    """Copy data until it ends or either side breaks, and then end the sink's input."""
     with contextlib.suppress(OSError):
         while block := source.recv(BLOCK_BYTES):
             sink.sendall(block)

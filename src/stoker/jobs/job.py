@@ -1,13 +1,13 @@
 """A job: one `stoker` command of an experiment, on machines that a scheduler chooses.
 
-Its folder lies on a file system that the machine of the submission and all tasks see at the same path:
+Its folder is on a file system that the submitting machine and all tasks see at the same path:
 
     RUNS/.jobs/ID/
       job.json          this description, written once, before the submission
       code.tar.gz       the experiment's code as it was submitted (`archive`)
       incarnations/N    one empty file for each start of the job, created exclusively by that start
       logs/             task-RANK.log, its older parts task-RANK.log.1 ..., and the scheduler's own output
-      submitted.json    what the scheduler called it, as soon as that is known
+      submitted.json    the scheduler's ID of the job, as soon as it is known
 
 A job's ID follows from what was submitted, so the same submission twice is one job.
 """
@@ -29,21 +29,21 @@ JOBS = ".jobs"
 """Folder of all jobs, in the folder of runs."""
 
 ID_DIGITS = 8
-"""Hexadecimal digits of a job's ID behind its name."""
+"""Hexadecimal digits of a job's ID, after its name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""A name that is a folder's on every file system, and a job's in every scheduler."""
+"""A name that is valid as a folder on every file system, and as a job in every scheduler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What a job needs; None leaves the choice to the scheduler."""
+    """The resources of a job; None leaves the choice to the scheduler."""
 
     workers: int = 1
     """Tasks that train together, one process each."""
 
     min_workers: int | None = None
-    """Fewest tasks of a start, of an elastic job, whose starts have as many tasks as the target has room for:
+    """Fewest tasks of a start of an elastic job, whose starts have as many tasks as the target has room for:
     divisors of `workers` from this number on. None: every start has `workers`."""
 
     gpus: int = 0
@@ -56,7 +56,7 @@ class Resources:
     """Memory of each worker, GiB."""
 
     time_limit_s: float | None = None
-    """Longest run of one start; the job saves before it and goes on in the next."""
+    """Longest run of one start; the job saves before that and continues in the next start."""
 
     @property
     def gpu_hours(self) -> float | None:
@@ -68,7 +68,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What is submitted."""
+    """A job as submitted."""
 
     name: str
     """Name of the experiment."""
@@ -77,7 +77,7 @@ class Job:
     """Arguments of `stoker` that each task runs, e.g. `("train", "--set", "train.epochs=3")`; the folder follows."""
 
     folder: Path
-    """The experiment's folder on the machine of the submission; paths of data are relative to it."""
+    """The experiment's folder on the submitting machine; paths of data are relative to it."""
 
     runs: Path
     """Folder of runs, absolute, the same for all tasks."""
@@ -88,10 +88,10 @@ class Job:
     resources: Resources = field(default_factory=Resources)
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of every task. No secrets: those are in `secrets`, by name."""
+    """Environment variables of every task. No secrets: `secrets` has their names."""
 
     secrets: tuple[str, ...] = ()
-    """Names of environment variables that the target provides; values are written nowhere."""
+    """Names of environment variables that the target provides; their values are not written anywhere."""
 
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class Job:
         return self.runs / JOBS / self.id
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the job as JSON values."""
         return asdict(self) | {"folder": str(self.folder), "runs": str(self.runs)}
 
 
@@ -129,9 +129,9 @@ def write_job(job: Job) -> Path:
 
 
 def read_job(place: Path) -> Job:
-    """Return the job of a folder.
+    """Read the job of a folder.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: the folder is not a job's.
     """
     return build(Job, read_json(place / "job.json"), where=str(place / "job.json"))

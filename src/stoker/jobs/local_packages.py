@@ -1,4 +1,4 @@
-"""Finds the user's own modules outside the experiment's folder that it imports, from the source; nothing is imported."""
+"""Finds the user's own modules that an experiment imports from outside its folder, without importing them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _INSTALLED_PARTS = frozenset(("site-packages", "dist-packages"))
 def local_packages(folder: Path, sources: Iterable[Path]) -> dict[str, Path]:
     """Return name -> file or folder of each package that is neither in the folder nor installed.
 
-    A package is found as Python finds it (`PYTHONPATH`, `pip install -e`), else next to the experiment's folder. What
-    such packages import counts, too.
+    A package is found where Python finds it (`PYTHONPATH`, `pip install -e`), else next to the experiment's folder. The
+    imports of such packages count, too.
 
     Args:
         folder: The experiment's folder.
@@ -37,7 +37,7 @@ def local_packages(folder: Path, sources: Iterable[Path]) -> dict[str, Path]:
 
 
 def _imported(path: Path) -> set[str]:
-    """Return the first parts of all names that a file imports; empty if it is not valid Python."""
+    """Return the first part of each name that a file imports; empty if it is not valid Python."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Reads the logs in a job's folder, through their rotation: they answer when the machines are gone."""
+"""Reads the logs in a job's folder, across their rotation, also when the machines are gone."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _PART = re.compile(r"task-(\d+)\.log(?:\.(\d+))?")
 """A task's log, or an older part of it: the higher the number, the older."""
 
 POLL_S = 0.3
-"""Between two looks at logs that grow: a shared file system sends no notification."""
+"""Pause between two reads of growing logs: a shared file system sends no notification."""
 
 LINE_BYTES = 1 << 20
-"""A longer line is passed on in pieces."""
+"""A longer line is returned in pieces."""
 
 BLOCK_BYTES = 1 << 16
 
 
 class GrowingLog:
-    """Reads the parts of one log, from the oldest to the newest, and goes on where it was."""
+    """Reads the parts of one log, from the oldest to the newest; each call continues after the last one."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Read nothing yet.
+        """Start at the beginning.
 
         Args:
             folder: Folder of the parts.
@@ -38,7 +38,7 @@ class GrowingLog:
         self._partial = b""
 
     def lines(self) -> Iterator[str]:
-        """Yield the whole lines that have come since the last call."""
+        """Yield the complete lines that were added since the last call."""
         parts = self._parts()
         known = [number for number, (inode, _) in enumerate(parts) if inode == self._inode]
         if not known:
@@ -49,20 +49,20 @@ class GrowingLog:
             yield from self._read(path)
 
     def rest(self) -> Iterator[str]:
-        """Yield a last line without an end."""
+        """Yield an incomplete last line."""
         if self._partial:
             yield self._partial.decode(errors="replace")
             self._partial = b""
 
     def _parts(self) -> list[tuple[int, Path]]:
-        """Return inode and path of each part, the oldest first."""
+        """Return inode and path of each part, oldest first."""
         found = []
         for path in self._folder.glob(f"{self._name}*"):
             number = path.name.removeprefix(self._name).lstrip(".") or "0"
             if number.isdecimal():
                 try:
                     found.append((int(number), path.stat().st_ino, path))
-                except FileNotFoundError:  # rotated at this moment: the next look finds it
+                except FileNotFoundError:  # just rotated: the next read finds it
                     continue
         return [(inode, path) for _, inode, path in sorted(found, reverse=True)]
 
@@ -70,7 +70,7 @@ class GrowingLog:
         try:
             with path.open("rb") as stream:
                 if stream.seek(0, 2) < self._offset:
-                    self._offset = 0  # it was emptied in place
+                    self._offset = 0  # it was truncated
                 stream.seek(self._offset)
                 while block := stream.read(BLOCK_BYTES):
                     self._offset += len(block)
@@ -91,15 +91,15 @@ def workers_of(place: Path) -> list[int]:
 def job_lines(
     place: Path, *, worker: int | None, until: Callable[[], bool] | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a job's tasks, of all its incarnations.
+    """Yield the lines of a job's tasks, from all its incarnations.
 
     Args:
         place: The job's folder.
-        worker: Rank of one task; None: all, with `[worker N] ` before each line, and what the target's own logs say.
-        until: Go on until this returns True, with the logs that appear meanwhile; None: what is there now.
+        worker: Rank of one task; None: all, with `[worker N] ` before each line, and the target's own logs.
+        until: Continue until this returns True, including new logs; None: only the current lines.
 
     Raises:
-        ConfigError: no such worker.
+        ConfigError: the worker does not exist.
     """
     if worker is not None and until is None and worker not in workers_of(place):
         known = ", ".join(map(str, workers_of(place))) or "none yet"
@@ -113,7 +113,7 @@ def job_lines(
 def _lines(folder: Path, *, worker: int | None, until: Callable[[], bool] | None) -> Iterator[str]:
     logs: dict[str, GrowingLog] = {}
     while True:
-        # Asked before reading: what was written before the end is read, then.
+        # Called before reading, so that lines written before the end are still read.
         over = until is None or until()
         for name in _names(folder, worker):
             logs.setdefault(name, GrowingLog(folder, name))

@@ -1,4 +1,4 @@
-"""The jobs that a person can ask about, and their states."""
+"""The jobs that a user can see, and their states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPERIMENT = "stoker.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """What is known in a folder: its experiment's targets and runs, and the user's."""
+    """What is known in a folder: the targets and runs of its experiment and of the user."""
 
     targets: Mapping[str, Target]
     runs: tuple[Path, ...]
@@ -30,34 +30,34 @@ class Here:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownJob:
-    """A job and what is known of it."""
+    """A job and its state."""
 
     place: Path
     job: Job
     target: Target | None
-    """None: no target has accepted it, or its target is not known here."""
+    """None: no target has accepted it, or its target is unknown here."""
 
     state: JobState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """A line of the list."""
+    """One line of the list of jobs."""
 
     state: JobState
     target: str
-    """Empty: no target has accepted it."""
+    """Name of the target; empty if none has accepted it."""
 
 
 def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
-    """Return what is known in a folder.
+    """Collect what is known in a folder.
 
     Args:
         folder: The current folder, which need not be an experiment.
         runs: Folders of runs, besides the experiment's.
 
     Raises:
-        ConfigError: a target is wrong.
+        ConfigError: the settings of a target are invalid.
     """
     file = folder / EXPERIMENT
     raw: dict[str, Any] = read_yaml(file) if file.is_file() else {}
@@ -67,11 +67,11 @@ def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
 
 
 def find_job(named: str, here: Here) -> KnownJob:
-    """Return the job with an ID, or whose ID alone begins with a text.
+    """Return the job with an ID, or with the only ID that begins with a text.
 
     Raises:
-        ConfigError: there is none, or more than one.
-        UserError: it belongs to another user, or its target does not answer.
+        ConfigError: no job fits, or more than one.
+        UserError: the job belongs to another user, or its target does not answer.
     """
     place = find_place(named, here.runs)
     job = open_job(place)
@@ -80,11 +80,11 @@ def find_job(named: str, here: Here) -> KnownJob:
 
 
 def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
-    """Return the state of a job, as its target knows it.
+    """Return the state of a job according to its target.
 
     Args:
         place: The job's folder.
-        targets: By name; those of the job's own experiment count, too.
+        targets: By name; those of the job's experiment are added.
 
     Raises:
         UserError: the target does not answer, or the job belongs to another user.
@@ -100,7 +100,7 @@ def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
 
 
 def fetch_logs(place: Path, targets: Mapping[str, Target]) -> str:
-    """Bring the logs of a job here if its target has them; return why they are older, one line, or nothing."""
+    """Copy the logs of a job to this machine if its target has them; return why they are older, one line, or nothing."""
     try:
         target = target_of(place, targets, folder=open_job(place).folder)
         provider = target.open() if target is not None else None
@@ -112,7 +112,7 @@ def fetch_logs(place: Path, targets: Mapping[str, Target]) -> str:
 
 
 def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:
-    """Return all jobs, the newest first, and one line for each target that does not answer."""
+    """Return all jobs, newest first, and one line for each target that does not answer."""
     found: dict[str, Listed] = {}
     problems: dict[str, str] = {}
     asked: set[str] = set()
@@ -140,10 +140,10 @@ def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:
 
 
 def stop_job(known: KnownJob) -> JobState:
-    """Stop a job, after its tasks have saved; return its state.
+    """Stop a job after its tasks have saved; return its state.
 
     Raises:
-        ConfigError: no target has it, or its target is not known here.
+        ConfigError: no target has the job, or its target is unknown here.
         UserError: the target does not answer, or the job belongs to another user.
     """
     if known.state.phase.is_over:
@@ -159,7 +159,7 @@ def stop_job(known: KnownJob) -> JobState:
 
 
 def events_of(known: KnownJob) -> Sequence[JobEvent]:
-    """Return what the target did with a job, the oldest first; nothing of a target that does not tell."""
+    """Return the events of a job, oldest first; nothing if the target does not report events."""
     provider = known.target.open() if known.target is not None else None
     return provider.events(known.job.id) if isinstance(provider, Remote) else ()
 
@@ -167,7 +167,7 @@ def events_of(known: KnownJob) -> Sequence[JobEvent]:
 def lines_of_place(
     place: Path, targets: Mapping[str, Target], *, worker: int | None
 ) -> Iterator[str]:
-    """Yield what a job's tasks have printed so far: by its folder, else what its target still has.
+    """Yield what a job's tasks have printed so far: from its folder, else from its target.
 
     Args:
         place: The job's folder.
@@ -175,7 +175,7 @@ def lines_of_place(
         worker: Rank of one task; None: all.
 
     Raises:
-        ConfigError: no such worker.
+        ConfigError: the worker does not exist.
         UserError: the target does not answer.
     """
     if not workers_of(place):
@@ -189,10 +189,10 @@ def lines_of_place(
 def lines_of(
     known: KnownJob, targets: Mapping[str, Target], *, worker: int | None
 ) -> Iterator[str]:
-    """Yield what a job's tasks print until it is over.
+    """Yield what a job's tasks print until the job is over.
 
-    Where the target's machines may not share the folder of runs with this one, the folder counts as soon as tasks have
-    written to it, and what the target itself has if they run and have not.
+    If the target's machines may not share the folder of runs with this one, the folder is read as soon as tasks have
+    written to it, and the target's own logs if they run and have not.
 
     Args:
         known: The job.
@@ -212,7 +212,7 @@ def lines_of(
         try:
             phase = state_of(known.place, targets).phase
         except UserError:
-            # The logs do not come from the cluster, whose server may restart.
+            # The logs do not come from the cluster, so a restart of its server does not matter.
             now_s = time.monotonic()
             silent_s = silent_s if silent_s is not None else now_s
             if not isinstance(provider, Remote) or now_s - silent_s > SILENT_S:
@@ -225,14 +225,14 @@ def lines_of(
 
 
 SILENT_S = 600.0
-"""How long the server of a cluster may be silent before following ends with its error, seconds."""
+"""How long a cluster's server may be silent before following a log fails, seconds."""
 
 SHARED_S = 20.0
-"""How long tasks run at most before this machine sees their logs on a shared file system, seconds: a start of Python,
+"""Longest time from the start of tasks until this machine sees their logs on a shared file system, seconds: Python starts,
 and NFS may show a new folder late."""
 
 LOOK_S = 2.0
-"""Between two looks, seconds."""
+"""Pause between two checks, seconds."""
 
 
 def _has_logs_soon(known: KnownJob, targets: Mapping[str, Target]) -> bool:
@@ -271,7 +271,7 @@ def _without_target(place: Path) -> JobState:
 
 
 def target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Target | None:
-    """Return the target that has accepted a job: a known one, else one of the job's own experiment."""
+    """Return the target that has accepted a job: a known one, else one of the job's experiment."""
     submitted = read_submitted(place)
     if submitted is None:
         return None
@@ -281,7 +281,7 @@ def target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Ta
 
 
 def _further(known: Mapping[str, Path], targets: Mapping[str, Target]) -> list[Target]:
-    """Return targets that only the experiments of jobs name."""
+    """Return targets that only the experiments of jobs define."""
     found = {}
     for place in known.values():
         submitted = read_submitted(place)
@@ -297,7 +297,7 @@ def _further(known: Mapping[str, Path], targets: Mapping[str, Target]) -> list[T
 
 
 def _targets_in(folder: Path) -> dict[str, Target]:
-    """Return the targets of an experiment; none if it is gone or cannot be read any more."""
+    """Return the targets of an experiment; none if the experiment is gone or unreadable."""
     file = folder / EXPERIMENT
     try:
         return read_targets(_section(read_yaml(file), file), file=file) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Finds jobs: by their folders in RUNS/.jobs, and by an index of the user's own, which has a link to each."""
+"""Finds jobs: by their folders in RUNS/.jobs, and by an index of the user with a link to each."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from stoker.jobs.job import JOBS, Job, read_job
 SUBMITTED = "submitted.json"
 
 _found: dict[str, Path] = {}
-"""What this process has found: a provider finds what a verb found by `--runs`."""
+"""Jobs that this process has found, so that a provider finds a job that a verb found by `--runs`."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
-    """What is known of a submission from the moment on at which a target has accepted it."""
+    """What is known of a submission once a target has accepted it."""
 
     target: str
-    """Its name, as in `targets.yaml`."""
+    """The target's name, as in `targets.yaml`."""
 
     scheduler_id: str
     submitted_s: float
-    """Seconds since the epoch."""
+    """Time of the submission, seconds since the epoch."""
 
 
 def index_folder() -> Path:
-    """Return the folder of links to the jobs that this user has submitted on this machine."""
+    """Return the folder of links to the jobs that this user has submitted from this machine."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "stoker" / "jobs"
 
 
 def add_to_index(place: Path) -> None:
-    """Make a job known in every folder; without a home that can be written, it is known only by RUNS/.jobs."""
+    """Add a job to the user's index; without a writable home it is known only by RUNS/.jobs."""
     _found[place.name] = place.resolve()
     with contextlib.suppress(OSError):
         index_folder().mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def add_to_index(place: Path) -> None:
 
 
 def places(runs: Iterable[Path] = ()) -> dict[str, Path]:
-    """Return job's ID -> its folder, of all jobs in the index and in the folders of runs that were ever given."""
+    """Return a job's ID -> its folder, for all jobs in the index and in all known folders of runs."""
     for folder in (index_folder(), *(each / JOBS for each in runs)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for place in _entries(folder):
@@ -62,7 +62,7 @@ def places(runs: Iterable[Path] = ()) -> dict[str, Path]:
 
 
 def folders_with(file: str, runs: Iterable[Path] = ()) -> list[Path]:
-    """Return the folders of the index, and of jobs in folders of runs, that hold a file of this name."""
+    """Return the folders of jobs, in the index and in folders of runs, that contain a file of this name."""
     found = set()
     for folder in (index_folder(), *(each / JOBS for each in runs)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -71,14 +71,14 @@ def folders_with(file: str, runs: Iterable[Path] = ()) -> list[Path]:
 
 
 def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
-    """Return the folder of the job with an ID, or whose ID alone begins with a text.
+    """Return the folder of the job with an ID, or with the only ID that begins with a text.
 
     Args:
         named: The ID or its beginning.
-        runs: Folders of runs; the index counts anyway.
+        runs: Folders of runs in addition to the index.
 
     Raises:
-        ConfigError: there is none (the nearest is named), or more than one.
+        ConfigError: no job fits (the nearest is named), or more than one.
     """
     if not _ID.fullmatch(named):
         raise ConfigError("a job is named by its ID or the beginning of it", got=named, fix=_LIST)
@@ -110,10 +110,10 @@ def _is_close(named: str, known: Iterable[str]) -> bool:
 
 
 def open_job(place: Path) -> Job:
-    """Return the job of a folder.
+    """Read the job of a folder.
 
     Raises:
-        UserError: it is damaged, or it belongs to another user.
+        UserError: the description is damaged, or belongs to another user.
     """
     try:
         return read_job(place)
@@ -130,7 +130,7 @@ def open_job(place: Path) -> Job:
 
 
 def read_submitted(place: Path) -> Submitted | None:
-    """Return what is known of a job's submission; None if no target has accepted it."""
+    """Return the submission of a job; None if no target has accepted it."""
     path = place / SUBMITTED
     try:
         raw: dict[str, Any] = read_json(path) if path.is_file() else {}
@@ -152,7 +152,7 @@ def note_submission(place: Path, *, target: str, scheduler_id: str) -> None:
 
 
 def write_submitted(place: Path, submitted: Submitted) -> None:
-    """Note that a target has accepted a job; what its provider has noted there stays."""
+    """Record that a target has accepted a job; keep what its provider has recorded."""
     path = place / SUBMITTED
     before: dict[str, Any] = read_json(path) if path.is_file() else {}
     values = {
@@ -167,7 +167,7 @@ def _is_job(place: Path) -> bool:
     try:
         return (place / "job.json").exists()
     except PermissionError:
-        return True  # another user's: `open_job` says so
+        return True  # another user's job: `open_job` reports it
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -11,21 +11,21 @@ REMEDY = "Submit that job again, then this one"
 
 
 def require_may_be_done(job_id: str, state: JobState) -> None:
-    """Refuse a predecessor that will not be done.
+    """Check that the predecessors of a job will be done.
 
     Raises:
-        ConfigError: it has failed, or was stopped, or its state is not known.
+        ConfigError: a predecessor has failed, was stopped, or is in an unknown state.
     """
     if state.phase is Phase.UNKNOWN or (state.phase.is_over and state.phase is not Phase.DONE):
         raise ConfigError(
-            "--after must name jobs that are done, run or wait",
+            "--after must name jobs that are done, running or waiting",
             got=Plain(f"{job_id} is {_phase(state)}"),
             fix="Submit that job again first.",
         )
 
 
 def why_never(after: Sequence[str], state: Callable[[str], JobState]) -> str | None:
-    """Return why a job can never start; None while its predecessors are done, run, wait, or are not known.
+    """Return why a job can never start; None if its predecessors are done, running, waiting or unknown.
 
     Args:
         after: IDs of its predecessors.

@@ -20,7 +20,7 @@ from stoker.jobs.targets import Target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """What a submission has come to."""
+    """The result of a submission."""
 
     state: JobState
     target: str
@@ -38,7 +38,7 @@ def find_predecessors(named: Iterable[str], runs: Path) -> tuple[str, ...]:
 
     Args:
         named: Their IDs, or beginnings of IDs that fit one job; of a sweep all jobs; `SWEEP/3`.
-        runs: Folder of runs; the index counts, too.
+        runs: Folder of runs, in addition to the index.
 
     Raises:
         ConfigError: no job has this ID.
@@ -57,15 +57,15 @@ def _jobs_of(named: str, runs: Path) -> list[str]:
 
 
 def require_predecessors(job: Job, target: str, targets: Mapping[str, Target]) -> None:
-    """Refuse a job that would wait forever, or for jobs of which its target knows nothing.
+    """Refuse a job that would wait forever, or for jobs that its target does not know.
 
     Args:
-        job: What is to be submitted.
+        job: The job to submit.
         target: Name of its target.
         targets: All targets.
 
     Raises:
-        ConfigError: a predecessor is at another target, or has failed, or was stopped, or its state is not known.
+        ConfigError: a predecessor is on another target, has failed, was stopped, or is in an unknown state.
         UserError: the target does not answer.
     """
     for each in job.after:
@@ -84,10 +84,10 @@ def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, 
     """Submit a job, or find its earlier submission.
 
     Args:
-        job: What is submitted.
+        job: The job.
         archive: Its code.
-        target: Where.
-        targets: All targets: the earlier submission may be at another one.
+        target: The target.
+        targets: All targets: the earlier submission may be on another one.
 
     Raises:
         UserError: the target refuses the job (then nothing is written) or does not answer, the folder of runs cannot

@@ -5,7 +5,7 @@
       code.tar.gz       the code of all of them; their folders have links to it
       0, 1, ...         links to the folders of the jobs
 
-Each element is a job like any other: its ID, folder, run, logs and starts are those that it has alone.
+Each element is a job like any other, with the same ID, folder, run, logs and starts as without the sweep.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INFIX = "-sweep-"
 """Between the experiment's name and the hash in a sweep's ID."""
 
 MOST_ELEMENTS = 1000
-"""Elements of a sweep; Slurm's `MaxArraySize` is 1001 by default."""
+"""Most elements; Slurm's `MaxArraySize` is 1001 by default."""
 
 _PAIRS = {"[": "]", "{": "}", "(": ")", '"': '"', "'": "'"}
 
@@ -42,12 +42,12 @@ class Element:
     """ID of its job."""
 
     settings: tuple[str, ...]
-    """What differs, each `dotted.key=value`."""
+    """Its settings, each `dotted.key=value`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """What was submitted together."""
+    """The jobs of one sweep."""
 
     name: str
     """Name of the experiment."""
@@ -75,7 +75,7 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
         sweeps: Each `KEY=VALUE,VALUE`; a comma in brackets or quotes belongs to the value.
 
     Raises:
-        ConfigError: a text of another form, a key or value that occurs twice, too many combinations.
+        ConfigError: a text has another form, a key or value occurs twice, or there are too many combinations.
     """
     found: dict[str, list[str]] = {}
     for text in sweeps:
@@ -100,7 +100,7 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write its description, and a link to the folder of each job, where it is not there."""
+    """Write the description, and a link to the folder of each job, where they are missing."""
     values = asdict(sweep) | {"runs": str(sweep.runs)}
     write_atomic(sweep.place / FILE, json.dumps(values, indent=1) + "\n")
     for number, element in enumerate(sweep.elements):
@@ -110,30 +110,30 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def read_sweep(place: Path) -> Sweep:
-    """Return the sweep of a folder.
+    """Read the sweep of a folder.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: the folder is not a sweep's.
     """
     return build(Sweep, read_json(place / FILE), where=str(place / FILE))
 
 
 def sweeps(runs: Iterable[Path] = ()) -> dict[str, Sweep]:
-    """Return ID -> sweep, of those in the index and in folders of runs."""
+    """Return ID -> sweep, for those in the index and in folders of runs."""
     found = {}
     for place in folders_with(FILE, runs):
         try:
             found[place.name] = read_sweep(place)
-        except (ConfigError, OSError):  # another user's, or damaged: its jobs are listed one by one
+        except (ConfigError, OSError):  # another user's, or damaged: its jobs are listed alone
             continue
     return found
 
 
 def find_sweep(named: str, runs: Iterable[Path] = ()) -> Sweep | None:
-    """Return the sweep with an ID, or whose ID alone begins with a text up to `-sweep`; None without one.
+    """Return the sweep with an ID, or with the only ID that begins with a text up to `-sweep`; None without one.
 
     Raises:
-        ConfigError: there is more than one.
+        ConfigError: more than one sweep fits.
     """
     known = sweeps(runs) if INFIX.rstrip("-") in named else {}
     matches = [each for job, each in known.items() if job.startswith(named)]
@@ -150,7 +150,7 @@ def element_of(sweep: Sweep, number: str) -> Element:
     """Return an element by its number.
 
     Raises:
-        ConfigError: the sweep has no such element.
+        ConfigError: the sweep does not have the element.
     """
     last = len(sweep.elements) - 1
     if not (number.isascii() and number.isdecimal() and len(number) <= 6 and int(number) <= last):
@@ -159,7 +159,7 @@ def element_of(sweep: Sweep, number: str) -> Element:
 
 
 def _values(text: str) -> list[str]:
-    """Cut a text at the commas that are not in brackets or quotes."""
+    """Split a text at the commas that are not in brackets or quotes."""
     found, closing = [""], ""
     for letter in text:
         if letter == "," and not closing:

@@ -1,4 +1,4 @@
-"""The states of sweeps: how many of their jobs wait, run and are over, and the end of all."""
+"""The states of sweeps: how many of their jobs wait, run and are over, and how to stop all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.jobs.sweep import Element, Sweep, element_of, find_sweep, sweeps
 from stoker.jobs.targets import Target
 
 STOPS_AT_ONCE = 16
-"""Jobs that get the request to save and end at the same time."""
+"""Most jobs that get the request to save and end at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +24,17 @@ class SweepState:
     sweep: Sweep
 
     jobs: tuple[tuple[Element, Listed | None], ...]
-    """Each element and what is known of its job; None: nothing."""
+    """Each element and the state of its job; None: no job."""
 
     @property
     def submitted_s(self) -> float:
-        """Time of the newest submission of one of them, seconds since the epoch."""
+        """Time of the newest submission among its jobs, seconds since the epoch."""
         known = [each.state.submitted_s or 0.0 for _, each in self.jobs if each is not None]
         return max(known, default=0.0)
 
     @property
     def target(self) -> str:
-        """Name of the target, of several with commas."""
+        """Name of the target; several are separated by commas."""
         return ", ".join(sorted({each.target for _, each in self.jobs if each and each.target}))
 
     def counts(self) -> str:
@@ -50,7 +50,7 @@ _ORDER = (
 
 
 def list_with_sweeps(here: Here) -> tuple[list[Listed | SweepState], list[str]]:
-    """Return the jobs that belong to no sweep, and the sweeps, the newest first; and a line for each silent target."""
+    """Return the jobs that belong to no sweep, and the sweeps, newest first; and a line for each silent target."""
     listed, problems = list_jobs(here)
     found = _sweep_states(sweeps(here.runs).values(), listed)
     inside = {element.job for each in found for element in each.sweep.elements}
@@ -60,14 +60,14 @@ def list_with_sweeps(here: Here) -> tuple[list[Listed | SweepState], list[str]]:
 
 
 def find_element(named: str, here: Here) -> tuple[Sweep | None, str]:
-    """Return the sweep that `SWEEP` names and "", or None and what names a job: `SWEEP/3` is the job of element 3.
+    """Split `SWEEP...` into the sweep and "", or return None and a job's name: `SWEEP/3` is the job of element 3.
 
     Args:
         named: `JOB`, `JOB/...`, `SWEEP`, `SWEEP/NUMBER` or `SWEEP/NUMBER/...`.
-        here: What is known in the current folder.
+        here: The jobs and targets known in the current folder.
 
     Raises:
-        ConfigError: no such element, or more than one sweep.
+        ConfigError: the element does not exist, or more than one sweep fits.
     """
     first, slash, rest = named.partition("/")
     sweep = find_sweep(first, here.runs)
@@ -86,10 +86,10 @@ def state_of_sweep(sweep: Sweep, here: Here) -> tuple[SweepState, list[str]]:
 
 
 def stop_sweep(sweep: Sweep, here: Here) -> SweepState:
-    """Stop the jobs of a sweep, those that wait first, so that none starts meanwhile; return their states.
+    """Stop the jobs of a sweep, waiting ones first, so that none starts meanwhile; return their states.
 
     Raises:
-        UserError: one of them could not be stopped.
+        UserError: a job could not be stopped.
     """
     of_target: dict[str, list[str]] = {}
     targets: dict[str, Target] = {}
@@ -97,7 +97,7 @@ def stop_sweep(sweep: Sweep, here: Here) -> SweepState:
     for element in sweep.elements:
         place = sweep.place.parent / element.job
         if not (place / "job.json").exists():
-            continue  # its submission was cut off
+            continue  # its submission was interrupted
         target = target_of(place, here.targets, folder=open_job(place).folder)
         if target is None:
             alone.append(element.job)

@@ -1,4 +1,4 @@
-"""Submits the jobs of a sweep that are not there already, all at once."""
+"""Submits the missing jobs of a sweep, all at once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from stoker.jobs.targets import Target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepReceipt:
-    """What the submission of a sweep has come to."""
+    """The result of a sweep's submission."""
 
     submitted: tuple[str, ...]
     """IDs of the jobs that this call has submitted."""
 
     live: tuple[str, ...]
-    """IDs of those that waited or ran already, perhaps at another target."""
+    """IDs of those that were already waiting or running, perhaps on another target."""
 
     done: tuple[str, ...]
     """IDs of those that are done."""
 
 
 def array_of(sweep: Sweep, jobs: Sequence[Job], *, at_once: int | None) -> Array:
-    """Return all jobs of a sweep as what a target takes."""
+    """Return all jobs of a sweep in the form that a target takes."""
     numbered = dict(enumerate(jobs))
     return Array(id=sweep.id, place=sweep.place, jobs=numbered, at_once=at_once)
 
@@ -47,7 +47,7 @@ def require_submittable(
     """Return the provider of a target that can run these jobs, before anything is written.
 
     Raises:
-        ConfigError: it cannot, or takes one job at a time only, or a job before them will not be done.
+        ConfigError: the target cannot run them, accepts only one job at a time, or a predecessor will not be done.
         UserError: the target does not answer.
     """
     provider = target.open()
@@ -71,15 +71,15 @@ def submit_sweep(
     target: Target,
     targets: Mapping[str, Target],
 ) -> SweepReceipt:
-    """Submit the jobs of a sweep that are neither there nor done.
+    """Submit the jobs of a sweep that are neither submitted nor done.
 
     Args:
-        sweep: What belongs together.
+        sweep: The sweep.
         jobs: Its jobs, in the order of the sweep's elements.
         archive: Their code.
         at_once: Most that run at a time; None: the target's own limit.
-        target: Where.
-        targets: All targets: a job may be at another one already.
+        target: The target.
+        targets: All targets: a job may already be on another one.
 
     Raises:
         UserError: the target refuses the jobs (then nothing is written) or does not answer, or the folder of runs
@@ -109,7 +109,7 @@ def submit_sweep(
 
 
 def _phase(job: Job, targets: Mapping[str, Target]) -> Phase | None:
-    """Return the phase of an earlier submission; None without one, or if nothing is known of it."""
+    """Return the phase of an earlier submission; None without one, or if its state is unknown."""
     if read_submitted(job.place) is None:
         return None
     phase = state_of(job.place, targets).phase

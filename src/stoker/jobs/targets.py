@@ -1,4 +1,4 @@
-"""Targets by name, from `targets.yaml` of the user and `targets` of the experiment, and what makes a provider of one."""
+"""Targets by name, from the user's `targets.yaml` and the experiment's `targets`, and the provider of a target."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Target:
     name: str
     provider: str
     settings: Any
-    """An instance of its kind's settings."""
+    """The settings, an instance of its kind's dataclass."""
 
     def open(self) -> Provider:
-        """Return the provider, which has not been asked yet."""
+        """Create the provider, without a request to it."""
         return _kind(self.provider, where=f"targets.{self.name}").make(self.name, self.settings)
 
 
@@ -48,7 +48,7 @@ def read_targets(of_experiment: Mapping[str, Any], *, file: Path) -> dict[str, T
         file: That stoker.yaml, for messages.
 
     Raises:
-        ConfigError: an unknown provider or setting, or a wrong value, with the file and the line.
+        ConfigError: a provider or setting is unknown, or a value is invalid; file and line are named.
     """
     found = {LOCAL: _built(LOCAL, {"provider": LOCAL})}
     own = targets_file()
@@ -68,7 +68,7 @@ def find_target(name: str, targets: Mapping[str, Target]) -> Target:
     """Return the target with a name.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: no target has this name; the nearest is named.
     """
     if name not in targets:
         fix = f"{nearest(name, targets)} Targets are named in {targets_file()} and stoker.yaml."
@@ -82,7 +82,7 @@ def provider_names() -> list[str]:
 
 
 def _built(where: str, raw: object) -> Target:
-    """Return the target of one section, whose dotted key ends in its name."""
+    """Return the target of one section, whose dotted key ends with its name."""
     if not isinstance(raw, Mapping):
         raise ConfigError(
             f"{where} must be a section of `key: value` lines",

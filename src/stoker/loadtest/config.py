@@ -93,9 +93,9 @@ def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
     for _, (number, _) in addresses:
         if not allow_remote and not ipaddress.ip_address(number.partition("%")[0]).is_loopback:
             raise ConfigError(
-                "load goes to this machine only, unless another is meant",
+                "the load test's server must be on this machine, unless --allow-remote is given",
                 got=Plain(f"{host}, which is {number}"),
-                fix="Where that server is yours to load, add --allow-remote.",
+                fix="If you may load that server, add --allow-remote.",
             )
     # A name may resolve to ::1 and 127.0.0.1 while the server listens on one of them.
     several = addresses if len(addresses) > 1 else []

@@ -23,7 +23,7 @@ _READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRIT
 _CONNECTING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 CLOSED = "connection closed"
-"""The server closed the connection before its answer was complete."""
+"""The server closed the connection before the answer was complete."""
 
 NOT_HTTP = "no HTTP answer"
 """The answer could not be parsed."""

@@ -195,7 +195,7 @@ def _notes(result: LoadResult) -> list[str]:
             "connections; the wait counts"
         )
     if result.errors and result.latencies.count:
-        notes.append("latencies are those of the answers of 200 alone")
+        notes.append("latencies are those of answers with status 200 only")
     return notes
 
 

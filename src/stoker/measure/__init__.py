@@ -1,1 +1,1 @@
-"""What a model asks of a device, and what the device does: operations, peak, MFU, kernel time."""
+"""The operations that a model needs, and what the device does: peak rate, MFU, kernel time."""

@@ -1,6 +1,6 @@
-"""A traced graph as what can be counted of it: nodes that are needed, their shapes, called bodies.
+"""The structure of a traced graph for counting operations: needed nodes, their shapes, called functions.
 
-All is read from the graph's own definition, which TensorFlow writes with shapes; nothing is run but
+Everything is read from the graph's definition, which TensorFlow writes with shapes; nothing is run except
 the arithmetic of a loop's bounds.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 Shape = tuple[int | None, ...]
-"""None: a dimension that is not known."""
+"""A dimension is None if it is unknown."""
 
 _BOUND_OPS = frozenset(
     [
@@ -51,7 +51,7 @@ _BOUND_OPS = frozenset(
         "Fill",
     ]
 )
-"""What a loop's bound may be computed by: pure, cheap, with one output."""
+"""Operations that may compute a loop's bound: pure, cheap, with one output."""
 
 _LISTS = frozenset(
     [
@@ -70,10 +70,10 @@ _LISTS = frozenset(
         "StatefulPartitionedCall",
     ]
 )
-"""Operations with several outputs, all of one argument: a body's `node:argument:3` is the fourth."""
+"""Operations with several outputs, all in one argument: `node:argument:3` of a function's body is the fourth."""
 
 _FIRST = {"FusedBatchNormV3": "y", "FusedBatchNormV2": "y", "FusedBatchNorm": "y"}
-"""Operation with several output arguments -> the first one's name; of the others nothing is known."""
+"""Operation with several output arguments -> the first one's name; the others are not supported."""
 
 
 class Body:
@@ -87,13 +87,13 @@ class Body:
         argument_shapes: Sequence[Shape | None] = (),
         results: Sequence[str] = (),
     ) -> None:
-        """Hold what the definition says.
+        """Index a definition.
 
         Args:
             nodes: `NodeDef`s, with `_output_shapes`.
             arguments: Names of a function's arguments.
             argument_shapes: Their shapes, or none.
-            results: What it gives back, and `^node` for what else has to run, as references.
+            results: References to its results, and `^node` for nodes that must run as well.
         """
         self.nodes = {node.name: node for node in nodes}
         self.arguments = {name: number for number, name in enumerate(arguments)}
@@ -101,11 +101,11 @@ class Body:
         self._argument_shapes = tuple(argument_shapes)
 
     def inputs(self, node: Any) -> list[str]:
-        """References to a node's inputs, without those that only order."""
+        """References to a node's inputs, without control inputs."""
         return [reference for reference in node.input if not reference.startswith("^")]
 
     def source(self, reference: str) -> tuple[Any | None, int]:
-        """The node behind a reference, and which of its outputs; no node where it is an argument.
+        """The node of a reference, and the number of its output; no node for an argument.
 
         The output is -1 where it is unknown.
         """
@@ -121,7 +121,7 @@ class Body:
         return node, int(place[1])
 
     def shape(self, reference: str) -> Shape | None:
-        """Shape of what is referred to, or None where not even the rank is known."""
+        """Shape of the referenced tensor, or None if even the rank is unknown."""
         node, output = self.source(reference)
         if node is None:
             known = 0 <= output < len(self._argument_shapes)
@@ -130,17 +130,17 @@ class Body:
         return _shape(shapes[output]) if 0 <= output < len(shapes) else None
 
     def argument(self, reference: str) -> int | None:
-        """Which argument of the function it is, however often passed on; None: none."""
+        """Number of the function's argument that is passed on unchanged; None if it is not an argument."""
         node, output = self.source(reference)
         while node is not None and node.op == "Identity":
             node, output = self.source(self.inputs(node)[0])
         return output if node is None and output >= 0 else None
 
     def number(self, reference: str) -> int | None:
-        """The value of a scalar that depends on nothing that is fed; None where it does.
+        """The value of a scalar that does not depend on fed values; None if it does.
 
         Args:
-            reference: Of a whole number.
+            reference: Reference to a whole number.
         """
         node, output = self.source(reference)
         if node is None or output != 0:
@@ -202,24 +202,24 @@ def _shape(shape: Any) -> Shape | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """How often a loop's body runs."""
+    """The number of turns of a loop."""
 
     number: int | None
-    """None: that is only known when it runs."""
+    """None if it is known only at run time."""
 
     at_most: bool
-    """Whether something else may end it sooner."""
+    """Whether the loop may end sooner for another reason."""
 
 
 def loop_turns(outer: Body, loop: Any, *, library: dict[str, Body]) -> Turns:
-    """How often the body of a `While` runs.
+    """The number of turns of a `While`.
 
     The loop's condition is one `Less(counter, bound)`, or several that must all hold, as Keras's
     recurrent layers, `tf.map_fn`, `tf.scan` and a Python `for` over `tf.range` write it; a `break`
     makes AutoGraph write `Less(...) and not broken`.
 
     Args:
-        outer: Where the loop stands.
+        outer: The graph that contains the loop.
         loop: Its node.
         library: The graph's functions.
     """
@@ -233,7 +233,7 @@ def loop_turns(outer: Body, loop: Any, *, library: dict[str, Body]) -> Turns:
 def _conjunction(
     condition: Body, reference: str, *, library: dict[str, Body]
 ) -> Iterator[Any | None]:
-    """The comparisons that must all hold; None for one that is none."""
+    """The comparisons that must all hold; None if one is not a comparison."""
     node, _ = condition.source(reference)
     if node is None:
         yield None
@@ -250,7 +250,7 @@ def _conjunction(
 
 
 def _is_false(branch: Body) -> bool:
-    """Whether a branch gives False whatever enters: then the other one is Python's `and`."""
+    """Whether a branch returns False for every input: then the other one is Python's `and`."""
     node, _ = branch.source(branch.results[0])
     while node is not None and node.op == "Identity":
         node, _ = branch.source(branch.inputs(node)[0])
@@ -279,7 +279,7 @@ def _turns_of(
 
 
 def _entering(outer: Body, loop: Any, condition: Body, body: Body, reference: str) -> int | None:
-    """The value of a bound: a constant of the condition, or what enters and is never changed."""
+    """The value of a bound: a constant of the condition, or an input of the loop that never changes."""
     place = condition.argument(reference)
     if place is None:
         return condition.number(reference)
@@ -289,7 +289,7 @@ def _entering(outer: Body, loop: Any, condition: Body, body: Body, reference: st
 
 
 def _step(outer: Body, loop: Any, body: Body, counter: int) -> int | None:
-    """What a turn adds to the counter, above 0, or None."""
+    """The increment of the counter per turn, above 0; or None."""
     node, _ = body.source(body.results[counter])
     while node is not None and node.op == "Identity":
         node, _ = body.source(body.inputs(node)[0])

@@ -75,7 +75,7 @@ def class_of(kernel: Kernel) -> KernelClass:
     Element-wise work inside a normalization layer counts as normalization, because a Keras layer
     without a fused kernel consists of it.
     """
-    # A driver's copy is one, whatever instruction of XLA's it carries out.
+    # A copy by the driver is a copy, whatever XLA instruction it carries out.
     copies: KernelClass | None = "copies" if _COPIES.search(kernel.name) else None
     found = copies or kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
     if found == "elementwise" and _is_normalization(kernel.scope):

@@ -23,7 +23,7 @@ from stoker.measure.peak_flops import DTYPES, measure_peak_flops, quick_peak
 from stoker.measure.step_flops import count_graph
 
 BACKWARD = 2
-"""Products of the backward pass for each one of the forward pass: one for the gradient of the
+"""Products of the backward pass for each product of the forward pass: one for the gradient of the
 input, one for that of the weights. Source: Kaplan et al., arXiv:2001.08361, section 2.1."""
 
 BATCH_SIZE = 32
@@ -165,7 +165,7 @@ class ModelRate:
     """Why something is unknown."""
 
     def mfu(self, samples_per_s: float, *, devices: int = 1) -> float | None:
-        """MFU: achieved divided by peak.
+        """MFU: achieved rate divided by peak rate.
 
         Args:
             samples_per_s: Over all devices.

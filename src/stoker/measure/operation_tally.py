@@ -31,7 +31,7 @@ def _dimension(shape: Shape | None, place: int) -> int | None:
 
 
 def _matrix_product(body: Body, node: Any) -> int | None:
-    """2 x rows x columns x what is summed over, which either factor may know."""
+    """2 x rows x columns x length of the summed axis, which either factor may define."""
     left, right = (body.shape(reference) for reference in body.inputs(node)[:2])
     turned_left = _says(node, "transpose_a", "adj_x")
     turned_right = _says(node, "transpose_b", "adj_y")
@@ -42,25 +42,25 @@ def _matrix_product(body: Body, node: Any) -> int | None:
 
 
 def _convolution(body: Body, node: Any) -> int | None:
-    """2 x outputs x what each sums over: the filter, [*window, channels in, channels out]."""
+    """2 x outputs x number of summed products: the filter, [*window, channels in, channels out]."""
     kernel = body.shape(body.inputs(node)[1])
     return _times(2, _product(body.shape(node.name)), _product(kernel[:-1] if kernel else None))
 
 
 def _depthwise(body: Body, node: Any) -> int | None:
-    """As `_convolution`, but an output sums over one channel: [height, width, channels, outputs]."""
+    """Like `_convolution`, but each output sums over one channel: [height, width, channels, outputs]."""
     kernel = body.shape(body.inputs(node)[1])
     return _times(2, _product(body.shape(node.name)), _product(kernel[:2] if kernel else None))
 
 
 def _transposed_convolution(body: Body, node: Any) -> int | None:
-    """Every number that enters is spread over the filter, [*window, channels out, channels in]."""
+    """Each input value is multiplied with the filter, [*window, channels out, channels in]."""
     _, kernel, given = (body.shape(reference) for reference in body.inputs(node)[:3])
     return _times(2, _product(given), _product(kernel[:-1] if kernel else None))
 
 
 def _einsum(body: Body, node: Any) -> int | None:
-    """2 x the product of all indices' sizes."""
+    """2 x the product of the sizes of all indices."""
     references = body.inputs(node)
     if len(references) < 2:
         return 0
@@ -71,25 +71,25 @@ def _einsum(body: Body, node: Any) -> int | None:
         if shape is None:
             return None
         for index, size in zip(_indices(term, len(shape)), shape, strict=True):
-            # What is broadcast is 1 in one of them.
+            # A broadcast dimension is 1 in one of them.
             before = sizes.get(index)
             sizes[index] = max(before, size) if before and size else before or size
     return _times(2, *sizes.values())
 
 
 def _indices(term: str, rank: int) -> list[str | int]:
-    """Names of a term's dimensions; those of an ellipsis are counted from its end."""
+    """Names of a term's dimensions; the dimensions of an ellipsis are counted from its end."""
     left, dots, right = term.partition("...")
     hidden = range(rank - len(left) - len(right), 0, -1) if dots else ()
     return [*left, *hidden, *right]
 
 
 _GATES = {b"lstm": 4, b"gru": 3, b"rnn_relu": 1, b"rnn_tanh": 1}
-"""Products of each kind that a step of a recurrent cell takes."""
+"""Number of products of each kind in one step of a recurrent cell."""
 
 
 def _cudnn_rnn(body: Body, node: Any) -> int | None:
-    """2 x time x batch x gates x units x (what enters + units), of one layer in one direction."""
+    """2 x time x batch x gates x units x (inputs + units), of one layer in one direction."""
     given, state = (body.shape(reference) for reference in body.inputs(node)[:2])
     if given is None or state is None or state[0] != 1:
         return None
@@ -99,7 +99,7 @@ def _cudnn_rnn(body: Body, node: Any) -> int | None:
 
 
 Formula = Callable[[Body, Any], "int | None"]
-"""A body and a node of it -> its operations; None where a size is not known."""
+"""(body, node) -> its operations; None if a size is unknown."""
 
 PRODUCTS: dict[str, Formula] = {
     "MatMul": _matrix_product,
@@ -162,36 +162,36 @@ UNCOUNTED = frozenset(
         "QuantizedConv2D",
     ]
 )
-"""Operations with products inside that no formula here is for: each is reported as not counted."""
+"""Operations that contain products but have no formula here: each is reported as not counted."""
 
 
 Kind = Literal["convolutions", "products of matrices"]
 
 Work = Mapping[tuple[Kind, str], int]
-"""Kind and type -> floating-point operations."""
+"""(kind, type) -> floating-point operations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
-    """What was counted."""
+    """The result of a count."""
 
     work: Work = field(default_factory=dict)
-    """A multiplication and an addition are two."""
+    """Floating-point operations; a multiplication and an addition are two."""
 
     unknown: tuple[str, ...] = ()
-    """What could not be counted, each a reason not to give a figure."""
+    """Parts that could not be counted, each a reason not to report a figure."""
 
     notes: tuple[str, ...] = ()
-    """What is more or less than the count says."""
+    """How the count may differ from the real operations."""
 
     placed: tuple[Any, ...] = ()
-    """Nodes that the runtime places one by one, as they are defined."""
+    """Nodes that the runtime places one by one, as in their definition."""
 
     passes: int = 0
-    """Loops over a dataset whose turn computes something."""
+    """Loops over a dataset that compute something in each turn."""
 
     outside: int = 0
-    """Operations outside of those loops, where there are any."""
+    """Operations outside these loops, if there are any."""
 
     @property
     def total(self) -> int:
@@ -199,7 +199,7 @@ class Tally:
         return sum(self.work.values())
 
     def plus(self, other: Tally, *, times: int = 1) -> Tally:
-        """Both, the other one so often."""
+        """Return the sum, with the other one multiplied by a factor."""
         work = dict(self.work)
         for key, operations in other.work.items():
             work[key] = work.get(key, 0) + times * operations
@@ -213,16 +213,16 @@ class Tally:
         )
 
     def all_on_device(self) -> Tally:
-        """The same, inside of what XLA compiles: no operation of it is placed by itself."""
+        """The same count inside XLA: its operations are not placed individually."""
         return replace(self, placed=())
 
     def in_a_pass(self) -> Tally:
-        """The same as a turn of a loop over a dataset."""
+        """The same count as one turn of a loop over a dataset."""
         return replace(self, passes=self.passes + bool(self.total), outside=0)
 
 
 def tally_of(graph: Any) -> Tally:
-    """Count the products and convolutions of a graph, without what its functions do.
+    """Count the products and convolutions of a graph, without those in functions.
 
     Args:
         graph: A definition with shapes; every node of it is run once.
@@ -249,7 +249,7 @@ def _type(node: Any) -> str:
 
 
 def _filter_gradient(window: slice) -> Formula:
-    """As the convolution itself: 2 x what came out of it x what each of that summed over."""
+    """Like the convolution itself: 2 x its outputs x the number of summed products."""
 
     def operations(body: Body, node: Any) -> int | None:
         kernel, given = body.shape(node.name), body.shape(body.inputs(node)[2])
@@ -266,7 +266,7 @@ def _depthwise_input_gradient(body: Body, node: Any) -> int | None:
 
 
 def _cudnn_gradient(body: Body, node: Any) -> int | None:
-    """Twice the forward pass, whose arguments its own begin with."""
+    """Twice the forward pass, whose arguments come first."""
     forward = PRODUCTS["CudnnRNNV3"](body, node)
     return None if forward is None else 2 * forward
 
@@ -284,7 +284,7 @@ _FORMULAS: dict[str, Formula] = {
     **PRODUCTS,
     "CudnnRNNBackpropV3": _cudnn_gradient,
 }
-"""Those of a forward pass, as `stoker train` counts them, and their gradients that are operations of
-their own; that of a product of matrices is a product of matrices."""
+"""Operations of a forward pass, as `stoker train` counts them, and their gradients that are separate
+operations; the gradient of a matrix product is again matrix products."""
 
 _COUNTED = frozenset(_FORMULAS) | UNCOUNTED

@@ -1,7 +1,7 @@
 """Measures the peak rates that this device reaches: matrix products and convolutions.
 
-A data sheet's figure holds for a clock, a power limit and a precision that this machine may not
-have, and on a CPU there is none; so it is measured, as the step itself is.
+A data sheet's figure assumes a clock, a power limit and a precision that this machine may not
+have, and a CPU has no such figure; so the peak is measured, like the step itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stoker.core.errors import ConfigError
 from stoker.measure.operation_tally import Kind
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-"""What can be measured."""
+"""Kinds of operations that can be measured."""
 
 PRODUCT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Rows and columns of the squares that are multiplied: from a core's cache to a large device's fill."""
+"""Rows and columns of the multiplied squares: from a core's cache to the size that fills a large device."""
 
 CONVOLUTIONS = (
     (8, 56, 64),
@@ -45,61 +45,61 @@ QUICK_CONVOLUTIONS = {
 """The same for convolutions, as in `CONVOLUTIONS`."""
 
 AT_ONCE = 4
-"""Operations of a turn of the loop, so that the loop itself costs next to nothing."""
+"""Operations of one turn of the loop, so that the loop itself costs almost nothing."""
 
 ROUNDS = 3
-"""How often each size is measured, in turn: what else the machine does hits all sizes alike."""
+"""Number of measurements of each size, in turn: other load on the machine affects all sizes alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakFlops:
-    """The best of several sizes."""
+    """The best rate of several sizes."""
 
     dtype: str
-    """What was multiplied."""
+    """The dtype."""
 
     device: str
-    """Where: TensorFlow's name of it."""
+    """TensorFlow's name of the device."""
 
     products_per_s: float
-    """Floating-point operations a second of products of matrices."""
+    """Floating-point operations per second of matrix products."""
 
     convolutions_per_s: float
-    """The same of convolutions."""
+    """The same for convolutions."""
 
     product_size: int
-    """The size that reached it."""
+    """The matrix size with this rate."""
 
     convolution_size: tuple[int, int, int]
-    """The (images, height and width, channels) that reached it."""
+    """The convolution size (images, height and width, channels) with this rate."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Candidate:
     size: int | tuple[int, int, int]
     flops: float
-    """Of one turn of the loop."""
+    """Operations of one turn of the loop."""
     run: Callable[[int], float]
-    """Turns -> seconds that they took."""
+    """Runs some turns; returns their seconds."""
     turn_s: float = 0.0
     best_per_s: float = 0.0
 
 
 def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
-    """Multiply matrices and convolve images of several sizes, and see which rate is the highest.
+    """Measure matrix products and convolutions of several sizes, and return the highest rates.
 
     Each is a `tf.function` on the default device, waited for at its end. A size is left out where
-    a turn of it would take more than its share of the time, or more memory than there is.
+    a turn of it would take more than its share of the time, or more than the free memory.
 
     Args:
         dtype: One of `DTYPES`.
-        seconds: Time for all of it, seconds; tracing and the smallest sizes may take longer.
+        seconds: Total time, seconds; tracing and the smallest sizes may take longer.
 
     Raises:
-        ConfigError: another type, or no time.
+        ConfigError: the type is unknown, or the time is not above 0.
     """
     if dtype not in DTYPES:
-        raise ConfigError(f"a peak is measured of one of {', '.join(DTYPES)}", got=dtype)
+        raise ConfigError(f"the type of a peak must be one of {', '.join(DTYPES)}", got=dtype)
     if not seconds > 0:
         raise ConfigError("a peak takes more than 0 seconds to measure", got=seconds)
     kind = tf.as_dtype(dtype)
@@ -155,14 +155,14 @@ def _best(candidates: Iterator[_Candidate], *, seconds: float) -> _Candidate:
 
 
 def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Candidate]:
-    """The smallest, and all that take less than their share; each is warm then."""
+    """The smallest size, and all that take less than their share of the time; each is warmed up."""
     fitting: list[_Candidate] = []
     per_s = 0.0
     for candidate in candidates:
         if fitting and candidate.flops / per_s > share_s / 2:
             break
         try:
-            # The first call traces it and finds the kernel, the second says how long it takes.
+            # The first call traces it and finds the kernel, the second one gives its duration.
             candidate.run(1)
             candidate.turn_s = max(candidate.run(1), 1e-9)
         except tf.errors.ResourceExhaustedError:
@@ -176,7 +176,7 @@ def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Cand
 
 def _products(kind: tf.DType, sizes: Sequence[int] = PRODUCT_SIZES) -> Iterator[_Candidate]:
     for size in sizes:
-        # So that the numbers keep their size, however often they are multiplied.
+        # So that the numbers stay in range, however often they are multiplied.
         factor = _normal([size, size], kind, scale=size**-0.5)
         start = _normal([size, size], kind, scale=1.0)
 
@@ -212,7 +212,7 @@ def _runner(
         for _ in tf.range(number):  # type: ignore[attr-defined]  # AutoGraph's loop
             for _ in range(AT_ONCE):
                 given = once(given, factor)
-        # One number: what is waited for, and nothing to carry from the device.
+        # One number: the call waits for it, and nothing large is copied from the device.
         return tf.reduce_max(given)
 
     def run(number: int) -> float:

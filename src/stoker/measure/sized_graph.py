@@ -1,6 +1,6 @@
-"""A graph's definition built once more with other shapes: TensorFlow says what follows from them.
+"""Rebuilds a graph's definition with other shapes, so that TensorFlow infers the resulting shapes.
 
-Nothing is run, and no function is called: what calls one is stood in for by what it gives.
+Nothing is run, and no function is called: a placeholder with its outputs replaces each call.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Any
 import tensorflow as tf
 
 ANY = tf.TensorShape(None)  # type: ignore[arg-type]  # documented, and not in the stubs
-"""Of which not even the rank is known."""
+"""Shape of a tensor of unknown rank."""
 
 MOST_VALUES = 16
-"""Whole numbers of a tensor whose value is carried into a function: it is a shape."""
+"""Most whole numbers of a tensor whose value is passed into a function: it is a shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What is known of a tensor before anything runs."""
+    """The known value of a tensor, or None."""
 
     dtype: tf.DType
     shape: tf.TensorShape
-    """Or a part of it."""
+    """Or of a part of it."""
 
     value: Any = None
-    """The array, where it is a short one of whole numbers that does not depend on what is fed."""
+    """The value of a short array of whole numbers that does not depend on fed values."""
 
     def without_value(self) -> Known:
-        """The same of a tensor that changes from turn to turn."""
+        """The same tensor without its value, because it changes from turn to turn."""
         return Known(dtype=self.dtype, shape=self.shape)
 
 
 def known_of(tensor: Any) -> Known:
-    """What a graph knows of one of its tensors."""
+    """What a graph knows about one of its tensors."""
     value = None
     size = tensor.shape.num_elements()
     if tensor.dtype in (tf.int32, tf.int64) and size is not None and size <= MOST_VALUES:
@@ -44,7 +44,7 @@ def known_of(tensor: Any) -> Known:
 
 
 def common(shapes: Sequence[tf.TensorShape]) -> tf.TensorShape:
-    """What is true of all of these shapes."""
+    """The most specific shape that covers all of these."""
     first, *others = shapes
     for other in others:
         first = first.most_specific_compatible_shape(other)
@@ -52,12 +52,12 @@ def common(shapes: Sequence[tf.TensorShape]) -> tf.TensorShape:
 
 
 def name_of(reference: str) -> str:
-    """The node that is referred to."""
+    """The name of the referenced node."""
     return reference.removeprefix("^").partition(":")[0]
 
 
 def ordered(nodes: Mapping[str, Any], results: Iterable[str]) -> list[Any]:
-    """The nodes that results depend on, each behind all that it depends on itself.
+    """The nodes that results depend on, in topological order.
 
     Args:
         nodes: By name, without cycles.
@@ -78,7 +78,7 @@ def ordered(nodes: Mapping[str, Any], results: Iterable[str]) -> list[Any]:
 
 
 def wanted_of(nodes: Iterable[Any], results: Iterable[str]) -> dict[str, set[int]]:
-    """Node -> which of its outputs are read; of a node with several, by their number."""
+    """Node -> its outputs that are read, by number."""
     found: dict[str, set[int]] = {}
     references = [*results, *(each for node in nodes for each in node.input)]
     for reference in references:
@@ -89,7 +89,7 @@ def wanted_of(nodes: Iterable[Any], results: Iterable[str]) -> dict[str, set[int
 
 
 def declared(node: Any) -> list[Known]:
-    """What the definition itself says of the outputs of a node that calls a function."""
+    """The outputs of a node that calls a function, according to the definition."""
     shapes = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
     key = _TYPES.get(node.op)
     if key is None:
@@ -113,20 +113,20 @@ _TYPES = {
     "StatelessWhile": "T",
     "ReduceDataset": "output_types",
 }
-"""Operation that calls a function -> where the types of its outputs stand; others give datasets."""
+"""Operation that calls a function -> attribute with the types of its outputs; other ones return datasets."""
 
 
 class SizedGraph:
-    """Nodes of a definition, made one by one, with the shapes of what was made before them."""
+    """Builds the nodes of a definition one by one, with the shapes of earlier ones."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start an empty graph."""
         self._graph = tf.Graph()
         self._made: dict[str, list[Any]] = {}
         self._offsets: dict[str, dict[str, int]] = {}
 
     def put(self, name: str, outputs: Sequence[Known]) -> None:
-        """Stand in for a node, or for an argument, with what is known of its outputs."""
+        """Add a placeholder for a node, or for an argument, with what is known about its outputs."""
         with self._graph.as_default():
             self._made[name] = [
                 tf.compat.v1.placeholder(each.dtype, each.shape)
@@ -136,13 +136,13 @@ class SizedGraph:
             ]
 
     def make(self, node: Any) -> None:
-        """Make a node that calls no function.
+        """Add a node that calls no function.
 
         Raises:
-            ValueError: its shapes and what enters do not go together.
-            RuntimeError: this TensorFlow has no such operation.
+            ValueError: its inputs do not have compatible shapes.
+            RuntimeError: this TensorFlow does not have the operation.
         """
-        # Names that begin so are hints of the runtime's: colocation, and the shapes themselves.
+        # Attributes with this prefix are hints for the runtime: colocation, and the shapes themselves.
         attributes = {name: each for name, each in node.attr.items() if not name.startswith("_")}
         operation = self._graph.create_op(
             node.op, self.inputs(node), name=node.name, attrs=attributes
@@ -157,27 +157,27 @@ class SizedGraph:
             self._offsets[node.name] = _offsets(operation)
 
     def inputs(self, node: Any) -> list[Any]:
-        """The tensors that enter a node."""
+        """The input tensors of a node."""
         return [self.tensor(each) for each in node.input if not each.startswith("^")]
 
     def tensor(self, reference: str) -> Any:
-        """The tensor behind a reference: `node`, `node:2`, or a function's `node:argument:2`."""
+        """The tensor of a reference: `node`, `node:2`, or a function's `node:argument:2`."""
         name, *place = reference.split(":")
         outputs = self._made[name]
         if not place:
             return outputs[0]
         if len(place) == 1:
             return outputs[int(place[0])]
-        # What stands in for a call has one list of outputs.
+        # The placeholder of a call has one list of outputs.
         return outputs[self._offsets.get(name, {}).get(place[0], 0) + int(place[1])]
 
     def definition(self) -> Any:
-        """The graph, with the shapes that were found."""
+        """The graph, with the inferred shapes."""
         return self._graph.as_graph_def(add_shapes=True)
 
 
 def _offsets(operation: Any) -> dict[str, int]:
-    """Output argument -> the number of its first output."""
+    """Output argument -> number of its first output."""
     found: dict[str, int] = {}
     start = 0
     for argument in operation.op_def.output_arg:

@@ -1,7 +1,7 @@
 """Counts a graph's operations: a model's forward pass, or the step that a script's watcher wrote.
 
-A step's own graph holds forward and backward pass, so nothing is assumed of either. But Keras leaves
-the batch's size open in it: every body is built once more with the shapes that were really fed.
+A step's graph contains forward and backward pass, so nothing is assumed about either. But Keras leaves
+the batch size open: every function body is rebuilt with the shapes that were actually fed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.measure.sized_graph import (
 )
 
 _FEEDS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
-"""Operations that give a batch."""
+"""Operations that return a batch."""
 
 _PASSES = ("ReduceDataset", "ScanDataset")
 """Operations that call a function for each batch of a dataset: AutoGraph's loop over one."""
@@ -41,7 +41,7 @@ def count_graph(graph: Any, results: Sequence[str]) -> Tally:
 
     Args:
         graph: A definition with shapes.
-        results: References to the wanted results, and `^node` for nodes that have to run as well.
+        results: References to the wanted results, and `^node` for nodes that must run as well.
 
     Raises:
         RuntimeError: the graph has an operation that this TensorFlow does not know.
@@ -54,15 +54,15 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
     """Count the operations of a step.
 
     Args:
-        step: As the watcher wrote it; `calls` is how many steps one call of it does, `kind` what kind
-            of loop it belongs to.
-        folder: Where its graph lies.
+        step: As the watcher wrote it; `calls` is the number of steps per call, `kind` the kind
+            of loop that it belongs to.
+        folder: The folder with its graph.
 
     Returns:
-        The count of one call; of a loop inside of a tf.function that of one turn.
+        The count of one call; for a loop inside a tf.function, of one turn.
 
     Raises:
-        ValueError: the shapes that were fed and the graph do not go together.
+        ValueError: the fed shapes do not fit the graph.
         RuntimeError: the graph has an operation that this TensorFlow does not know.
     """
     graph = tf.compat.v1.GraphDef.FromString((folder / step["graph"]).read_bytes())
@@ -79,7 +79,7 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
 
 
 class _Walk:
-    """Counts bodies and the functions that they call, each with the shapes that enter it."""
+    """Counts function bodies, each with the shapes of its arguments."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class _Walk:
     def count(
         self, nodes: Sequence[Any], arguments: Mapping[str, Known], results: Sequence[str]
     ) -> tuple[list[Known], Tally]:
-        """Build a body with what enters it, and count it.
+        """Rebuild a body with its arguments, and count it.
 
         Args:
-            nodes: Of the definition.
-            arguments: A function's, by name.
-            results: What is wanted of it, and `^node` for what else has to run.
+            nodes: The nodes of the body.
+            arguments: The function's arguments, by name.
+            results: References to the wanted results, and `^node` for nodes that must run as well.
 
         Returns:
-            What is known of the results that are tensors, in their order; and the count.
+            What is known about the results that are tensors, in order; and the count.
         """
         needed = ordered({node.name: node for node in nodes}, results)
         wanted = wanted_of(needed, results)
@@ -127,7 +127,7 @@ class _Walk:
         return found, tally.plus(tally_of(sized.definition()))
 
     def _fed(self, node: Any) -> list[Known]:
-        """What is known of what a node is fed with; nothing, where it is fed with nothing."""
+        """What is known about a node's inputs; empty without inputs."""
         if node.op == "Placeholder" and node.name in self._given:
             kind = tf.as_dtype(node.attr["dtype"].type)
             return [Known(dtype=kind, shape=tf.TensorShape(self._given[node.name]))]
@@ -150,7 +150,7 @@ class _Walk:
         outer: Body,
         only: set[int],
     ) -> tuple[list[Known], Tally]:
-        """What a node gives that calls functions, and what they compute."""
+        """The outputs of a node that calls functions, and the functions' count."""
         missing = [name for name in called if name not in self._functions]
         if missing:
             why = f"{missing[0]}: a function whose body is not in the graph"
@@ -164,21 +164,21 @@ class _Walk:
         elif node.op in _PASSES:
             return declared(node), self._turn(node, called[0], entering)
         elif "Dataset" in node.op:
-            # A stage of the input, which no device computes.
+            # A stage of the input, which does not run on a device.
             return declared(node), Tally()
         else:
-            why = f"{node.name}: nobody knows how often {node.op} calls"
+            why = f"{node.name}: it is not known how often {node.op} calls"
             return declared(node), Tally(unknown=(why,))
         return _merged(outputs, declared(node)), tally
 
     def _function(
         self, name: str, entering: Sequence[Known], *, only: set[int] | None = None
     ) -> tuple[list[Known], Tally]:
-        """Count a function; of its outputs those that are wanted, or all of them."""
+        """Count a function, for its wanted outputs or for all."""
         function = self._functions[name]
         arguments = [argument.name for argument in function.signature.input_arg]
         outputs = [function.ret[output.name] for output in function.signature.output_arg]
-        # What XLA compiles as a whole gives all of its outputs, wanted or not.
+        # A function that XLA compiles as a whole computes all its outputs, wanted or not.
         compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
         places = [
             place for place in range(len(outputs)) if only is None or compiled or place in only
@@ -201,9 +201,9 @@ class _Walk:
         found = [self._function(name, entering) for name in called]
         tallies = [tally for _, tally in found]
         most = max(tallies, key=lambda tally: tally.total)
-        # Keras's own branch of several steps a call asks only whether there is a batch left.
+        # Keras's branch for several steps per call only checks whether a batch is left.
         if len({tally.total for tally in tallies}) > 1 and self._calls == 1:
-            note = f"{node.name}: of the branches of {node.op} the largest is counted"
+            note = f"{node.name}: the largest branch of {node.op} is counted"
             most = Tally(notes=(note,)).plus(most)
         outputs = [
             Known(dtype=parts[0].dtype, shape=common([part.shape for part in parts]))
@@ -214,7 +214,7 @@ class _Walk:
     def _loop(self, node: Any, entering: list[Known], *, outer: Body) -> tuple[list[Known], Tally]:
         name = node.attr["body"].func.name
         body = self._library[name]
-        # What a turn hands on as it was keeps its value; all else may change from turn to turn.
+        # A value that a turn passes on unchanged is kept; all others may change from turn to turn.
         kept = [body.argument(result) == place for place, result in enumerate(body.results)]
         entering = [
             known if place < len(kept) and kept[place] else known.without_value()
@@ -236,13 +236,13 @@ class _Walk:
         return leaving, self._turns(node, tally, outer=outer)
 
     def _turns(self, node: Any, turn: Tally, *, outer: Body) -> Tally:
-        """A loop's count, of one turn's."""
+        """The count of a loop, from that of one turn."""
         if not turn.total:
             return turn
         turns = loop_turns(outer, node, library=self._library)
         if turns.number is None:
             return Tally(unknown=(f"{node.name}: a loop of unknown length",)).plus(turn)
-        # Keras's loop over the steps of a call ends sooner only where its data does.
+        # Keras's loop over the steps of a call ends sooner only if its data does.
         own = self._calls > 1 and turns.number == self._calls
         if turns.at_most and not own:
             note = f"{node.name}: a loop of at most {turns.number} turns, counted as that"
@@ -250,17 +250,17 @@ class _Walk:
         return Tally().plus(turn, times=turns.number)
 
     def _turn(self, node: Any, name: str, entering: Sequence[Known]) -> Tally:
-        """One turn of a loop over a dataset: a step."""
+        """The count of one turn of a loop over a dataset: a step."""
         arguments = self._functions[name].signature.input_arg
         states = len(node.attr["Tstate"].list.type)
-        # The dataset comes first, then what a turn hands to the next, then what is captured.
+        # The dataset comes first, then what a turn passes to the next, then captured tensors.
         carried = [known.without_value() for known in entering[1 : 1 + states]]
         captured = entering[1 + states :]
         elements = len(arguments) - len(carried) - len(captured)
         if self._takes_batch(name, arguments[len(carried) : len(carried) + elements]):
             _, tally = self._function(name, [*carried, *self._batch, *captured])
             return tally.in_a_pass()
-        # AutoGraph ends its loop over a dataset with one over what that gave, and computes nothing.
+        # AutoGraph adds a loop over the results of its loop over a dataset, which computes nothing.
         kinds = [tf.as_dtype(each.type) for each in arguments[states : states + elements]]
         other = [Known(dtype=kind, shape=ANY) for kind in kinds]
         _, tally = self._function(name, [*carried, *other, *captured])
@@ -281,7 +281,7 @@ class _Walk:
 
 
 def _merged(outputs: Sequence[Known], also: Sequence[Known]) -> list[Known]:
-    """What was found of outputs, and what their definition says of them."""
+    """Combine what was found about outputs with their definition."""
     if len(outputs) != len(also):
         return list(outputs)
     return [
@@ -291,8 +291,8 @@ def _merged(outputs: Sequence[Known], also: Sequence[Known]) -> list[Known]:
 
 
 def _called(node: Any) -> list[str]:
-    """The functions that a node calls, a loop's condition apart."""
-    # To look for an attribute by its key would write it into the definition.
+    """The functions that a node calls, except a loop's condition."""
+    # Looking up an attribute by its key would add it to the definition.
     found = [
         value.func.name
         for key, value in node.attr.items()

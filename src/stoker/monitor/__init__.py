@@ -1,1 +1,1 @@
-"""Monitoring of all runs and servers of a machine: exporter, dashboards, alerts, and Prometheus with what it needs."""
+"""Monitoring of all runs and servers of a machine: exporter, dashboards, alerts, and Prometheus with Alertmanager."""

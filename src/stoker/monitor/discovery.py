@@ -1,4 +1,4 @@
-"""What Prometheus scrapes on this machine: runs that announce themselves by files, and servers.
+"""What Prometheus scrapes on this machine: servers, and runs that announce themselves with files.
 
 Source: prometheus.io, "Writing HTTP service discovery"; `file_sd_config` for the form of the files.
 """
@@ -16,13 +16,13 @@ from stoker.telemetry.targets import Target, live_targets
 _log = logging.getLogger(__name__)
 
 SERVER_PATH = "/monitoring/prometheus/metrics"
-"""Where a server has its metrics, as TensorFlow Serving has."""
+"""Path of a server's metrics, as in TensorFlow Serving."""
 
 _PORT = range(1, 1 << 16)
 
 
 class Discovery:
-    """The targets of this machine, found again at each call."""
+    """The targets of this machine, collected again at each call."""
 
     def __init__(self, runs: Path, servers: Sequence[str]) -> None:
         """Check the servers' addresses.
@@ -32,7 +32,7 @@ class Discovery:
             servers: HOST:PORT of each server's REST port.
 
         Raises:
-            ConfigError: an address is not of this form.
+            ConfigError: an address has another form.
         """
         for address in servers:
             _require_address(address)
@@ -41,11 +41,11 @@ class Discovery:
         self._refused: set[str] = set()
 
     def content(self) -> str:
-        """Return the answer to Prometheus, JSON."""
+        """Return the answer to Prometheus as JSON."""
         return json.dumps([*live_targets(self._runs, self._refuse), *self._of_servers()], indent=1)
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Warn of a file once: one bad file hides one run, not all of them."""
+        """Warn about a file once: one bad file hides one run, not all of them."""
         if path.name not in self._refused:
             self._refused.add(path.name)
             _log.warning("%s names no targets: %s", path, error)

@@ -1,4 +1,4 @@
-"""The process behind `stoker monitor exporter`: metrics of GPUs and the machine, and what there is to scrape."""
+"""The process behind `stoker monitor exporter`: metrics of GPUs and the machine, and the scrape targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.telemetry.host import host_families
 from stoker.telemetry.scrape_server import Page, ScrapeServer
 
 PORT = 9401
-"""Default port; dcgm-exporter has 9400, which may run next to it."""
+"""Default port; dcgm-exporter, which may run next to it, has 9400."""
 
 _SHORTEST_S = 0.1
 """GPM needs this long between two samples. Source: NVML API reference, `nvmlGpmSampleGet`."""
@@ -32,13 +32,13 @@ class ExporterConfig:
     """Port to listen on; 0: a free one."""
 
     runs: Path = Path("runs")
-    """Folder of the runs: they announce themselves there, and its disk is reported."""
+    """Folder of the runs, in which they announce themselves; its disk is reported."""
 
     servers: tuple[str, ...] = ()
     """HOST:PORT of the servers of this machine."""
 
     every_s: float = EVERY_S
-    """Between two samples of the GPUs, seconds."""
+    """Interval between two samples of the GPUs, seconds."""
 
     dcgm_names: bool = False
     """Whether GPUs have dcgm-exporter's names instead of Stoker's."""

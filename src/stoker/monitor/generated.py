@@ -1,4 +1,4 @@
-"""Generated files that notice when somebody has edited them.
+"""Generated files with a hash that detects edits.
 
 The first line of a YAML file has the hash of the rest. Other files have it next to them, in `NAME.sha256`.
 """
@@ -39,15 +39,15 @@ def is_edited(path: Path) -> bool:
 
 
 def write_generated(folder: Path, texts: Mapping[str, str], *, fix: str) -> None:
-    """Write files, all or, where one of them was edited, none.
+    """Write all files; if one of them was edited, write none.
 
     Args:
-        folder: Where to.
+        folder: The folder.
         texts: relative name -> content, without a header.
         fix: What to do with an edited file.
 
     Raises:
-        ConfigError: a file of one of these names was edited, or Stoker did not write it.
+        ConfigError: one of the files was edited, or was not written by Stoker.
     """
     edited = [name for name in texts if is_edited(folder / name)]
     if edited:

@@ -1,6 +1,6 @@
-"""Where the wall time of a run went, over all its processes and the time between them.
+"""How the wall time of a run was spent, over all its processes and the time between them.
 
-Read from `train/wall_time.json`, which a training keeps up to date, so it also answers for a run that is under way
+It reads `train/wall_time.json`, which a training keeps up to date, so it also works for a run that is running
 or was killed.
 """
 
@@ -15,7 +15,7 @@ from stoker.telemetry.run_time import read_account
 from stoker.telemetry.wall_time import OTHER_STAGES, PARTS, REPEATED, STEPS
 
 ACCOUNT = "wall_time.json"
-"""The account of a training, in the folder of the stage."""
+"""File with the account of a training, in the folder of the stage."""
 
 STAGE = "train"
 """Folder of the stage in a run."""
@@ -23,7 +23,7 @@ STAGE = "train"
 INPUT_WAIT, WAITING = "input_wait", "waiting"
 
 _FIRST = (STEPS, INPUT_WAIT, "compile", "checkpoints", "validation", REPEATED, WAITING)
-"""Parts that are shown first, in this order; the others follow in that of a training."""
+"""Parts that are shown first, in this order; the others follow in the order of a training."""
 
 _LABELS = {part.name: part.label for part in PARTS} | {
     STEPS: "steps",
@@ -56,7 +56,7 @@ class TimePart:
     """Share of the run's wall time."""
 
     advice: str
-    """How to reduce it; "" where there is nothing to reduce."""
+    """How to reduce it; "" if it cannot be reduced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class RunGoodput:
     """From the start of the first process to the end of the last one, seconds."""
 
     goodput: float
-    """Share of it, the stages before training left out, in steps that count."""
+    """Share of it in steps that count, without the stages before training."""
 
     processes: int
     """How many processes trained, one after the other."""
@@ -79,20 +79,20 @@ class RunGoodput:
     """How an earlier process ended -> how often the run was continued after that."""
 
     repeated_steps: int
-    """Steps that were done again."""
+    """Steps that were repeated."""
 
     parts: tuple[TimePart, ...]
     """All parts that took any time; their seconds add up to `wall_s`."""
 
 
 def goodput_of(run: Path) -> RunGoodput:
-    """Return where the wall time of a run went.
+    """Return how the wall time of a run was spent.
 
     Args:
         run: Folder of the run.
 
     Raises:
-        ConfigError: It is not the folder of a run.
+        ConfigError: The folder is not a run's.
         DataError: Its account is missing or damaged.
     """
     folder = run if (run / ACCOUNT).is_file() and run.name == STAGE else run / STAGE
@@ -108,7 +108,7 @@ def goodput_of(run: Path) -> RunGoodput:
         raise DataError(
             f"{folder / ACCOUNT} must exist: training keeps it",
             got=Plain("no such file"),
-            fix="With parameter servers there is none; otherwise train again.",
+            fix="A training with parameter servers has no account; otherwise train again.",
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -153,7 +153,7 @@ def restarts_line(report: RunGoodput) -> str:
 
 
 def find_run(named: Path) -> Path:
-    """Return the folder of a run that is named by its path, or by its ID below `runs` of this folder.
+    """Return the folder of a run that is named by its path, or by its ID below `runs` in the current folder.
 
     Raises:
         ConfigError: The run does not exist.

@@ -1,4 +1,4 @@
-"""The goodput of runs as a page."""
+"""The page of the goodput of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules promise and how fast they look: service levels and the scale of time."""
+"""Service levels and the time scale, from which the rules are generated."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import checked_name
 
 MOST_TIME_SCALE = 60
-"""Highest scale of time: the shortest window, 5 minutes, is then 5 s, five scrapes of one second."""
+"""Highest time scale: the shortest window, 5 minutes, is then 5 s, which is five scrapes of one second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSlo:
-    """One entry of `slo.models`: what one model promises instead."""
+    """One entry of `slo.models`: the objectives of one model."""
 
     availability: float | None = None
-    """Share of requests without an error of the server, percent. null: as the other models."""
+    """Share of requests without an error of the server, percent. null: the value of the other models."""
 
     p99_ms: float | None = None
-    """Time within which 99 of 100 requests are answered, milliseconds. null: as the other models."""
+    """Time within which 99 of 100 requests are answered, milliseconds. null: the value of the other models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Slo:
     """Time within which 99 of 100 requests are answered, milliseconds."""
 
     models: dict[str, ModelSlo] = field(default_factory=dict)
-    """Model -> what it promises instead."""
+    """Model -> its own objectives."""
 
     def __post_init__(self) -> None:
         _require_objectives(self.availability, self.p99_ms, where="slo")
@@ -63,15 +63,15 @@ def _require_objectives(availability: float, p99_ms: float, *, where: str) -> No
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleSettings:
-    """What the generated rules depend on."""
+    """Settings of the generated rules."""
 
     slo: Slo = field(default_factory=Slo)
 
     time_scale: float = 1.0
-    """Every window, `for` and `keep_firing_for` is divided by this: to try alerts in seconds, not for production."""
+    """Every window, `for` and `keep_firing_for` is divided by this, to try alerts in seconds; not for production."""
 
     no_checkpoint_minutes: float = 60.0
-    """Age of a run's newest checkpoint that is an alert, minutes."""
+    """Age of a run's newest checkpoint that raises an alert, minutes."""
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.time_scale <= MOST_TIME_SCALE:

@@ -16,7 +16,7 @@ ROW_PX = 40
 """Height of a row: its text, and the bar below."""
 
 TEXT_PX, BAR_PX = 14, 12
-"""Where the text of a row stands, and how high its bar is."""
+"""Position of the text of a row, and the height of its bar."""
 
 LINE_PX = 22
 """Height of a line of a legend."""
@@ -36,7 +36,7 @@ class Bar:
     """Its name."""
 
     value: float
-    """Its length, in any unit; what is not finite is drawn as nothing."""
+    """Its length, in any unit; a value that is not finite is drawn with length zero."""
 
     shown: str = ""
     """The value as text; by default the number."""
@@ -48,13 +48,13 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """The value as it is drawn: nothing below zero, and nothing that no number can be divided by."""
+        """The value to draw: at least zero, and not too large to divide by."""
         return self.value if math.isfinite(self.value) and self.value > 1e-200 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Something that lasted."""
+    """A time span."""
 
     lane: int
     """Number of its lane."""
@@ -67,7 +67,7 @@ class Span:
 
 
 def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> Html:
-    """Parts of a whole: each begins where the one above it ends, and together they take the width.
+    """Parts of a whole: each begins where the previous one ends, and together they take the full width.
 
     Args:
         bars: The parts.
@@ -81,10 +81,10 @@ def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> Html:
 
 
 def waterfall(bars: Sequence[Bar], *, title: str) -> Html:
-    """From the first value to the last: each bar between is the change that it made.
+    """A waterfall from the first value to the last: each bar between them is a change.
 
     Args:
-        bars: Levels in their order; the first and the last are drawn from zero.
+        bars: Levels in order; the first and the last are drawn from zero.
         title: Text for screen readers.
     """
     most = max((bar.length for bar in bars), default=0.0) or 1.0
@@ -134,7 +134,7 @@ def timeline(spans: Sequence[Span], *, lanes: Sequence[str], title: str) -> Html
     boxes = [
         _box(
             (span.begin_s - first) / whole_s,
-            # What is too short to be seen is drawn all the same.
+            # A span that is too short to be visible is still drawn.
             max(0.001, span.length_s / whole_s),
             y=ROW_PX * span.lane + TEXT_PX + 6,
             kind=f"s{span.lane % (SERIES - 1)}",
@@ -171,11 +171,11 @@ def histogram(counts: Sequence[int], *, title: str) -> Html:
 
 
 def meter(value: float, *, most: float) -> Html:
-    """One bar for the cell of a table, next to which its value stands.
+    """A bar for a table cell, next to the value.
 
     Args:
         value: Its length, not negative.
-        most: What the longest bar of the table stands for.
+        most: The value of the longest bar in the table.
     """
     share = value / most if most else 0.0
     box = element("rect", width=_percent(share), height="100%", rx=2, class_="s0")
@@ -183,9 +183,9 @@ def meter(value: float, *, most: float) -> Html:
 
 
 def _shares(bars: Sequence[Bar]) -> list[float]:
-    """The parts of the whole; all zero where there is none."""
+    """The share of each part; all zero if the sum is zero."""
     most = max((bar.length for bar in bars), default=0.0) or 1.0
-    # The largest floats have no sum, but as shares of the largest they have.
+    # The sum of very large floats overflows, but not that of their shares of the largest.
     whole = sum(bar.length / most for bar in bars) or 1.0
     return [bar.length / most / whole for bar in bars]
 
@@ -195,9 +195,9 @@ def _is_drawable(span: Span) -> bool:
 
 
 def _track(row: int, label: str, shown: str = "") -> list[Html]:
-    """The texts of a row, and the light line on which its bar lies."""
+    """The texts of a row, and the light line behind its bar."""
     top = ROW_PX * row
-    # The whole of a long label is what a mouse shows.
+    # The full text of a long label is shown as a tooltip.
     short = label if len(label) <= MOST_LABEL else f"{label[: MOST_LABEL - 1]}…"
     value = [_text("100%", top + TEXT_PX, shown)] if shown else []
     line = element(
@@ -215,7 +215,7 @@ def _row(row: int, bar: Bar, begin: float, share: float, *, kind: str) -> Html:
 def _box(
     begin: float, share: float, *, y: float, kind: str, tip: str, height: float = BAR_PX
 ) -> Html:
-    # Rounding must not push the end beyond the picture.
+    # Rounding must not push the end out of the picture.
     share = min(share, 1 - begin)
     return element(
         "rect",

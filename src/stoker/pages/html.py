@@ -1,6 +1,6 @@
-"""HTML and SVG from Python: every string is escaped unless it is `Html` already.
+"""HTML and SVG from Python: every string is escaped unless it is already `Html`.
 
-`page` makes a report of it: one file without a script that loads nothing.
+`page` makes a report of it: one file without scripts, which loads nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ def join(parts: Iterable[str], between: str = "") -> Html:
 
     Args:
         parts: `Html`, or plain text that becomes escaped.
-        between: What stands between them, in the same way.
+        between: Separator, in the same form.
     """
     return Html(html(between).join(map(html, parts)))
 
@@ -76,18 +76,18 @@ def badge(word: str, *, kind: str) -> Html:
 _FOLDER = Path(__file__).parent
 
 PICTURE_STYLE = (_FOLDER / "pictures.css").read_text(encoding="utf-8")
-"""Of a picture that is a file of its own."""
+"""Style of a picture in its own file."""
 
 PAGE_STYLE = PICTURE_STYLE + (_FOLDER / "page.css").read_text(encoding="utf-8")
-"""Of a page."""
+"""Style of a page."""
 
 
 def page(title: str, parts: Iterable[str], *, next_to_title: str = "") -> str:
-    """A whole page.
+    """A complete page.
 
     Args:
-        title: Its heading, plain text.
-        parts: `Html`, or plain text that becomes escaped.
+        title: The heading, plain text.
+        parts: `Html`, or plain text, which is escaped.
         next_to_title: What is placed next to the heading, e.g. a badge.
     """
     heading = element("h1", title, *([" ", next_to_title] if next_to_title else []))

@@ -1,11 +1,11 @@
-"""Numbers as people read them: few digits, a unit, and no exponent where none is needed."""
+"""Numbers for people: few digits, a unit, and no exponent where none is needed."""
 
 from __future__ import annotations
 
 import math
 
 DIGITS = 5
-"""Significant digits of a number of which nothing is known."""
+"""Significant digits of a number if nothing is known about it."""
 
 
 def number(value: float, digits: int = DIGITS) -> str:
@@ -13,7 +13,7 @@ def number(value: float, digits: int = DIGITS) -> str:
 
     Args:
         value: Any number.
-        digits: Significant digits; a whole number is written whole up to 10^15.
+        digits: Significant digits; a whole number up to 10^15 is written in full.
     """
     if not math.isfinite(value):
         return f"{value}"
@@ -28,7 +28,7 @@ def number(value: float, digits: int = DIGITS) -> str:
 
 
 def percent(share: float) -> str:
-    """`12.3%`; what is not zero is not written as zero."""
+    """`12.3%`; a share above zero is never written as zero."""
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 

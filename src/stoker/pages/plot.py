@@ -1,4 +1,4 @@
-"""A line in a plot with two axes, and a picture as a file of its own."""
+"""A line in a plot with two axes, and a picture in its own file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEFT_PX, TOP_PX, RIGHT_PX, BELOW_PX = 64, 10, 24, 44
 """Room around the plot for the numbers and names of the axes."""
 
 FILE_PX, LINE_PX = 760, 22
-"""Width of a picture that is a file of its own, and the height of a line of text in it."""
+"""Width of a picture in its own file, and the height of a line of text in it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Axis:
     """What it shows, with the unit; may be empty."""
 
     ticks: Sequence[tuple[float, str]]
-    """Places from 0 to 1 and their labels."""
+    """Ticks: positions from 0 to 1 and their labels."""
 
 
 def line_plot(
@@ -34,15 +34,15 @@ def line_plot(
     title: str,
     diagonal: bool = False,
 ) -> Html:
-    """A line, with a dot at each point where there are few.
+    """A line, with a dot at each point if there are few.
 
     Args:
-        points: Across and up, from 0 to 1.
+        points: Horizontal and vertical positions, from 0 to 1.
         across: The horizontal axis.
         up: The vertical axis.
         size_px: Width and height of the plot without its axes.
         title: Text for screen readers.
-        diagonal: Whether the line from corner to corner is drawn, on which both axes are equal.
+        diagonal: Whether to draw the diagonal, on which both axes are equal.
     """
     width, height = size_px
     places = [(width * x, height * (1 - y)) for x, y in points]

@@ -1,4 +1,4 @@
-"""Tables: the kind of a column says how its cells stand and where they break."""
+"""Tables: the kind of a column decides how its cells are aligned and where they wrap."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from stoker.pages.html import Html, element, html, join
 
 Row = Sequence[str]
-"""The cells: `Html`, or plain text that becomes escaped."""
+"""A cell: `Html`, or plain text, which is escaped."""
 
 
 class Number(str):
-    """Title of a column of numbers: at the right, on one line."""
+    """Title of a column of numbers: aligned right, on one line."""
 
     __slots__ = ()
 
@@ -29,18 +29,18 @@ class Code(str):
 
 
 class Fill(str):
-    """Title of a column that takes the width that is left."""
+    """Title of a column that takes the remaining width."""
 
     __slots__ = ()
 
 
 def table(columns: Sequence[str], rows: Iterable[Row], *, class_: str = "") -> Html:
-    """A table in a box of its own, which scrolls sideways where the page is too narrow.
+    """A table in its own box, which scrolls sideways if the page is too narrow.
 
     Args:
-        columns: Their titles: `Number`, `Prose`, `Code` or `Fill`; any other is a column of names,
+        columns: The titles: `Number`, `Prose`, `Code` or `Fill`; any other is a column of names,
             at the left, which break only where they are very long. No head if all are empty.
-        rows: As many cells as columns; without rows nothing is drawn.
+        rows: Each with as many cells as columns; without rows nothing is drawn.
         class_: A further class for the style.
     """
     kinds = [_KINDS.get(type(title), "text") for title in columns]
@@ -53,7 +53,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], *, class_: str = "") -> H
     heads = (_cell("th", *each) for each in zip(kinds, columns, strict=True))
     head = [element("thead", element("tr", *heads))] if any(columns) else []
     whole = element("table", *head, element("tbody", join(body, Html("\n"))))
-    # The box takes the focus, so that the keyboard scrolls it too.
+    # The box can have the focus, so that the keyboard scrolls it too.
     return element("div", whole, class_=f"scroll {class_}".rstrip(), tabindex=0)
 
 
@@ -67,6 +67,6 @@ _KINDS: dict[type[str], str] = {Number: "number", Prose: "prose", Code: "code", 
 
 
 def _cell(tag: str, kind: str, content: str) -> Html:
-    # A box inside the cell is as wide as its content, up to a limit: no style of the cell itself says so.
+    # A box inside the cell is as wide as its content, up to a limit: the cell itself has no style for that.
     inside = element("div", content) if kind in ("text", "code") else html(content)
     return element(tag, inside, class_=kind)

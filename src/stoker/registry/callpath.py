@@ -35,8 +35,8 @@ DEFAULT_SIGNATURE = "serving_default"
 """Signature of calls that do not name one."""
 
 LEAST_AXES_OF_IMAGES = 3
-"""Inputs declared with so many axes may go into a convolution, whose kernel (oneDNN) aborts the whole process if there
-are fewer: `Check failed: index >= 0 && index < num_total_dims`. So an array with fewer is refused before it."""
+"""An array with so many declared axes may feed a convolution, whose kernel (oneDNN) aborts the whole process if there
+are fewer: `Check failed: index >= 0 && index < num_total_dims`. So an array with fewer axes is refused before that."""
 
 Shape = tuple[int | None, ...]
 """Length of each axis; None for any length."""
@@ -286,7 +286,7 @@ def load_model(path: Path) -> LoadedModel:
     """Load a SavedModel as TensorFlow Serving's session loader does, with its tables initialized.
 
     Raises:
-        UserError: there is no SavedModel, it is damaged, or it has no signature to call.
+        UserError: the SavedModel is missing or damaged, or has no signature to call.
     """
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph, config=session_config())

@@ -2,7 +2,7 @@
 
 root/<model>/<version>/           a SavedModel and `stoker.manifest.json`
 root/<model>/aliases.json         alias -> version
-root/<model>/.version.*.tmp       a push under way, or one that was killed
+root/<model>/.version.*.tmp       a push in progress, or one that was killed
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Repository:
         return []
 
     def versions(self, model: str) -> list[int]:
-        """The numbers of a model's versions, ascending; none if there is no such model."""
+        """The numbers of a model's versions, ascending; none for an unknown model."""
         return sorted(version_folders(self.base(model)))
 
     def newest(self, model: str) -> int | None:
@@ -152,7 +152,7 @@ class Repository:
 
         Raises:
             ConfigError: the model's name or the alias is not a valid folder name.
-            UserError: there is no SavedModel, or the disk is full; the repository is unchanged.
+            UserError: the SavedModel is missing, or the disk is full; the repository is unchanged.
             DataError: the SavedModel holds links, or changed while it was copied.
         """
         base, source = self.base(model), _savedmodel_hashes(saved_model)
@@ -170,7 +170,7 @@ class Repository:
         return Pushed(version=version, path=base / str(version), already=False)
 
     def add(self, source: Path, model: str, *, version: int) -> Pushed:
-        """Copy a version of another repository in under its own number; again, it changes nothing.
+        """Copy a version of another repository under its own number; repeating it changes nothing.
 
         Args:
             source: The version's folder.
@@ -206,9 +206,9 @@ def check_is_folder(path: Path) -> None:
     """Refuse an address of object storage, which would become a folder of a strange name.
 
     Raises:
-        UserError: it is one.
+        UserError: the address is one of object storage.
     """
-    # `Path` makes one slash of two.
+    # `Path` replaces two slashes by one.
     store = next((part for part in path.parts if _STORE.fullmatch(part)), None)
     if store is not None:
         raise UserError(
@@ -255,7 +255,7 @@ def version_folders(base: Path) -> dict[int, Path]:
 
 
 def read_aliases(base: Path) -> dict[str, int]:
-    """Alias -> version of the model whose versions lie in `base`.
+    """Alias -> version of the model whose versions are in `base`.
 
     Raises:
         DataError: the file is damaged.
@@ -284,7 +284,7 @@ def verify(folder: Path) -> bool:
         return False
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.pop("sha256", None) != fingerprint(manifest):
-        raise _damaged(path, "other bytes than were written")
+        raise _damaged(path, "bytes that differ from those written")
     if manifest.get("format") != _FORMAT:
         raise _damaged(path, f"format {manifest.get('format')!r}, known is {_FORMAT}")
     _compare(folder, manifest["files"], _without_added_warm_up(folder))
@@ -298,7 +298,7 @@ def _compare(folder: Path, expected: Mapping[str, str], found: Mapping[str, str]
         if name not in expected:
             raise _damaged(folder / name, "a file that is not in its manifest")
         if expected[name] != found[name]:
-            raise _damaged(folder / name, "other bytes than were pushed")
+            raise _damaged(folder / name, "bytes that differ from those pushed")
 
 
 def _damaged(path: Path, got: str) -> DataError:

@@ -1,4 +1,4 @@
-"""Statistics of the training data that a version carries, so that a server can compare requests with them."""
+"""Statistics of the training data in a version, so that a server can compare requests with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.core.files import read_json, write_json
 from stoker.core.statistics.columns import ColumnStatistics
 
 TRAINING_STATISTICS = "assets.extra/training_statistics.json"
-"""File of a version, in the folder that TensorFlow Serving leaves to others."""
+"""File of a version, in the folder that TensorFlow Serving reserves for others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

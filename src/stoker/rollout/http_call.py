@@ -1,4 +1,4 @@
-"""One HTTP request to a service of the user's: it ends in time, follows no redirect, and reads little."""
+"""One HTTP request to a service of the user, with a time limit, without redirects, with a limit on the bytes read."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MOST_BYTES = 1 << 20
 
 _VARIABLE = "env:"
 _HOST = re.compile(r"[A-Za-z0-9._:-]+")
-"""A name, an IPv4 or an IPv6 address."""
+"""A host name, an IPv4 or an IPv6 address."""
 
 _SUCCESS = range(200, 300)
 
 
 class NoAnswerError(Exception):
-    """The service gave no answer; the text says why, one clause."""
+    """The service did not answer; the text says why, one clause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpAnswer:
-    """What a service answered."""
+    """The answer of a service."""
 
     status: int
     body: bytes
@@ -44,14 +44,14 @@ class HttpAnswer:
 
 
 def check_url(url: str, *, where: str) -> None:
-    """Check that a request can be sent to a URL.
+    """Check that a URL can be called.
 
     Args:
         url: `http://...`, `https://...`, or `env:NAME`, which the controller reads from its environment.
         where: the setting, for the message.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the URL has none of these forms.
     """
     if url.startswith(_VARIABLE) and url[len(_VARIABLE) :].isidentifier():
         return
@@ -88,11 +88,11 @@ def send(
         body: of the request.
         media_type: of the body.
         token: sent as `Authorization: Bearer ...`; "" for none.
-        timeout_s: longest time for all of it, seconds.
-        most_bytes: of the answer that are read.
+        timeout_s: longest time for the whole call, seconds.
+        most_bytes: how much of the answer is read.
 
     Raises:
-        NoAnswerError: nobody answered in time, or not in HTTP.
+        NoAnswerError: no HTTP answer came in time.
     """
     end_s = time.monotonic() + timeout_s
     try:
@@ -103,7 +103,7 @@ def send(
         connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
             connection.connect()
-            # The socket's own limit begins again with each byte.
+            # The socket's own limit starts again with each byte.
             with called_after(end_s - time.monotonic(), partial(_cut, connection.sock)):
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 headers = {} if body is None else {"Content-Type": media_type}
@@ -116,12 +116,12 @@ def send(
     except (OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
         if isinstance(error, TimeoutError) or time.monotonic() >= end_s:
             raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
-        # The reason only: the URL may hold a secret.
+        # Only the reason: the URL may contain a secret.
         raise NoAnswerError(_reason(error)) from None
 
 
 def _cut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other end has closed it
+    with contextlib.suppress(OSError):  # the peer has closed the connection
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which another thread reads
 
 
@@ -130,7 +130,7 @@ def _read(connection: http.client.HTTPConnection, end_s: float, most_bytes: int)
     body = b""
     while len(body) < most_bytes and (part := response.read1(most_bytes - len(body))):
         body += part
-    if time.monotonic() >= end_s:  # cut, so it may not be all
+    if time.monotonic() >= end_s:  # cut, so it may be incomplete
         raise TimeoutError
     return HttpAnswer(status=response.status, body=body)
 

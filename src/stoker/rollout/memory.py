@@ -12,7 +12,7 @@ _GRAPHS = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
 
 
 def version_bytes(folder: Path) -> int:
-    """The least memory that a version takes once it is loaded: its variables and its graph with its constants."""
+    """The least memory that a loaded version takes: its variables, and its graph with its constants."""
     graphs = [folder / name for name in _GRAPHS]
     files = [*(folder / "variables").glob("*.data-*"), *graphs]
     return sum(path.stat().st_size for path in files if path.is_file())
@@ -27,7 +27,7 @@ def check_fits(baseline: Path, candidate: Path, *, server_bytes: int | None = No
         server_bytes: memory of a server; None: of this machine or its container, and of its smallest GPU.
 
     Raises:
-        UserError: they do not fit.
+        UserError: both versions do not fit.
     """
     need = version_bytes(baseline) + version_bytes(candidate)
     limits = {"a server": server_bytes} if server_bytes else _limits()

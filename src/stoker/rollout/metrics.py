@@ -1,4 +1,4 @@
-"""The metrics of rollouts, from the files of their states: the same at each server, and nothing is lost by a restart."""
+"""The metrics of rollouts, from their state files: the same at each server, and a restart loses nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.telemetry.exposition import family
 
 @dataclass(kw_only=True)
 class _Read:
-    """What was read of one model's states."""
+    """What was read from one model's states."""
 
     files: StateFiles
     number: int = 0
@@ -29,14 +29,14 @@ class _Read:
 
 
 _Found = tuple[str, _Read, RolloutState]
-"""A model, what was read of it, and its newest state."""
+"""A model, what was read from its states, and the newest state."""
 
 
 class RolloutMetrics:
-    """Phase, share and events of each model with a rollout; may be used by many threads."""
+    """Phase, share and events of each model with a rollout; thread-safe."""
 
     def __init__(self) -> None:
-        """Read nothing yet."""
+        """Start without any state."""
         self._lock = threading.Lock()
         self._read: dict[Path, _Read] = {}
 
@@ -44,12 +44,12 @@ class RolloutMetrics:
         """The lines of each metric for Prometheus; none without a rollout.
 
         Args:
-            served: model -> where it is.
+            served: model -> its folder.
         """
         found: list[_Found] = []
         with self._lock:
             for model, each in sorted(served.items()):
-                with contextlib.suppress(DataError, OSError):  # the controller reports it
+                with contextlib.suppress(DataError, OSError):  # the controller reports this error
                     read = self._take_up(each.base / FOLDER)
                     if read is not None and read.state is not None:
                         found.append((model, read, read.state))
@@ -82,7 +82,7 @@ def _shares(found: list[_Found]) -> dict[Sequence[str], float]:
     return {
         (model, str(version)): share
         for model, _, state in found
-        # One version has all of it where a push is still to come.
+        # A model's only version takes all traffic until the next push.
         for version, share in {
             state.baseline: 1.0 - state.share,
             state.candidate: state.share,

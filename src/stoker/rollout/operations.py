@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from stoker.rollout.ab.result import ABResult
 
 MOST_WHY = 1_000
-"""Longest reason that is kept, characters."""
+"""Longest reason that is stored, characters."""
 
 Change = Callable[[RolloutState], RolloutState]
-"""One change of the state; raises UserError where it is not possible."""
+"""One change of the state; raises UserError if it is not possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """The rollout of a model, as it stands now."""
+    """The current state of a model's rollout."""
 
     state: RolloutState
     counts: Counts
     gates: list[GateResult]
 
     def bad_answers_needed(self) -> int | None:
-        """How many more bad answers of the candidate roll it back; None: no baseline answers next to it."""
+        """How many more bad answers of the candidate cause a rollback; None: no baseline answers next to it."""
         state = self.state
         if not (state.is_active and 0.0 < state.share < 1.0) or state.is_test:
             return None
@@ -85,13 +85,13 @@ class ModelRollouts:
     def __init__(
         self, root: Path, model: str, *, who: str = "", gate_folder: Path | None = None
     ) -> None:
-        """Open them; nothing is written before the first operation.
+        """Open the rollouts; nothing is written before the first operation.
 
         Args:
             root: the repository.
             model: its name there.
-            who: the operator, for the history; empty: who runs this process.
-            gate_folder: of the modules of Python gates; None: there is none.
+            who: the operator, for the history; empty: the user of this process.
+            gate_folder: of the modules of Python gates; None if it has none.
 
         Raises:
             UserError: the repository has no such model.
@@ -116,7 +116,7 @@ class ModelRollouts:
         baseline: int | None = None,
         server_bytes: int | None = None,
     ) -> RolloutState:
-        """Begin the rollout of a version. The only version of a model takes all traffic at once.
+        """Start the rollout of a version. The only version of a model takes all traffic at once.
 
         Args:
             candidate: the version.
@@ -127,7 +127,7 @@ class ModelRollouts:
 
         Raises:
             ConfigError: a gate of `dry_run` is unknown.
-            UserError: another rollout is under way, there is no such version, clients of the
+            UserError: another rollout is running, the version does not exist, clients of the
                 baseline could not call it, or both do not fit in memory.
             DataError: the candidate is damaged.
         """
@@ -165,7 +165,7 @@ class ModelRollouts:
     def start_test(
         self, test: ABTestSettings, settings: RolloutSettings, *, why: str
     ) -> RolloutState:
-        """Begin an A/B test of two or more versions.
+        """Start an A/B test of two or more versions.
 
         Args:
             test: its arms.
@@ -173,7 +173,7 @@ class ModelRollouts:
             why: for the history.
 
         Raises:
-            UserError: a rollout or a test is under way, there is no such version, or clients of the
+            UserError: a rollout or a test is running, a version does not exist, or clients of the
                 baseline could not call it.
             DataError: a version is damaged.
         """
@@ -195,7 +195,7 @@ class ModelRollouts:
         """The newest state of the newest A/B test, also after its end.
 
         Raises:
-            UserError: there was none.
+            UserError: the model never had an A/B test.
         """
         for stored in reversed(list(self._files.history())):
             state = state_of(stored.content["state"])
@@ -207,10 +207,10 @@ class ModelRollouts:
         )
 
     def test_result(self) -> tuple[RolloutState, ABTestSettings, ABResult]:
-        """The newest state of the newest A/B test, its settings, and its result as it stands.
+        """The newest state of the newest A/B test, its settings, and its current result.
 
         Raises:
-            UserError: there was none.
+            UserError: the model never had an A/B test.
         """
         from stoker.rollout.ab.result import result_of  # imports Arrow
 
@@ -225,10 +225,10 @@ class ModelRollouts:
         return state, test, replace(found, warnings=failed + found.warnings)
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Write the outcome of a key that took part in the A/B test that is under way.
+        """Write the outcome of a key that took part in the A/B test that is running.
 
         Raises:
-            UserError: there is no test under way, or the outcome is refused.
+            UserError: no test is running, or the outcome is invalid.
         """
         state, test = self.newest_test()
         if not state.is_test:
@@ -245,13 +245,13 @@ class ModelRollouts:
         return None if stored is None else state_of(stored.content["state"])
 
     def hold(self, *, why: str) -> int:
-        """Let the state decide from now on, before a version is pushed that has to earn its traffic.
+        """Let the state decide about traffic from now on, before a version is pushed that must be rolled out.
 
         Args:
             why: for the history.
 
         Returns:
-            The version that takes the traffic: of a model without a state the newest.
+            The version that takes the traffic: the newest one if the model has no state.
         """
         newest = max(self._repository.versions(self._model))
 
@@ -272,7 +272,7 @@ class ModelRollouts:
             why: for the history.
 
         Raises:
-            UserError: there is no rollout, or the change is not possible.
+            UserError: the model has no rollout, or the change is not possible.
         """
 
         def changed(state: RolloutState | None) -> RolloutState:
@@ -286,7 +286,7 @@ class ModelRollouts:
         """Keep the traffic as it is.
 
         Raises:
-            UserError: nothing is running.
+            UserError: no rollout is running.
         """
         return self.apply(
             lambda now: pause(now, reason=why or f"by {self.who}"), what="pause", why=why
@@ -296,7 +296,7 @@ class ModelRollouts:
         """Go on after a pause, or end a stage that waits for a person.
 
         Raises:
-            UserError: nothing waits.
+            UserError: the rollout does not wait.
         """
         return self.apply(lambda now: resume(now, now_s=time.time()), what="resume", why=why)
 
@@ -305,7 +305,7 @@ class ModelRollouts:
 
         Args:
             full: go to 100 % at once.
-            version: of an A/B test: the arm that takes all traffic; None: there is none.
+            version: of an A/B test: the arm that takes all traffic; None: no arm.
             why: for the history.
 
         Raises:
@@ -327,7 +327,7 @@ class ModelRollouts:
             why: for the history.
 
         Raises:
-            UserError: there is no rollout, or no such version to go back to; the traffic stays as it is.
+            UserError: the model has no rollout or no such version; the traffic does not change.
             DataError: that version is damaged.
         """
 
@@ -339,10 +339,10 @@ class ModelRollouts:
         return self.apply(back, what="rollback", why=why)
 
     def status(self) -> Rollout:
-        """Where it stands.
+        """The current state of the rollout.
 
         Raises:
-            UserError: there is no rollout.
+            UserError: the model has no rollout.
         """
         stored = self._files.latest()
         if stored is None:
@@ -371,17 +371,17 @@ class ModelRollouts:
                 self._check_unmoved(seen, stored, what=what)
             state = operation(before)
             if state is before:
-                return state  # another has done it already
+                return state  # another operator has done it already
             event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
                 seen = before
-                continue  # somebody was first: decide again from what they left
+                continue  # another writer was first: decide again from its state
             return state
 
     def _check_unmoved(self, seen: RolloutState, stored: Stored, *, what: str) -> None:
-        """Two operators who go one stage further go one stage, not two; going back is always possible."""
+        """Two operators who advance a rollout at once advance it one stage, not two; going back is always possible."""
         now = state_of(stored.content["state"])
         is_same = (seen.rollout, seen.phase, seen.stage) == (now.rollout, now.phase, now.stage)
         if is_same or what in ("start", "rollback"):
@@ -412,14 +412,14 @@ class ModelRollouts:
 
 
 def _one_line(text: str) -> str:
-    """Text that neither breaks a line of the history nor controls a terminal."""
+    """Remove line breaks and control characters from text for the history."""
     return "".join(each if each.isprintable() else " " for each in text)[:MOST_WHY]
 
 
 def operator() -> str:
-    """Who runs this process: user@host."""
+    """The user of this process: user@host."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user may have a number only
+    except (OSError, KeyError, ImportError):  # a container's user may have only a number
         user = str(os.getuid())
     return f"{user}@{os.uname().nodename}"

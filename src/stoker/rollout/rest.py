@@ -1,4 +1,4 @@
-"""The paths of rollouts on the REST port: see, judge, and change them as the commands do.
+"""The paths of rollouts on the REST port: show, judge and change rollouts as the commands do.
 
 GET  /v1/rollouts                     every model with a rollout
 GET  /v1/rollouts/MODEL               its state, counts and history
@@ -62,7 +62,7 @@ class _Rollback(_Change):
 Body = TypeVar("Body")
 
 Handler = Callable[[str, ModelRollouts, ExtraRequest], Any]
-"""Answers a request about a model; what it returns is sent as JSON."""
+"""Answers a request about a model; the returned object is sent as JSON."""
 
 
 def _verdict(model: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
@@ -120,7 +120,7 @@ def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
 ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
     ("GET", ""): (Role.ADMIN, _show),
     ("GET", "result"): (Role.ADMIN, _result),
-    # Other controllers need no more than this: their key cannot change anything.
+    # Other controllers need only this: their key cannot change anything.
     ("GET", "verdict"): (Role.PREDICT, _verdict),
     ("POST", "verdict"): (Role.PREDICT, _verdict),
     ("POST", "start"): (Role.ADMIN, _start),
@@ -129,33 +129,33 @@ ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
     ("POST", "promote"): (Role.ADMIN, _promote),
     ("POST", "rollback"): (Role.ADMIN, _rollback),
 }
-"""Method and last part of a path below `/v1/rollouts/MODEL` -> the role that it needs, and what answers it."""
+"""Method and last part of a path below `/v1/rollouts/MODEL` -> the required role, and the function that answers."""
 
 
 class RolloutRoutes:
-    """Answers the paths of rollouts, the same in each process that serves."""
+    """Answers the paths of rollouts, the same way in each process that serves."""
 
     def __init__(self, *, gate_folder: Path | None = None) -> None:
-        """Args: gate_folder: of the modules of Python gates; None: there is none."""
+        """Args: gate_folder: of the modules of Python gates; None if it has none."""
         self._gate_folder = gate_folder
         self._metrics = RolloutMetrics()
 
     def role_of(self, method: str, path: str) -> Role | None:
-        """The role that a request needs; None: it is not about rollouts."""
+        """The role that a request needs; None if it is not about rollouts."""
         if not path.startswith(_PREFIX):
             return None
         found = _PATH.fullmatch(path)
         if found is None:
             return None
-        # What does not exist needs the highest role, so that nobody learns what does.
+        # An unknown path needs the highest role, so that other roles cannot find out which paths exist.
         return ROUTES.get((method, found["action"] or ""), (Role.ADMIN, None))[0]
 
     def answer(self, request: ExtraRequest) -> ExtraAnswer:
         """Answer a request.
 
         Raises:
-            UserError: it asks for something that is not possible.
-            ServeError: there is no such model or path.
+            UserError: the requested change is not possible.
+            ServeError: the model or the path does not exist.
         """
         found = _PATH.fullmatch(request.path)
         model, action = (found["model"], found["action"] or "") if found else (None, "")
@@ -197,10 +197,10 @@ def _unknown(request: ExtraRequest) -> ServeError:
 
 
 def _body(kind: type[Body], request: ExtraRequest) -> Body:
-    """The body of a request; an empty one has all defaults.
+    """Parse the body of a request; an empty body means all defaults.
 
     Raises:
-        UserError: it is not JSON, or has other keys.
+        UserError: the body is not JSON, or has unknown keys.
     """
     try:
         content = json.loads(request.body or b"{}")

@@ -1,4 +1,4 @@
-"""Whether clients of one version can call another."""
+"""Whether clients of one version can call another version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERNAL = "__saved_model_init_op"
 
 
 def check_compatible(baseline: Path, candidate: Path) -> None:
-    """Every request that the baseline accepts must be accepted by the candidate.
+    """Check that the candidate accepts every request that the baseline accepts.
 
     Args:
         baseline: folder of the version that serves.
@@ -81,7 +81,7 @@ def _differences(
 def _takes(
     new: tensor_shape_pb2.TensorShapeProto, served: tensor_shape_pb2.TensorShapeProto
 ) -> bool:
-    """Whether each shape that was accepted still is."""
+    """Whether every shape that was accepted is still accepted."""
     if new.unknown_rank:
         return True
     if served.unknown_rank or len(new.dim) != len(served.dim):

@@ -17,28 +17,28 @@ T = TypeVar("T")
 
 _BUCKET_BITS = 18
 _BUCKET = (1 << _BUCKET_BITS) - 1
-"""Keys share 262,144 buckets, so that the decision is one look into a table: 0.2 us instead of 2."""
+"""Keys share 262,144 buckets, so that a decision is one table lookup: 0.2 us instead of 2."""
 
 
 class TrafficSplit:
     """Assigns requests to versions in proportion to weights.
 
     A bucket of keys belongs to the version with the best score (weighted rendezvous hashing): a key keeps its
-    version while the weights stand, and when they change, only as many keys move as the change asks for. The keys
+    version while the weights stay the same; when they change, only as many keys move as necessary. The keys
     of a version at 1 % are among its keys at 10 %.
 
     Source: Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005.
     """
 
     def __init__(self, weights: Mapping[int, float], *, salt: str) -> None:
-        """Make the table of all keys.
+        """Build the table of all keys.
 
         Args:
             weights: share of each version; at least 0, with a sum of 1.
             salt: name of the rollout. Two rollouts assign the same keys independently.
 
         Raises:
-            UserError: the weights are not shares.
+            UserError: a weight is below 0, or the sum is not 1.
         """
         if (
             not weights
@@ -54,14 +54,14 @@ class TrafficSplit:
             )
         self.weights = dict(weights)
         self._versions = [version for version, weight in weights.items() if weight > 0]
-        # An exponential variable with rate `weight`: the smallest of all is of this version with that share.
+        # An exponential variable with rate `weight`: a version has the smallest one with the probability of its weight.
         arrivals = [
             -np.log(_uniform(f"{salt}/{version}")) / weights[version] for version in self._versions
         ]
         self._owners = np.argmin(arrivals, axis=0).astype(np.uint8).tobytes()
 
     def shares(self) -> dict[int, float]:
-        """The share of the buckets that each version has: its weight, but for the chance of the table."""
+        """The share of the buckets that each version has: its weight, up to the randomness of the table."""
         counts = np.bincount(
             np.frombuffer(self._owners, dtype=np.uint8), minlength=len(self._versions)
         )
@@ -72,31 +72,31 @@ class TrafficSplit:
         return self._versions[self._owners[zlib.crc32(key) & _BUCKET]]
 
     def at_random(self, of_version: Mapping[int, T]) -> Callable[[object], T]:
-        """A function that gives the value of a version at random; it ignores its argument.
+        """A function that returns a random version's value; it ignores its argument.
 
         Args:
-            of_version: version -> what is given for it.
+            of_version: version -> the value to return.
         """
         values, owners = tuple(of_version[each] for each in self._versions), self._owners
         draw = random.getrandbits
         return lambda _: values[owners[draw(_BUCKET_BITS)]]
 
     def by_crc(self, of_version: Mapping[int, T]) -> Callable[[int], T]:
-        """A function that gives the value of a key's version, from the CRC-32 of the key.
+        """A function that returns the value of a key's version, from the CRC-32 of the key.
 
         Args:
-            of_version: version -> what is given for it.
+            of_version: version -> the value to return.
         """
         values, owners = tuple(of_version[each] for each in self._versions), self._owners
         return lambda crc: values[owners[crc & _BUCKET]]
 
     def any_version(self) -> int:
-        """A version for a request without a key, at random."""
+        """A random version, for a request without a key."""
         return self._versions[self._owners[random.getrandbits(_BUCKET_BITS)]]
 
 
 def _uniform(name: str) -> NDArray[np.float64]:
-    """A number in (0, 1] for each bucket, of its own for each name (splitmix64)."""
+    """A number in (0, 1] for each bucket, which depends on a name (splitmix64)."""
     seed = np.uint64(zlib.crc32(name.encode()) << 32)
     bits = (np.arange(_BUCKET + 1, dtype=np.uint64) + seed) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

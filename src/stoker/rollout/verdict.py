@@ -14,7 +14,7 @@ def verdict_of(found: Rollout, *, version: int | None = None) -> tuple[Verdict, 
     """Whether the candidate is good enough for more traffic.
 
     Args:
-        found: the rollout as it stands.
+        found: the current rollout.
         version: the version to judge; None: the candidate.
 
     Returns:
@@ -60,11 +60,11 @@ def candidate_requests(found: Rollout) -> int:
 
 
 def evidence(model: str, found: Rollout, *, version: int | None = None) -> dict[str, Any]:
-    """The verdict and what it rests on, as JSON can hold it.
+    """The verdict and its evidence, as a JSON object.
 
     Args:
         model: the model.
-        found: the rollout as it stands.
+        found: the current rollout.
         version: the version to judge; None: the candidate.
     """
     state = found.state
@@ -79,7 +79,7 @@ def evidence(model: str, found: Rollout, *, version: int | None = None) -> dict[
 
 
 def summary(found: Rollout) -> dict[str, Any]:
-    """Where a rollout stands, as JSON can hold it."""
+    """The current state of a rollout, as a JSON object."""
     state = found.state
     return {
         "baseline": state.baseline,

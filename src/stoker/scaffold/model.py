@@ -116,7 +116,7 @@ def _why_useless(column: ColumnDescription, rows: int) -> str:
     if column.column.length is not None:
         return ""
     if dtype == "string" and distinct == rows:
-        return "another text in every row"
+        return "a different text in every row"
     numbers_rows = dtype in ("int64", "string") and distinct in (None, rows)
     if numbers_rows and _ID_NAME.search(column.column.name.strip()):
         return "by its name it only numbers the rows"

@@ -193,7 +193,7 @@ def _require_outside(folder: Path, source: Path | str) -> None:
     data = Path(located).resolve()
     if not is_uri(located) and data.is_dir() and folder.resolve().is_relative_to(data):
         raise UserError(
-            f"the experiment must not lie in its own data, {source}: its files would be read as data",
+            f"the experiment must not be in its own data, {source}: its files would be read as data",
             got=str(folder),
             fix="Name another folder after the source, e.g. `experiment`.",
         )

@@ -1,4 +1,4 @@
-"""Profiles a script that knows nothing of Stoker: `profile_script`."""
+"""Profiles a script that does not use Stoker: `profile_script`."""
 
 from stoker.scriptprofile.profile import ScriptProfile
 from stoker.scriptprofile.script import profile_script

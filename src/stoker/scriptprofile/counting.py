@@ -1,4 +1,4 @@
-"""Counts a script's steps and measures what its device reaches, in a process of its own.
+"""Counts a script's operations and measures its device's peak, in a separate process.
 
 It runs when the script has ended, on the cores and with the settings that the script had: run as
 `python -m stoker.scriptprofile.counting REQUEST ANSWER`, both of them JSON; see `utilization`.
@@ -30,7 +30,7 @@ NOTHING: Mapping[str, Any] = {
     "no_peak": "",
     "on_cpu": "",
 }
-"""Of a step of which nothing is known."""
+"""Result for a step about which nothing is known."""
 
 
 def main(request: Path, answer: Path) -> None:
@@ -38,7 +38,7 @@ def main(request: Path, answer: Path) -> None:
 
     Args:
         request: The script's device, and its steps as the watcher wrote them, next to their graphs.
-        answer: Written at the end.
+        answer: File that is written at the end.
     """
     job = json.loads(request.read_text())
     no_peak = _as_the_script(job["device"])
@@ -60,7 +60,7 @@ def main(request: Path, answer: Path) -> None:
 
 
 def _as_the_script(device: Mapping[str, Any]) -> str:
-    """Set this process as the script was; why its device cannot be measured here."""
+    """Configure this process like the script; return why its device cannot be measured here."""
     with suppress(OSError):
         # Cores that this process may no longer use are left out.
         os.sched_setaffinity(0, device.get("cores", ()))
@@ -78,7 +78,7 @@ def _as_the_script(device: Mapping[str, Any]) -> str:
 
 
 def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The devices' time by kernel class, or why there is none."""
+    """The devices' time by kernel class, or why it is missing."""
     if "folder" not in trace:
         return {"why": trace.get("why", "")}
     from stoker.measure.device_events import TraceError
@@ -97,7 +97,7 @@ def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
-    """A step's count; why it is unknown."""
+    """A step's count, or why it is unknown."""
     if "graph" not in step:
         return None, "its graph was not kept"
     import tensorflow as tf
@@ -117,7 +117,7 @@ def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
 
 
 def _main_type(tally: Tally) -> str:
-    """The type in which most is computed."""
+    """The dtype of most operations."""
     by_type: dict[str, int] = {}
     for (_, kind), operations in tally.work.items():
         by_type[kind] = by_type.get(kind, 0) + operations
@@ -125,7 +125,7 @@ def _main_type(tally: Tally) -> str:
 
 
 def _peak(kind: str, *, seconds: float) -> PeakFlops | str:
-    """The peak of a type; why there is none."""
+    """The peak of a dtype, or why it is missing."""
     from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
     if kind not in DTYPES:
@@ -145,7 +145,7 @@ def _reached(tally: Tally, peak: PeakFlops | str) -> dict[str, Any]:
         for name in rates
     }
     counted = {name: operations for name, operations in counted.items() if operations}
-    # Each kind at its own peak.
+    # Each kind of operation at its own peak.
     least_s = sum(operations / rates[name] for name, operations in counted.items())
     return {
         "peak_per_s": sum(counted.values()) / least_s if least_s else None,
@@ -155,10 +155,10 @@ def _reached(tally: Tally, peak: PeakFlops | str) -> dict[str, Any]:
 
 
 def on_the_cpu(nodes: Iterable[Any]) -> str:
-    """What of a step is placed on the CPU though it computes; empty: nothing that is certain.
+    """The operations of a step that run on the CPU although they compute; empty if none is certain.
 
     Args:
-        nodes: Of the step's graph: those with a device of the CPU were put there by the script, and
+        nodes: The nodes of the step's graph: the script placed those with a CPU device there, and
             those without a kernel for GPUs can run nowhere else. All others run on the GPU.
     """
     from stoker.train.health.step_operations import check_placement
@@ -175,19 +175,19 @@ def on_the_cpu(nodes: Iterable[Any]) -> str:
 
 
 def _only_on_the_cpu(operation: str) -> bool:
-    # A TensorFlow that was built for CPUs alone says it of all operations.
+    # A TensorFlow built only for CPUs would report this for all operations.
     return "GPU" in _devices("MatMul") and _devices(operation) == {"CPU"}
 
 
 @lru_cache(maxsize=4096)
 def _devices(operation: str) -> frozenset[str]:
-    """Where an operation has kernels, XLA's apart."""
+    """The devices for which an operation has kernels, without XLA's."""
     from stoker.internals.tensorflow_internals import registered_devices
 
     return frozenset(device for device in registered_devices(operation) if "XLA" not in device)
 
 
 if __name__ == "__main__":
-    # Keeps what TensorFlow prints at its start out of the log.
+    # Keeps TensorFlow's messages at its start out of the log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Reads back what the watcher wrote: one `WatchedProcess` a file."""
+"""Reads the files that the watcher wrote: one `WatchedProcess` per file."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from stoker.scriptprofile.observations import (
 )
 
 VERSION = 1
-"""Of the file's form."""
+"""Version of the file format."""
 
 _DEVICE = ("cores", "intra_op_threads", "tensor_float_32")
-"""Of the machine, what a peak depends on."""
+"""Properties of the machine that a peak depends on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedProcess:
-    """All that was observed in one process."""
+    """All observations of one process."""
 
     tensorflow: str
-    """Version; empty where none was imported."""
+    """TensorFlow's version; empty if it was not imported."""
     keras: Mapping[str, Any]
-    """Its `version`, `floatx` and `backend`; empty where none was imported."""
+    """Keras's `version`, `floatx` and `backend`; empty if it was not imported."""
     gpus: int
     gpu_peak_bytes: tuple[int, ...]
-    """Most that TensorFlow had in use at once, GPU by GPU."""
+    """Peak memory of TensorFlow, per GPU."""
     peak_memory_bytes: int
-    """Most of the host's memory that the process held at once."""
+    """Peak host memory of the process."""
     functions_run_eagerly: bool
     loops: tuple[Loop, ...]
     functions: tuple[Function, ...]
     strategies: tuple[tuple[str, Place, int], ...]
-    """Kind, line and replicas."""
+    """Kind, line and number of replicas of each strategy."""
     failures: tuple[str, ...]
-    """What went wrong with the watcher itself."""
+    """Errors of the watcher itself."""
     on_batches: tuple[tuple[Place, int], ...] = ()
-    """Lines that call `train_on_batch`, and how often."""
+    """Lines that call `train_on_batch`, and the number of calls."""
     wall_parts: tuple[WallPart, ...] = ()
-    """The parts of its wall time; the rest is the script's own."""
+    """The parts of its wall time; the rest is the script's own code."""
     since_start_s: float = 0.0
     """Time from the process's start to its last report, seconds; 0 if unknown."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """What its TensorFlow ran on: `cores`, `intra_op_threads`, `tensor_float_32`."""
+    """Its machine settings: `cores`, `intra_op_threads`, `tensor_float_32`."""
     waited: float = 0.0
-    """Of the time that its threads wanted a core, the share in which another program had it, in [0, 1]."""
+    """Of the time that its threads needed a core, the share in which another program had it, in [0, 1]."""
 
 
 def read_all(folder: Path) -> list[WatchedProcess]:
-    """Every process that was watched, those that trained most first.
+    """Read every watched process, those that trained most first.
 
     Args:
-        folder: Where the watchers wrote.
+        folder: Folder of the watchers' files.
     """
     files = (_frozen(json.loads(path.read_text())) for path in sorted(folder.glob("facts-*.json")))
     found = [_process(facts) for facts in files if facts.get("version") == VERSION]
@@ -72,7 +72,7 @@ def read_all(folder: Path) -> list[WatchedProcess]:
 
 
 def _frozen(value: Any) -> Any:
-    """JSON with tuples for its lists."""
+    """Convert JSON, with tuples for its lists."""
     if isinstance(value, dict):
         return {key: _frozen(each) for key, each in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
@@ -112,7 +112,7 @@ def _process(facts: Mapping[str, Any]) -> WatchedProcess:
 
 
 def _fields(kind: type, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the facts are fields of a dataclass."""
+    """The facts that are fields of a dataclass."""
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in facts.items() if name in names}
 

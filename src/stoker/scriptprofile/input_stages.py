@@ -1,4 +1,4 @@
-"""Which line of the user's each stage of an input belongs to, and what the stage costs."""
+"""The user's line of each stage of an input, and the stage's cost."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class StageCost:
     """TensorFlow's name; it fuses stages, and adds some."""
 
     place: Place | None
-    """The user's line that wrote it."""
+    """The user's line that defines it."""
 
     cpu_s_per_sample: float
-    """CPU time a sample, seconds."""
+    """CPU time per sample, seconds."""
 
     share: float
-    """Of the whole input's CPU time."""
+    """Its share of the input's CPU time."""
 
     stage: Stage | None = None
-    """The call that made it."""
+    """The call that created it."""
 
 
 def stage_costs(
     nodes: Sequence[Node], stages: Sequence[Stage], *, rows: int
 ) -> tuple[StageCost, ...]:
-    """CPU time a sample of each stage of the input, last stage first.
+    """CPU time per sample of each stage of the input, last stage first.
 
     Args:
-        nodes: As TensorFlow ran it, last one first.
-        stages: As it was written, last one first.
-        rows: Samples of a step, 0 where unknown.
+        nodes: The stages that TensorFlow ran, last one first.
+        stages: The stages in the script, last one first.
+        rows: Samples per step, 0 if unknown.
     """
     if sum(node.cpu_s for node in nodes) <= 0:
         return ()
@@ -55,7 +55,7 @@ def stage_costs(
                     cost_s += costs.pop()[2]
             costs.append((name, stage, cost_s))
         if "Batch" in node.name and node.ratio > 0:
-            # Below it an element is one sample.
+            # Below it, an element is one sample.
             samples = max(1.0, samples / node.ratio)
     together_s = sum(cost_s for *_, cost_s in costs) or 1.0
     return tuple(
@@ -71,9 +71,9 @@ def stage_costs(
 
 
 def _read_by_a_shuffle(placed: Sequence[Stage | None], stages: Sequence[Stage]) -> str:
-    """The kinds of the user's stages below a shuffle that had read all of them when it was looked at.
+    """The kinds of the user's stages below a shuffle that had already read all of them when it was inspected.
 
-    TensorFlow has dropped these stages then, and counts what they took as the shuffle's.
+    TensorFlow has then dropped these stages, and counts their time as the shuffle's.
     """
     last = placed[-1]
     if last is None or last.kind != "shuffle":
@@ -83,13 +83,13 @@ def _read_by_a_shuffle(placed: Sequence[Stage | None], stages: Sequence[Stage]) 
 
 
 def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | None]:
-    """For each node the stage that it runs, None where TensorFlow added it.
+    """For each node the stage that it runs; None if TensorFlow added it.
 
-    As many as fit in their order: a prefetch that TensorFlow has added stands above the user's, and
-    would else take all that is between them.
+    As many as match in order: a prefetch that TensorFlow has added is above the user's, and
+    would otherwise match it.
     """
     fits = [[stage.kind in _kinds(node) for stage in stages] for node in nodes]
-    # most[i][j]: pairs that the nodes from i on and the stages from j on can make.
+    # most[i][j]: pairs that the nodes from i on and the stages from j on can form.
     most = [[0] * (len(stages) + 1) for _ in range(len(nodes) + 1)]
     for i in reversed(range(len(nodes))):
         for j in reversed(range(len(stages))):
@@ -108,7 +108,7 @@ def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | No
         if place is not None:
             next_ = place + 1
         elif nodes[i].name in _AROUND_A_GENERATOR:
-            # At the end of a pass TensorFlow drops the Generator and counts its time as the FlatMap's.
+            # At the end of a pass, TensorFlow drops the Generator and counts its time as the FlatMap's.
             found[-1] = next(
                 (each for each in stages[next_ : next_ + 1] if each.kind == GENERATOR), None
             )
@@ -121,7 +121,7 @@ _AROUND_A_GENERATOR = ("FlatMap", "FromTensor")
 
 
 _KINDS = (
-    # MapAndBatch stands for two stages: the map's line is the one that is dear.
+    # MapAndBatch combines two stages: the map's line is the expensive one.
     ("MapAndBatch", ("map",)),
     ("ParallelMap", ("map",)),
     ("Map", ("map",)),

@@ -1,4 +1,4 @@
-"""The loops that train: what was measured of each, where a step's time goes, what its input costs."""
+"""The training loops: the measurements of each, the split of a step, and the cost of its input."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ from stoker.scriptprofile.observations import (
 )
 
 LEAST_STEPS = 5
-"""Fewer measured steps give no split."""
+"""With fewer measured steps, no split is computed."""
 
 MOST_BUSY = 1.5
-"""A higher U is not a measurement: on one batch a step can only be quicker."""
+"""A higher U is a measurement error: on one batch, a step can only be faster."""
 
 UNPARTED = "input, Python, Keras"
-"""The part of a step of `fit` that is not the compiled step, whose wait cannot be seen."""
+"""The part of a step of `fit` outside the compiled step, whose wait is unknown."""
 
 OVER = 1.005
-"""U from which on it is more than 100 % when it is written."""
+"""Values of U from this on are printed as more than 100 %."""
 
 OVERLAPPED = "Python, Keras, and the input's work during the step"
-"""The part of a step of `fit` that is neither waited for nor the compiled step, where the input takes
-much of the cores."""
+"""The part of a step of `fit` that is neither waiting nor the compiled step, if the input uses
+many cores."""
 
 LEAST_COST = 0.5
-"""Ratio of a batch's CPU time to a step's time outside computation: from here on, the input is the
+"""Ratio of a batch's CPU time to a step's time outside computation, from which on the input is the
 cause."""
 
 MUCH_INPUT_CPU = 0.2
-"""Share of the time of all cores that the script may use: from here on the input's CPU time matters."""
+"""Share of the time of all cores that the script may use, from which on the input's CPU time matters."""
 
 ITS_INPUT = "its input"
-"""The part of a step whose wait cannot be seen; a step on a batch that is there already does without it."""
+"""The part of a step whose wait is unknown; a step on a batch in memory does not have it."""
 
 TRANSFER = "transfer to the GPU"
-"""The part of the compiled step that copying a batch takes where nothing else runs: the most that it
-can hold the step up."""
+"""The part of the compiled step that copying a batch takes when nothing else runs: its largest possible
+can effect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSplit:
-    """One step of a loop, on the mean."""
+    """The mean step of a loop."""
 
     step_s: float
-    """T_real, seconds a step."""
+    """T_real, seconds per step."""
 
     parts: Mapping[str, float]
-    """Part -> seconds a step; together they are the step."""
+    """Part -> seconds per step; their sum is the step."""
 
     input_wait: float | None
-    """W, the share of the step that waits for input, in [0, 1]."""
+    """W, the share of the step spent waiting for input, in [0, 1]."""
 
     python: float | None
-    """Share of the step that Python takes between the calls of the compiled step, in [0, 1]; of
-    `model.fit` the least of all rounds."""
+    """Share of the step that Python takes between the calls of the compiled step, in [0, 1]; for
+    `model.fit`, the smallest of all rounds."""
 
     busy: float | None
-    """U = T_ceil / T_real; about 1 at most."""
+    """U = T_ceil / T_real; at most about 1."""
 
     no_busy: str
     """Why U was not measured."""
@@ -82,7 +82,7 @@ class StepSplit:
     """Why W was not measured."""
 
     def shown_busy(self) -> str:
-        """`U 97%`, empty where it was not measured.
+        """`U 97%`, empty if it was not measured.
 
         The device cannot be busier than always, whatever the windows took.
         """
@@ -92,48 +92,48 @@ class StepSplit:
         return f"U {measured}" if self.busy < OVER else f"U 100% ({measured} as measured)"
 
     def input_share(self) -> float | None:
-        """What the input costs of a step at most, in [0, 1], where W is not known; None: not known too."""
+        """Largest possible share of the input in a step, in [0, 1], if W is unknown; None if this is unknown too."""
         part_s = self.parts.get(ITS_INPUT, self.parts.get(UNPARTED))
         return None if part_s is None else part_s / self.step_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputWait:
-    """The share of a step that waits for input, and how it is known."""
+    """The share of a step spent waiting for input, and its origin."""
 
     share: float
-    """In [0, 1]."""
+    """The share, in [0, 1]."""
 
     text: str
     """A clause: `the step waits 40% of its time`."""
 
     measured: bool
-    """Whether it is W; else it follows from U and from the cost of the input's stages."""
+    """Whether it is W; else it is derived from U and the cost of the input's stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStarts:
-    """What `fit` waits for before the first step of an epoch, the first one's apart."""
+    """The wait of `fit` before the first step of each epoch except the first."""
 
     each_s: float
-    """Seconds an epoch, a step's own time taken off: the median, of two the shorter."""
+    """Seconds per epoch, without a step's own time: the median, or the shorter of two."""
 
     share: float
-    """Of the time of all measured steps, a pass that fills a cache, and these waits, in [0, 1]."""
+    """Their share in the time of all measured steps, a pass that fills a cache, and these waits, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(ABC):
-    """One line that trains. Times are seconds."""
+    """One line that trains. Times are in seconds."""
 
     kind: ClassVar[str]
     """Its name for programs."""
 
     title: ClassVar[str]
-    """Its name for people."""
+    """Its name for users."""
 
     no_wait: ClassVar[str] = ""
-    """Why it is unknown how long a step waits for its input."""
+    """Why the wait of a step for its input is unknown."""
 
     least_steps: ClassVar[int] = LEAST_STEPS
 
@@ -142,109 +142,109 @@ class Loop(ABC):
     steps: int
     measured_steps: int
     first_s: float
-    """Time of the steps that are set apart: they traced, compiled, warmed up, filled a cache, or came
+    """Time of the excluded steps: they traced, compiled, warmed up, filled a cache, or came
     right after a window of U."""
     period_s: float
-    """Time of the measured steps, begin to begin; so are the following."""
+    """Time of the measured steps, from start to start; also for the following fields."""
     call_s: float
     rows: int
-    """Samples of a step, 0 where unknown."""
+    """Samples per step, 0 if unknown."""
     stages: tuple[Stage, ...]
-    """Last one first."""
+    """Stages in the script, last one first."""
     nodes: tuple[Node, ...]
-    """Last one first; empty where TensorFlow kept none."""
+    """Stages that TensorFlow ran, last one first; empty if it recorded none."""
     timeline: tuple[tuple[float, float, float, float, float], ...]
-    """Of the first steps: begin, wait, call, synchronize, period."""
+    """For the first steps: start, wait, call, synchronization, period."""
     rounds: tuple[Mapping[str, float], ...] = ()
     """Pairs of windows with real data and on a resident batch."""
     no_ceiling: str = ""
-    """Why there are none."""
+    """Why they are missing."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the model; of a loop of the user's own how many replicas share a batch."""
+    """Facts about the model; for a loop in the user's own code, how many replicas share a batch."""
     pid: int = 0
     cores: int = 1
-    """Cores that its process may use."""
+    """Number of cores that its process may use."""
     step: Mapping[str, Any] = field(default_factory=dict)
-    """Where the graph of its step was written, or why it was not."""
+    """File of its step's graph, or why it was not written."""
     reached: Reached | None = None
-    """What its step computes, and what the device reaches; None if that was not requested."""
+    """The operations of its step and the device's peak; None if they were not requested."""
     trace: Mapping[str, Any] = field(default_factory=dict)
-    """Where a trace of its devices was written, or why there is none."""
+    """File of a trace of its devices, or why there is none."""
     device: DeviceTime | None = None
     """Device time by kernel class, from that trace."""
     no_device: str = ""
-    """Why there is none although there is a device to trace."""
+    """Why it is missing although there is a device to trace."""
     measuring_s: float = 0.0
-    """Time that the measurement took, not part of the steps."""
+    """Time that the measurement itself took; not part of the steps."""
     first_pass: FirstPass | None = None
-    """None where no cache was filled, or no later pass read it."""
+    """The pass that filled a cache; None without one, or if no later pass read it."""
 
     @cached_property
     def split(self) -> StepSplit | None:
-        """Where a step's time goes; None where too few steps were measured."""
+        """The split of a step; None if too few steps were measured."""
         if self.measured_steps < self.least_steps or self.period_s <= 0:
             return None
         return self._split()
 
     @cached_property
     def costs(self) -> tuple[StageCost, ...]:
-        """CPU time a sample of each stage of the input, last stage first."""
+        """CPU time per sample of each stage of the input, last stage first."""
         return stage_costs(self.nodes, self.stages, rows=self.rows)
 
     @property
     def wait(self) -> float | None:
-        """W; None where it was not measured."""
+        """W; None if it was not measured."""
         return None if self.split is None else self.split.input_wait
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilization; None where it is not known."""
+        """Model FLOP utilization; None if it is unknown."""
         if self.split is None or self.reached is None:
             return None
         return self.reached.mfu(self.split.step_s)
 
     @property
     def epoch_starts(self) -> EpochStarts | None:
-        """The waits at the begin of epochs; None where there are none, or nothing was measured."""
+        """The waits at the start of epochs; None without any, or if nothing was measured."""
         return None
 
     @property
     def unit(self) -> str:
-        """What one step is called."""
+        """The name of one step."""
         return "step"
 
     @property
     def batches_a_pass(self) -> int:
-        """Batches of one pass; 0 if unknown."""
+        """Batches per pass; 0 if unknown."""
         return -(-self.steps // self.passes) * self.steps_per_execution if self.passes else 0
 
     @property
     def steps_per_execution(self) -> int:
-        """Steps of one call of the compiled function."""
+        """Steps per call of the compiled function."""
         return int(self.model.get("steps_per_execution", 1))
 
     @property
     def made_at(self) -> Place:
-        """The line that made the model; where it is not known, the loop's."""
+        """The line that created the model; if unknown, the loop's."""
         return to_place(self.model.get("made")) or self.place
 
     @property
     def compiled_at(self) -> Place:
-        """The line that compiled the model; where it is not known, the loop's."""
+        """The line that compiled the model; if unknown, the loop's."""
         return to_place(self.model.get("compiled")) or self.place
 
     def user_stages(self) -> list[Stage]:
-        """Stages that the user wrote, or had made by a call of their own: not those of `fit` for arrays."""
+        """Stages that the user's code created; not those that `fit` creates for arrays."""
         near = (self.place, NOWHERE)
         return [each for each in self.stages if each.in_user_code or each.place not in near]
 
     def counted(self) -> str:
-        """`1,000 steps`, or calls of several."""
+        """`1,000 steps`, or the number of calls with several steps."""
         together = self.steps_per_execution
         return f"{self.steps:,} {'steps' if together == 1 else f'calls of {together} steps'}"
 
     def input_wait(self) -> InputWait | None:
-        """The share of a step that waits for input; None if it is not known."""
+        """The share of a step spent waiting for input; None if it is unknown."""
         if self.wait is None:
             return None
         text = f"the step waits {self.wait:.0%} of its time"
@@ -252,7 +252,7 @@ class Loop(ABC):
 
     @abstractmethod
     def _split(self) -> StepSplit:
-        """The split of a loop of which enough was measured."""
+        """The split of a loop with enough measurements."""
 
     def _step_split(
         self,
@@ -264,7 +264,7 @@ class Loop(ABC):
         python: float | None = None,
         no_busy: str = "",
     ) -> StepSplit:
-        """A split with U, and with the transfer taken out of the compiled part."""
+        """A split with U, and with the transfer separated from the compiled part."""
         ratio = self._per_call(_ratio)
         slower = (
             f"a step on one batch took {ratio:.2g} times as long as a real one: something else was at "
@@ -296,14 +296,14 @@ class Loop(ABC):
         return statistics.median(map(figure, self.rounds)) if self.rounds else 0.0
 
     def _not_the_cores(self, wait: float) -> float:
-        """W in [0, 1]; on a busy machine at most what U leaves, since waits for a core look like it."""
+        """W in [0, 1]; on a busy machine at most 1 - U, since waiting for cores looks the same."""
         if self.rounds and self._per_call(lambda each: each.get("real_away", 0.0)) >= BUSY:
             wait = min(wait, 1.0 - min(map(_ratio, self.rounds)))
         return min(1.0, max(0.0, wait))
 
 
 def _real_s(each: Mapping[str, float]) -> float:
-    """T_real of a round, seconds a step."""
+    """T_real of a round, seconds per step."""
     return each["real_s"] / each["calls"]
 
 
@@ -312,7 +312,7 @@ def _transfer_s(each: Mapping[str, float]) -> float:
 
 
 def _ceiling_s(each: Mapping[str, float]) -> float:
-    """T_ceil of a round, seconds a step, as if other programs had taken as much of it as of T_real."""
+    """T_ceil of a round, seconds per step, corrected to the same load by other programs as T_real."""
     quiet_s = each["ceiling_s"] * (1.0 - each.get("ceiling_away", 0.0))
     return quiet_s / max(0.01, 1.0 - each.get("real_away", 0.0)) / each["calls"]
 
@@ -324,34 +324,34 @@ def _ratio(each: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class FitLoop(Loop):
-    """`model.fit`."""
+    """A call of `model.fit`."""
 
     kind = "fit"
     title = "model.fit"
     no_wait = "tf.data kept no times between the elements of this input"
 
     gaps: tuple[tuple[float, float], ...] = ()
-    """For some steps in a row: time between two elements of the input, whole time."""
+    """For some consecutive steps: time between two elements of the input, total time."""
     feed: Feed | None = None
-    """What makes the batches, if Python does."""
+    """The Python object that makes the batches, if any."""
     hooks: tuple[BatchHook, ...] = ()
-    """Of its callbacks."""
+    """Its callbacks."""
     starts: tuple[float, ...] = ()
-    """From the begin of each epoch but the first to the end of its first step."""
+    """From the start of each epoch except the first to the end of its first step."""
 
     @property
     def epoch_starts(self) -> EpochStarts | None:
-        """The waits at the begin of epochs; None where there was one epoch, or nothing was measured."""
+        """The waits at the start of epochs; None with a single epoch, or if nothing was measured."""
         if self.split is None or not self.starts:
             return None
         each_s = max(0.0, statistics.median_low(self.starts) - self.split.step_s)
         waited_s = each_s * len(self.starts)
-        # The steps of a pass that fills a cache are set apart.
+        # The steps of a pass that fills a cache are excluded.
         filled_s = 0.0 if self.first_pass is None else self.first_pass.wall_s
         return EpochStarts(each_s=each_s, share=waited_s / (waited_s + self.period_s + filled_s))
 
     def input_wait(self) -> InputWait | None:
-        """The share of a step that waits for input: W, or without W an estimate from U and the stages.
+        """The share of a step spent waiting for input: W, or without W an estimate from U and the stages.
 
         None if neither is known, or if the stages cost too little to be the cause.
         """
@@ -380,24 +380,24 @@ class FitLoop(Loop):
         wait_s = min(real_s, (wait or 0.0) * real_s)
         compute_s = min(self._per_call(_ceiling_s), real_s - wait_s)
         rest_s = max(0.0, real_s - wait_s - compute_s)
-        # Noise slows the one or the other window: what all rounds agree on is Python's.
+        # Noise makes the windows slower: Python's share is what all rounds agree on.
         python = None if wait is None else max(0.0, 1.0 - max(map(_ratio, self.rounds)) - wait)
         parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
         if wait is None:
             parts = {"compiled step": compute_s, UNPARTED: rest_s}
         elif self._input_cpu_s() > MUCH_INPUT_CPU * self.cores * real_s:
-            # The resident batch has the cores for itself: what is left is the input's as much as Python's.
+            # With a resident batch, the step has all cores: the rest may be due to the input or to Python.
             python = None
             parts = {"waiting for input": wait_s, "compiled step": compute_s, OVERLAPPED: rest_s}
         return self._step_split(real_s, parts, compiled="compiled step", wait=wait, python=python)
 
     def _input_cpu_s(self) -> float:
-        """CPU time of the input for a call of the train function."""
+        """CPU time of the input per call of the train function."""
         rows = self.rows * self.steps_per_execution
         return rows * sum(cost.cpu_s_per_sample for cost in self.costs)
 
     def _gap_wait(self) -> float | None:
-        """W from the gaps between two elements that tf.data measures, over all rounds."""
+        """W from tf.data's measured gaps between two elements, over all rounds."""
         pairs = [(each.get("gap_s", 0.0), each.get("gap_of_s", 0.0)) for each in self.rounds]
         if sum(of_s for _, of_s in pairs) <= 0:
             pairs = list(self.gaps)
@@ -407,21 +407,21 @@ class FitLoop(Loop):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLoop(Loop):
-    """A loop that the user's own code writes."""
+    """A loop in the user's own code."""
 
     no_busy: ClassVar[str]
-    """Why its step was not run on one batch, if nothing else is known."""
+    """Why its step was not run on one batch, if the reason is not more specific."""
 
     wait_s: float = 0.0
     sync_s: float = 0.0
     syncs: tuple[tuple[Place, int], ...] = ()
     eager_gradients: tuple[tuple[Place, int], ...] = ()
     step_calls: tuple[tuple[Place, int], ...] = ()
-    """Where these were computed: the line of each of the user's functions that ran and its first line,
-    the innermost function first."""
+    """Where its gradients were computed: the current line and the first line of each of the user's functions,
+    innermost first."""
     load: Mapping[str, float] = field(default_factory=dict)
-    """Of some steps: wall time and what other programs took of it, and what lay outside of calls
-    (`wall_s`, `away_s`, `wait_s`, `python_s`, `python_run_s`); empty where it is not known."""
+    """For some steps: wall time and the part that other programs took, and the parts outside calls
+    (`wall_s`, `away_s`, `wait_s`, `python_s`, `python_run_s`); empty if unknown."""
 
     def _split(self) -> StepSplit:
         steps = self.measured_steps
@@ -442,7 +442,7 @@ class OwnLoop(Loop):
         return replace(split, parts=parts | {rest: python_s})
 
     def _python(self, share: float) -> float | None:
-        """The share of a step that Python takes, without what other programs took of the step.
+        """The share of a step that Python takes, without the part that other programs took.
 
         Python takes at least its CPU time; the rest, such as sleep, may be a wait for a core.
         """
@@ -464,38 +464,38 @@ class DatasetLoop(OwnLoop):
 
 
 class CallLoop(OwnLoop):
-    """Calls of a step, in a loop of any kind."""
+    """Calls of a step, in any kind of loop."""
 
     kind = "calls"
     title = "steps"
     no_busy = "a loop over arrays has no batch that could be given again"
-    no_wait = "no iterator of tf.data was asked for batches by Python"
+    no_wait = "Python requested no batches from an iterator of tf.data"
 
 
 @dataclass(frozen=True, kw_only=True)
 class InnerLoop(OwnLoop):
-    """A loop inside a tf.function, whose steps cannot be seen: a call of it is a whole pass."""
+    """A loop inside a tf.function, whose steps are invisible: a call is a whole pass."""
 
     kind = "inside"
-    title = "loop inside of a tf.function"
+    title = "loop inside a tf.function"
     no_busy = (
-        "the loop lies inside of a tf.function, and was called too seldom: its first two calls are set "
-        "apart"
+        "the loop is inside a tf.function, and was called too seldom: its first two calls are left "
+        "out"
     )
-    no_wait = "one call holds many steps, and from outside their waits cannot be told apart"
+    no_wait = "one call holds many steps, and from outside their waits cannot be distinguished"
     least_steps = 1
 
     batches: int = 0
-    """Steps of one call; 0 where unknown."""
+    """Steps per call; 0 if unknown."""
 
     @property
     def unit(self) -> str:
-        """What one step is called: a whole call, unless it is known of how many."""
+        """The name of one step: a whole call, unless its number of steps is known."""
         return "step" if self.rounds else "call"
 
     @property
     def batches_a_pass(self) -> int:
-        """Batches of one pass; 0 if unknown."""
+        """Batches per pass; 0 if unknown."""
         return self.batches or super().batches_a_pass
 
     def counted(self) -> str:
@@ -503,7 +503,7 @@ class InnerLoop(OwnLoop):
         return f"{self.steps:,} calls{f' of {self.batches:,} steps' if self.batches else ''}"
 
     def _split(self) -> StepSplit:
-        """By calls with the script's own dataset, and with one of as many batches that are there."""
+        """Rounds of calls with the script's own dataset, and with as many batches in memory."""
         if not self.rounds:
             return super()._split()
         step_s = self._per_call(_real_s)

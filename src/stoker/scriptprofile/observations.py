@@ -1,4 +1,4 @@
-"""What the watcher observes of a script, apart from its loops: lines, stages of inputs, functions."""
+"""What the watcher observes in a script besides its loops: lines, stages of inputs, functions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A line of a file of the user's."""
+    """A line of one of the user's files."""
 
     file: str
-    """Absolute path; empty where it is not known."""
+    """Absolute path; empty if unknown."""
 
     line: int
-    """From 1."""
+    """Line number, from 1."""
 
     def __str__(self) -> str:
         """`train.py:12`."""
@@ -24,7 +24,7 @@ class Place:
 
 
 NOWHERE = Place(file="", line=0)
-"""Where no line of the user's is known."""
+"""Used if no line of the user's is known."""
 
 
 def to_place(value: object) -> Place | None:
@@ -36,60 +36,60 @@ def to_place(value: object) -> Place | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One call in the making of a dataset."""
+    """One call that creates a dataset."""
 
     kind: str
     """The method's name: `map`, `from_generator`."""
 
     place: Place
-    """Where it was called."""
+    """The line of the call."""
 
     in_user_code: bool
-    """Called by the user's own code, and not for it by Keras or another library."""
+    """Whether the user's own code called it, and not Keras or another library."""
 
     arguments: Mapping[str, Any]
-    """Those that are numbers."""
+    """Its numeric arguments."""
 
     python_calls: tuple[Place, ...]
-    """Where `tf.py_function` or `tf.numpy_function` stands inside of it."""
+    """The line of `tf.py_function` or `tf.numpy_function` inside it."""
 
     random: bool
-    """Draws random numbers."""
+    """Whether it draws random numbers."""
 
     element_bytes: int | None
-    """Bytes of one element that it gives, where every dimension is known."""
+    """Bytes of one of its elements, if every dimension is known."""
 
     dtypes: tuple[str, ...]
-    """Of the parts of an element."""
+    """Dtypes of the parts of an element."""
 
     cardinality: int
-    """Elements of a pass; negative where it is infinite or unknown."""
+    """Elements per pass; negative if infinite or unknown."""
 
     operations: tuple[str, ...] = ()
     """Types of the TensorFlow operations in a map's function."""
 
     row_bytes: int | None = None
-    """Bytes of one row of an element of which only the number of rows is not known."""
+    """Bytes per row of an element, if only the number of rows is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feed:
-    """What makes the batches of a `fit` in Python."""
+    """The Python object that makes the batches of a `fit`."""
 
     kind: str
     """`PyDataset`, `generator` or `DataLoader`."""
 
     name: str
-    """Of its class; empty for a generator."""
+    """Name of its class; empty for a generator."""
 
     place: Place | None
-    """Where its code stands."""
+    """The line of its code."""
 
     workers: int
-    """Of a PyDataset."""
+    """`workers` of a PyDataset."""
 
     processes: bool
-    """Its workers are processes, and not threads."""
+    """Whether its workers are processes instead of threads."""
 
     def label(self) -> str:
         """`the PyDataset Images (workers=1)`."""
@@ -104,42 +104,42 @@ class BatchHook:
     """What a callback of a `fit` does before or after each batch."""
 
     name: str
-    """Of the callback's class."""
+    """Name of the callback's class."""
 
     hook: str
     """The method's name: `on_train_batch_end`."""
 
     place: Place | None
-    """Where its code begins; None where it is not the user's."""
+    """The first line of its code; None if it is not the user's."""
 
     step_s: float
-    """Seconds a step, on the mean."""
+    """Mean seconds per step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A stage as TensorFlow really ran it."""
+    """A stage as TensorFlow ran it."""
 
     name: str
     """TensorFlow's name: `ParallelMapV2`, `MapAndBatch`."""
 
     cpu_s: float
-    """CPU time by now, seconds."""
+    """CPU time so far, seconds."""
 
     elements: int
-    """Elements given by now."""
+    """Elements produced so far."""
 
     ratio: float
-    """Elements read for one that is given; 0 where that varies."""
+    """Elements read for each element produced; 0 if that varies."""
 
     per_output: float
-    """Its elements for one of the last interleave or flat_map above it; 1 where there is none."""
+    """Elements per element of the last interleave or flat_map above it; 1 without one."""
 
     buffered: int
-    """Elements that it held."""
+    """Number of buffered elements."""
 
     buffered_bytes: int
-    """Their bytes."""
+    """Bytes of the buffered elements."""
 
     parameters: Mapping[str, tuple[float, bool]]
     """Name -> value, and whether TensorFlow tunes it."""
@@ -147,39 +147,39 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Function:
-    """A `tf.function` that Python called, by the code that it was made of."""
+    """A `tf.function` that Python called, identified by its code."""
 
     name: str
     place: Place
     calls: int
     traces: int
     made: int
-    """How many tf.functions were made of this code."""
+    """Number of tf.functions made of this code."""
     causes: tuple[Mapping[str, str], ...]
     """For the first traces: argument -> dtype and shape, or the Python value."""
     trace_s: float
-    """Time of the calls that traced, seconds."""
+    """Duration of the calls that traced, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstPass:
-    """The first of several passes over a dataset that holds a cache, which it fills."""
+    """The first of several passes over a dataset with a cache, which it fills."""
 
     longer_s: float
-    """How much longer it took than a later one, seconds; of a loop of the user's own, how much longer it
-    waited for its input."""
+    """Its additional duration compared with a later pass, seconds; for a loop of the user's own, its additional
+    wait for input."""
 
     wall_s: float
-    """Wall time that it took, seconds."""
+    """Its wall time, seconds."""
 
     away: float
-    """The share of it that would not have passed on a machine without other programs."""
+    """The share of it that other programs on the machine caused."""
 
     nodes: tuple[Node, ...]
-    """As TensorFlow ran it meanwhile, last one first; empty where that was not seen."""
+    """The stages that TensorFlow ran meanwhile, last one first; empty if unknown."""
 
     nodes_s: float
-    """From its begin to when they were read, seconds."""
+    """From its start until the stages were read, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,42 +192,42 @@ class WallPart:
     place: Place
     wall_s: float
     cpu_s: float
-    """CPU time of all threads during it."""
+    """CPU time of all threads meanwhile."""
     calls: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
-    """What a step computes, and what the device reaches; either may be unknown, and says why."""
+    """The operations of a step, and the peak of the device; either may be unknown, with a reason."""
 
     operations: float | None = None
-    """Floating-point operations of products of matrices and convolutions, of what `split_step` calls
-    a step: forward, backward, and what is computed again."""
+    """Floating-point operations of matrix products and convolutions, for one step of
+    `split_step`: forward, backward, and recomputation."""
 
     no_operations: str = ""
-    """Why they are not known."""
+    """Why they are unknown."""
 
     notes: tuple[str, ...] = ()
-    """What is more or less than the count says, in plain words."""
+    """How the count may differ from the real operations."""
 
     peak_per_s: float | None = None
-    """Operations a second that the device reaches, each kind at its own peak."""
+    """Operations per second of the device, with each kind at its own peak."""
 
     peak_of: str = ""
-    """Kinds, and the type that was measured."""
+    """Kinds and dtype of the measured peak."""
 
     no_peak: str = ""
-    """Why there is none."""
+    """Why it is missing."""
 
     on_cpu: str = ""
-    """What of the step is placed on the CPU while a GPU is there; empty: nothing, or no GPU."""
+    """The operations of the step that are placed on the CPU although a GPU exists; empty: none, or no GPU."""
 
     def achieved_per_s(self, step_s: float) -> float | None:
-        """Operations a second, where a step takes so long."""
+        """Operations per second, for a step of this duration."""
         return None if self.operations is None else self.operations / step_s
 
     def mfu(self, step_s: float) -> float | None:
-        """Achieved by peak, where a step takes so long."""
+        """MFU, for a step of this duration."""
         achieved = self.achieved_per_s(step_s)
         return None if achieved is None or not self.peak_per_s else achieved / self.peak_per_s
 

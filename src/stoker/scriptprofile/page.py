@@ -17,7 +17,7 @@ _ROWS = ("waiting for input", "tf.function", "reading values", "Python")
 _ROWS_OF_FIT = ("step and its input", "Keras, callbacks")
 
 SHOWN_STEPS = 40
-"""Steps of a timeline: more are too narrow to be seen."""
+"""Steps of a timeline: more would be too narrow to be visible."""
 
 
 def page_html(profile: ScriptProfile) -> str:
@@ -122,7 +122,7 @@ def _stages(loop: Loop) -> Iterator[Html]:
 def _steps(loop: Loop) -> Iterator[Html]:
     if len(loop.timeline) < 2:
         return
-    # The first steps compile, and would leave no room for the others.
+    # The first steps compile, and would leave no space for the others.
     shown = loop.timeline[2 : 2 + SHOWN_STEPS] or loop.timeline
     spans = [span for step in shown for span in _spans(loop, step)]
     is_fit = isinstance(loop, FitLoop)
@@ -136,7 +136,7 @@ def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterat
     begin_s, wait_s, call_s, sync_s, period_s = step
     rest_s = max(0.0, period_s - wait_s - call_s - sync_s)
     if isinstance(loop, FitLoop):
-        # What Keras does for a step comes before the call, and its input inside of it.
+        # Keras's own work for a step comes before the call, and the input is inside it.
         yield Span(lane=0, begin_s=begin_s, length_s=call_s)
         yield Span(lane=1, begin_s=begin_s - rest_s, length_s=rest_s)
         return

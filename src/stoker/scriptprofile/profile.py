@@ -15,70 +15,70 @@ from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.utilization import reached_json, reached_rows
 
 GIB = 2**30
-"""Bytes."""
+"""Unit: bytes."""
 
 BY_SIGNAL = 128
-"""Added to a signal's number in an exit code, as shells do."""
+"""Added to a signal's number in an exit code, as in shells."""
 
 Ending = Literal["itself", "time", "signal"]
-"""The script ended by itself; its time was up; Stoker received a signal."""
+"""The script ended by itself; its time was up; or Stoker received a signal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptProfile:
-    """One run of a command, watched."""
+    """One watched run of a command."""
 
     command: tuple[str, ...]
-    """What was started."""
+    """The command."""
 
     exit_code: int
-    """The command's own; 128 and the signal's number where one ended it, as a shell has it."""
+    """The command's exit code; 128 plus the signal's number after a signal, as in a shell."""
 
     ended_by: Ending
-    """Who ended it."""
+    """What ended it."""
 
     wall_s: float
-    """From its start to its end, seconds."""
+    """Its duration, seconds."""
 
     tensorflow: str
-    """Version; empty where none was imported."""
+    """TensorFlow's version; empty if it was not imported."""
 
     keras: str
-    """Version; empty where none was imported."""
+    """Keras's version; empty if it was not imported."""
 
     backend: str
-    """Keras's: `tensorflow`, `jax`, `torch`; empty where no Keras was imported."""
+    """Keras's backend: `tensorflow`, `jax`, `torch`; empty if Keras was not imported."""
 
     gpus: int
     """GPUs that TensorFlow saw."""
 
     peak_memory_bytes: int
-    """Most of the host's memory that one watched process held at once; 0 where none was watched."""
+    """Peak host memory of a single watched process; 0 if none was watched."""
 
     gpu_peak_bytes: tuple[int, ...]
-    """Most that TensorFlow had in use at once, GPU by GPU, of the process with the most."""
+    """Peak memory of TensorFlow, per GPU, of the process with the highest."""
 
     gpu_states: tuple[Mapping[str, Any], ...]
-    """What NVML said of each GPU of this machine, from the command's start to its end: `index`,
-    `name`, means of `utilization`, `power_w` and `clock_mhz`, the most of `used_bytes`."""
+    """NVML's figures of each GPU of this machine, over the whole run: `index`,
+    `name`, means of `utilization`, `power_w` and `clock_mhz`, the maximum of `used_bytes`."""
 
     loops: tuple[Loop, ...]
-    """Every line that trained, of every process."""
+    """Every training line of every process."""
 
     findings: tuple[ScriptFinding, ...]
-    """What saves most of the script's time first; none where nothing is wrong."""
+    """The findings, the one that saves most of the script's time first."""
 
     minor: tuple[ScriptFinding, ...]
-    """What was looked for and seen too, and is worth little here; each says why."""
+    """Findings with little effect here, each with the reason."""
 
     failures: tuple[str, ...]
-    """What went wrong with the watcher itself, and cost the script nothing."""
+    """Errors of the watcher itself, which did not affect the script."""
 
     time_parts: tuple[tuple[str, float], ...] = ()
-    """Wall time of the process that trained most, by part, the largest first: name and share."""
+    """Wall time of the process that trained most, by part, largest first: name and share."""
 
     waited: float = 0.0
-    """Of the time that threads of that process wanted a core, the share in which another program had
+    """Of the time that threads of that process needed a core, the share in which another program had
     it, in [0, 1]."""
 
     time_lines: tuple[Mapping[str, Any], ...] = ()
@@ -86,11 +86,11 @@ class ScriptProfile:
 
     @property
     def failed(self) -> bool:
-        """Whether the script ended by itself, and not well."""
+        """Whether the script ended by itself with an error."""
         return self.ended_by == "itself" and self.exit_code != 0
 
     def ending(self) -> str:
-        """How the command ended; a failure comes first."""
+        """How the command ended; an error comes first."""
         code = f"exit code {self.exit_code}"
         if self.failed:
             number = self.exit_code - BY_SIGNAL
@@ -101,7 +101,7 @@ class ScriptProfile:
         return code + how.get(self.ended_by, "")
 
     def note(self) -> str:
-        """Why there is nothing to see, where there is nothing."""
+        """Why nothing was observed; empty if something was."""
         if not self.loops and self.backend not in ("", "tensorflow"):
             return (
                 f"Keras runs on {self.backend} here, and only TensorFlow's training is watched (unset "
@@ -121,11 +121,11 @@ class ScriptProfile:
         return ""
 
     def name_of(self, loop: Loop) -> str:
-        """`model.fit in train.py:12`, and of which process where there are several."""
+        """`model.fit in train.py:12`, and the process if there are several."""
         several = len({each.pid for each in self.loops}) > 1
         process = f" (process {loop.pid})" if several else ""
         same = [each for each in self.loops if (each.place, each.pid) == (loop.place, loop.pid)]
-        # A model of each fold, or of each trial of a search.
+        # For example a model for each fold, or for each trial of a search.
         model = f" of {loop.model['name']}" if len(same) > 1 and "name" in loop.model else ""
         return f"{loop.title} in {loop.place}{model}{process}"
 
@@ -157,7 +157,7 @@ class ScriptProfile:
         return [*reached_rows(self.loops), *_device_rows(self.loops), *rows]
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json` and profile.json; figures are in seconds, shares in [0, 1]."""
+        """For `--json` and profile.json; times in seconds, shares in [0, 1]."""
         return {
             "command": list(self.command),
             "exit_code": self.exit_code,
@@ -185,7 +185,7 @@ class ScriptProfile:
         }
 
     def shown_command(self) -> str:
-        """The command as a shell would take it."""
+        """The command in the form that a shell takes."""
         return shlex.join(self.command)
 
 

@@ -1,4 +1,4 @@
-"""Runs a command as its user would, and reads what the watcher inside it has observed."""
+"""Runs a command like its user, and reads what the watcher inside it has observed."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from stoker.scriptprofile.rules.wall_rules import parts_json, shown_parts
 from stoker.scriptprofile.utilization import with_reached
 
 WATCHER = Path(__file__).resolve().parent / "watcher"
-"""What Python runs at its start; see `watcher/sitecustomize.py`."""
+"""File that Python runs at its start; see `watcher/sitecustomize.py`."""
 
 FOLDER_VARIABLE = "STOKER_WATCH_FOLDER"
-"""Tells the watcher where to write."""
+"""Environment variable with the watcher's folder."""
 
 FACTS_S = 1.5
-"""Longest wait for a script's facts before it is ended: the watcher looks for the request 5 times a
+"""Longest wait for a script's facts before it is ended, seconds: the watcher checks for the request 5 times a
 second, but Python may be in a long call."""
 
 GRACE_S = 10.0
-"""From SIGTERM to SIGKILL: a script may save something."""
+"""Time from SIGTERM to SIGKILL, seconds: a script may save something."""
 
 POLL_S = 0.05
-"""Interval between two looks at whether the facts are there."""
+"""Interval between two checks for the facts, seconds."""
 
 
 def profile_script(
@@ -48,19 +48,19 @@ def profile_script(
     grace_s: float = GRACE_S,
     mfu: bool = True,
 ) -> ScriptProfile:
-    """Run a command to its end, and say where its training's time went.
+    """Run a command to its end, and return the profile of its training.
 
     Args:
         command: Argument vector, e.g. `["python", "train.py"]`.
-        folder: Where the watcher writes, in a hidden folder of its own, which is removed at the end.
-        seconds: End it after so long; None or 0 lets it run to its end.
-        stdout: File descriptor that takes what the command prints; by default ours.
-        grace_s: From SIGTERM to SIGKILL, seconds.
-        mfu: Count the operations of its steps when it has ended, and measure what the device reaches:
-            some 10 seconds, where there is a step to count.
+        folder: The watcher writes to a hidden folder in it, which is removed at the end.
+        seconds: Time limit; None or 0: it runs to its end.
+        stdout: File descriptor for the command's output; by default ours.
+        grace_s: Time from SIGTERM to SIGKILL, seconds.
+        mfu: Count the operations of its steps after its end, and measure the device's peak:
+            some 10 seconds, if there is a step to count.
 
     Returns:
-        The profile; the command's own failure is its exit code, and no error of ours.
+        The profile; a failure of the command is its exit code, not an exception.
 
     Raises:
         UserError: the command cannot be started, or the folder not be written.
@@ -128,7 +128,7 @@ def _run(
     stdout: int | None,
     grace_s: float,
 ) -> tuple[int, Ending]:
-    """Run the command; its exit code, and what ended it."""
+    """Run the command; return its exit code, and what ended it."""
     child = _start(command, facts, stdout=stdout)
     signaled = False
 
@@ -163,7 +163,7 @@ def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> Child:
     environment["PYTHONPATH"] = os.pathsep.join([str(WATCHER), *([theirs] if theirs else [])])
     environment[FOLDER_VARIABLE] = str(facts)
     try:
-        # What it started may go on after its end, as without the profiler.
+        # Its child processes may continue after its end, as without the profiler.
         return Child(
             command[0],
             command,
@@ -183,12 +183,12 @@ def _how_to_start(program: str) -> str:
     if program.endswith(".py"):
         return f"Write `stoker profile -- python {program}`."
     if shutil.which("python") is None and program == "python":
-        return "There is no `python` on the PATH: write python3, or a path."
+        return "`python` is not on the PATH: write python3, or a path."
     return "Check its name, and the PATH."
 
 
 def _request_facts(facts: Path) -> None:
-    """Have every watched process write its facts now, and wait for them a moment."""
+    """Make every watched process write its facts now, and wait for them briefly."""
     (facts / "wanted").touch()
     wrote = (path.stem.removeprefix("facts-") for path in facts.glob("facts-*.json"))
     watched = [pid for pid in wrote if Path("/proc", pid).exists()]
@@ -196,5 +196,5 @@ def _request_facts(facts: Path) -> None:
     while time.monotonic() < until_s:
         if all((facts / f"wanted-{pid}").exists() for pid in watched):
             return
-        # The watcher's own thread looks at the folder: there is nothing else to wait for.
+        # The watcher's own thread polls the folder: it sends no notification.
         time.sleep(POLL_S)

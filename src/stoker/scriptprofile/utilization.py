@@ -1,7 +1,7 @@
-"""Model FLOP utilization of a script's step: what it computes a second, by what the device reaches.
+"""Model FLOP utilization of a script's step: its operations per second, divided by the device's peak.
 
-What a step computes is counted, and the peak measured, in a process of ours after the script's end
-(`counting`), so that the script is not disturbed; here are its request and its answer.
+A step's operations are counted, and the peak is measured, in a separate process after the script's end
+(`counting`), so that the script is not disturbed; this module writes the request and reads the answer.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from stoker.scriptprofile.loops import Loop
 from stoker.scriptprofile.observations import Reached
 
 PEAK_S = 4.0
-"""For the peak of one type, seconds: enough for a few rounds of each size."""
+"""Time for the peak of one dtype, seconds: enough for a few rounds of each size."""
 
 LONGEST_S = 120.0
-"""For counting and the peak together, TensorFlow's start included, seconds."""
+"""Time limit for counting and the peak together, seconds, including TensorFlow's start."""
 
-NO_GRAPH = "U was not measured, and with it the step's graph was not kept"
+NO_GRAPH = "U was not measured, so the graph of the step was not kept"
 """Why nothing was counted."""
 
 
 def with_reached(
     processes: Sequence[WatchedProcess], facts: Path, *, peak_s: float = PEAK_S
 ) -> list[WatchedProcess]:
-    """The processes, their loops with what they reached.
+    """Return the processes and their loops with the rates that they reached.
 
     Args:
-        processes: Those that trained most first: the first one's devices are measured.
-        facts: Where the watcher wrote.
-        peak_s: For the peak of one type, seconds.
+        processes: The one that trained most first: its devices are measured.
+        facts: The watcher's folder.
+        peak_s: Time for the peak of one dtype, seconds.
     """
     found: list[WatchedProcess] = []
     for number, process in enumerate(processes):
@@ -56,7 +56,7 @@ def with_reached(
 
 
 def _unknown(loop: Loop) -> Loop:
-    """A loop for which nothing was requested."""
+    """A loop without a request."""
     why = str(loop.trace.get("why", ""))
     return replace(loop, reached=Reached(no_operations=_why(loop)), no_device=why)
 
@@ -70,7 +70,7 @@ def _why(loop: Loop) -> str:
 def _count(
     process: WatchedProcess, loops: Sequence[Loop], facts: Path, *, peak_s: float
 ) -> list[Loop]:
-    """The loops with the results of the counting process, or why there are none."""
+    """The loops with the results of the counting process, or the reason why it has none."""
     if find_spec("tensorflow") is None:
         return [_failed(loop, "TensorFlow is not installed next to Stoker") for loop in loops]
     request = facts / "counting.json"
@@ -111,10 +111,10 @@ def _answered(loop: Loop, figures: dict[str, Any]) -> Loop:
 
 
 def _run(request: Path, answer: Path) -> str:
-    """Run the counting process to its end; why it has no answer."""
+    """Run the counting process to its end; return why it has no answer."""
     command = [sys.executable, "-m", "stoker.scriptprofile.counting", str(request), str(answer)]
     log = answer.with_suffix(".log")
-    # In a session of its own: Ctrl-C ends the counting, and the profile is kept.
+    # In a separate session: Ctrl-C ends the counting, and the profile is kept.
     child = Child("the counting of operations", command, ProcessOptions(output=log))
     with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda _: child.kill()):
         if not child.end(LONGEST_S):
@@ -144,7 +144,7 @@ def reached_json(loop: Loop) -> dict[str, Any]:
 
 
 def reached_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
-    """Rows for the user: a name, and the figure or why there is none."""
+    """Rows for the user: a name, and the figure or the reason why it is missing."""
     for loop in loops:
         split, reached = loop.split, loop.reached
         if split is None or reached is None:

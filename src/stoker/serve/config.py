@@ -31,40 +31,40 @@ class ServeConfig:
     """Model name -> base path, the folder that holds its numbered versions."""
 
     model_config_file: Path | None = None
-    """TensorFlow Serving's file of models, in the place of `models`."""
+    """TensorFlow Serving's file of models; replaces `models`."""
 
     model_config_poll_s: float = 0.0
-    """Seconds between two looks whether that file has changed; 0 never looks again."""
+    """Seconds between two checks of that file for changes; 0: it is read once."""
 
     allow_unavailable_labels: bool = False
     """Whether a reload may give a new label to a version that is not loaded."""
 
     root: Path | None = None
-    """A repository: every model in it is served, also those that come later."""
+    """A repository: every model in it is served, including models that are added later."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; the loopback lets nobody else in."""
+    """The address to listen on; a loopback address accepts only local connections."""
 
     rest_port: int = 8501
-    """TCP port of the REST interface; 0 takes a free one."""
+    """TCP port of the REST interface; 0 chooses a free one."""
 
     grpc_port: int = 8500
-    """TCP port of the gRPC interface; 0 takes a free one."""
+    """TCP port of the gRPC interface; 0 chooses a free one."""
 
     grpc_socket_path: str = ""
-    """A Unix socket that gRPC is answered on too; none if empty."""
+    """A Unix socket for gRPC in addition to the port; empty: none."""
 
     grpc_channel_arguments: Mapping[str, str | int] = field(default_factory=dict)
-    """More of gRPC's own settings, by their names."""
+    """Further gRPC channel arguments, by name."""
 
     poll_s: float = 1.0
     """Seconds between two looks for new versions."""
 
     rest_workers: int = 8
-    """Most REST requests that are worked on at once; others wait."""
+    """Most REST requests that are handled at once; others wait."""
 
     grpc_workers: int = 8
-    """Most gRPC calls that are worked on at once; others wait."""
+    """Most gRPC calls that are handled at once; others wait."""
 
     intra_op_threads: int = 0
     """Threads that compute one operation of a model; 0: one for each core."""
@@ -82,7 +82,7 @@ class ServeConfig:
     """Operations that a model may have in addition to those that only compute (`--allow-ops`)."""
 
     check_method_names: bool = False
-    """Whether a signature must name the method that it is asked by (`--enable_signature_method_name_check`)."""
+    """Whether the method name of a signature must match the call (`--enable_signature_method_name_check`)."""
 
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     """How requests are joined."""
@@ -94,14 +94,14 @@ class ServeConfig:
     """Largest REST body; a larger one gets 413 and is not read."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of bodies and messages held at once, each for REST (503) and gRPC (RESOURCE_EXHAUSTED);
-    one message alone may be larger, and small ones always are taken."""
+    """Most bytes of bodies and messages held at once, separately for REST (503) and gRPC (RESOURCE_EXHAUSTED);
+    a single message may be larger, and small ones are always accepted."""
 
     max_in_flight: int = 1024
-    """Most requests under way, each for REST (503) and gRPC (RESOURCE_EXHAUSTED)."""
+    """Most requests in progress, separately for REST (503) and gRPC (RESOURCE_EXHAUSTED)."""
 
     http: HttpLimits = field(default_factory=HttpLimits)
-    """What a connection may take, for REST and for gRPC."""
+    """Limits of a connection, for REST and for gRPC."""
 
     rest_timeout_s: float = 30.0
     """Longest that a REST request waits for its model; TensorFlow Serving's default."""
@@ -116,7 +116,7 @@ class ServeConfig:
     """The tags of the graph of a SavedModel that is served."""
 
     mixed_precision: str = ""
-    """`bfloat16` lets TensorFlow compute in it on a CPU; empty leaves a model as it was exported."""
+    """`bfloat16` lets TensorFlow compute in bfloat16 on a CPU; empty leaves the model as exported."""
 
     warm_sizes: WarmSizes = "auto"
     """Whether batches are padded to a few sizes that run before a version takes requests. `auto`:
@@ -129,83 +129,83 @@ class ServeConfig:
     """Share of each GPU's memory for all workers on it, 0..1; 0: no limit for a single worker."""
 
     unload_first: bool = False
-    """Whether what a new version replaces is unloaded before that is loaded, not after."""
+    """Whether the old version is unloaded before the new one is loaded, not after."""
 
     keys_file: Path | None = None
-    """Bearer tokens and API keys with their roles; everybody may ask if None."""
+    """Bearer tokens and API keys with their roles; None: every client may send requests."""
 
     ssl_config_file: Path | None = None
     """TensorFlow Serving's SSLConfig; for REST as well as gRPC."""
 
     allow_unauthenticated: bool = False
-    """Whether others than this machine may be let in without a key."""
+    """Whether requests from other machines may be accepted without a key."""
 
     metrics_path: str | None = METRICS_PATH
-    """Where the metrics are; nowhere if None."""
+    """Path of the metrics; None: none are served."""
 
     max_series: int = MAX_SERIES
     """Most series of metrics of all models together, over all workers; further ones count as `other`."""
 
     skew_window_s: float = 300.0
-    """Shortest window of requests that is compared with the training data, seconds. 0: none is."""
+    """Shortest window of requests that is compared with the training data, seconds. 0: no comparison."""
 
     max_run_s: float = 120.0
-    """Longest that a model may work on one call; then another worker takes the place of its own.
-    0: for ever, and the server is one process."""
+    """Longest duration of one model call, seconds; then another worker replaces the one that runs it.
+    0: no limit, and the server is one process."""
 
     max_memory_bytes: int = 0
-    """Most memory of a worker for data; what a model wants beyond it, it is refused. 0: no limit."""
+    """Largest memory of a worker for data; larger allocations of a model fail. 0: no limit."""
 
     profiler: bool = True
-    """Whether TensorFlow's profiler service answers by gRPC (`--enable_profiler`)."""
+    """Whether TensorFlow's profiler service is available over gRPC (`--enable_profiler`)."""
 
     cors: bool = False
-    """Whether pages of other origins may ask by REST (`--rest_api_enable_cors_support`)."""
+    """Whether web pages of other origins may call REST (`--rest_api_enable_cors_support`)."""
 
     litert_interpreters: int = 0
     """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel
     (`--prefer_tflite_model`, `--num_tflite_pools`)."""
 
     traces: bool = False
-    """Whether each request becomes a span of OpenTelemetry; the extra `otel` has what that needs."""
+    """Whether each request becomes a span of OpenTelemetry; needs the extra `otel`."""
 
     access_log: str = ""
-    """The file of a line for each request, "-" for standard error; none if empty."""
+    """The file that gets a line for each request, "-" for standard error; empty: none."""
 
     request_log_bytes: int = 1 << 30
-    """Most bytes of all files of one log of requests, over all workers; the oldest go first. 0: no limit."""
+    """Most bytes of all files of one log of requests, over all workers; the oldest are removed. 0: no limit."""
 
     workers: int = 1
     """Processes that share the ports, each with its own copy of the models."""
 
     worker_folder: Path | None = None
-    """Where the workers of one server keep what they have in common; None where there is one only.
+    """Folder that the workers of one server share; None with a single worker.
     The ports are shared then."""
 
     worker: int = 0
-    """This one's number; no other that lives has it."""
+    """Number of this worker; no other living worker has it."""
 
     listeners: tuple[int, int] | None = None
-    """File descriptors of the sockets of REST and gRPC that this process inherited; None: it binds the ports."""
+    """Inherited file descriptors of the sockets of REST and gRPC; None: the process binds the ports."""
 
     listen_when_loaded: bool = True
-    """Whether it listens only after all models are loaded; one that cannot be loaded ends it."""
+    """Whether it listens only after all models are loaded; a model that cannot be loaded ends the process."""
 
     listen_when_tried: bool = False
-    """Whether it listens after each model was loaded or has failed: it replaces another worker."""
+    """Whether it listens after each model was loaded or has failed, because it replaces another worker."""
 
     lame_duck_s: float = 1.0
-    """Seconds between "not ready" and the last accept, for clients and balancers to turn away."""
+    """Seconds between "not ready" and the last accept, so that clients and load balancers can turn away."""
 
     drain_s: float = 25.0
-    """Longest wait for requests under way at the end; Kubernetes kills after 30 s."""
+    """Longest wait for requests in progress at the end, seconds; Kubernetes kills after 30 s."""
 
     ready_file: Path | None = None
-    """Written, with the real ports, when the models can be called."""
+    """File that is written, with the real ports, when the models can be called."""
 
     @property
     def is_supervised(self) -> bool:
-        """Whether this process only starts others that serve, and watches over them."""
+        """Whether this process only starts and watches worker processes."""
         return self.worker_folder is None and (self.workers > 1 or self.max_run_s > 0)
 
     def __post_init__(self) -> None:
@@ -256,14 +256,14 @@ class ServeConfig:
 
 
 def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig:
-    """A configuration for a folder: one model's versions, or a repository of models.
+    """The configuration for a folder: one model's versions, or a repository of models.
 
     Args:
-        folder: `<root>` or `<root>/<model>`; a folder without anything is a repository to be.
-        model_name: What one model is to be called; its folder's name if None.
+        folder: `<root>` or `<root>/<model>`; an empty folder is a repository.
+        model_name: Name of a single model; None: its folder's name.
 
     Raises:
-        UserError: there is no such folder, or it is a SavedModel without a version's number.
+        UserError: the folder does not exist, or is a SavedModel without a version's number.
     """
     check_is_folder(folder)
     if not folder.is_dir():
@@ -284,10 +284,10 @@ def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig
 
 
 def read_metrics_path(path: Path) -> str | None:
-    """Where TensorFlow Serving's `monitoring_config_file` has the metrics; None where it has none.
+    """Path of the metrics in TensorFlow Serving's `monitoring_config_file`; None if it names none.
 
     Raises:
-        ConfigError: the file is not there, or not in its form.
+        ConfigError: the file does not exist, or has another form.
     """
     found = read_text_file(
         path, "MonitoringConfig", full_name="tensorflow.serving.MonitoringConfig"
@@ -331,7 +331,7 @@ def _check_devices(config: ServeConfig) -> None:
 
 
 _TRACING = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-"""What the extra `otel` brings, by its modules."""
+"""The modules that the extra `otel` installs."""
 
 
 def _check_traces(config: ServeConfig) -> None:
@@ -340,7 +340,7 @@ def _check_traces(config: ServeConfig) -> None:
     for name in _TRACING:
         try:
             found = find_spec(name)
-        except ModuleNotFoundError:  # of a package above it
+        except ModuleNotFoundError:  # raised for a package above it
             found = None
         if found is None:
             raise ConfigError(

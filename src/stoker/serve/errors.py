@@ -58,11 +58,11 @@ _HTTP_STATUS = {
 
 
 _MAX_CHARS = 2000
-"""Longest text for a client: what he sent comes back in it, and gRPC has 8 KiB for it."""
+"""Longest text for a client: parts of the request are repeated in it, and gRPC limits it to 8 KiB."""
 
 
 def _cut(message: str) -> str:
-    """The text as one line, whatever names are in it, and not too long."""
+    """Return the text as one line of limited length, whatever names it contains."""
     message = message.replace("\n", "\\n").replace("\r", "\\r")
     return message if len(message) <= _MAX_CHARS else message[:_MAX_CHARS] + "..."
 
@@ -71,7 +71,7 @@ class ServeError(Exception):
     """A request that cannot be answered; never a fault of the server's code."""
 
     def __init__(self, code: Code, message: str) -> None:
-        """Args: code: who is at fault and how; message: one line for the client."""
+        """Args: code: the kind of error; message: one line for the client."""
         self.code = code
         self.message = message = _cut(message)
         super().__init__(f"{code.name}: {message}")
@@ -81,7 +81,7 @@ class SignatureNotFound(ServeError):
     """The model has no signature of that name."""
 
     def __init__(self, signature: str) -> None:
-        """Args: signature: the name that was asked for."""
+        """Args: signature: the requested name."""
         self.signature = signature
         super().__init__(
             Code.FAILED_PRECONDITION, f'Serving signature key "{signature}" not found.'

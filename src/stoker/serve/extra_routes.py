@@ -1,4 +1,4 @@
-"""Paths that a room above the server answers on the REST port: what the server asks of them."""
+"""Paths on the REST port that a room above the server answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ExtraRequest:
     """Owner of the API key; empty where the server has no keys."""
 
     served: Callable[[], Mapping[str, Served]]
-    """Gives model -> where it is."""
+    """Returns model -> its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,26 +41,26 @@ class ExtraAnswer:
     """The HTTP status."""
 
     content: Any
-    """What JSON can hold."""
+    """A JSON object."""
 
 
 class ExtraRoutes(Protocol):
-    """Answers paths that the server does not know; may be used by many threads."""
+    """Answers paths that the server does not know; thread-safe."""
 
     def role_of(self, method: str, path: str) -> Role | None:
-        """The role that a request needs; None: the path is not one of its own. Called for each request."""
+        """The role that a request needs; None: the path belongs to others. Called for each request."""
 
     def answer(self, request: ExtraRequest) -> ExtraAnswer:
         """Answer a request, in a thread that may block.
 
         Raises:
-            UserError: the client asked for something that is not possible (HTTP 400).
-            ServeError: it cannot be answered; the code says why.
+            UserError: the requested change is not possible (HTTP 400).
+            ServeError: the request cannot be answered; the code says why.
         """
 
     def families(self, served: Mapping[str, Served]) -> Sequence[Sequence[str]]:
-        """Lines of each further metric for Prometheus.
+        """Lines of further metrics for Prometheus.
 
         Args:
-            served: model -> where it is.
+            served: model -> its folder.
         """

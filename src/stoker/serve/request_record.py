@@ -54,10 +54,10 @@ class RequestRecord:
     """How long its client waits, seconds."""
 
     route: Route | None = None
-    """Where a rollout sent it; the event loop may have asked before a thread does."""
+    """Where a rollout sent it; the event loop may have decided that before a thread does."""
 
     outputs: Mapping[str, np.ndarray[Any, Any]] | None = None
-    """What the model gave, until it is counted."""
+    """The model's outputs, until they are counted."""
 
     def ran(self, began_s: float, ended_s: float, *, came_s: float) -> None:
         """Record a model call.

@@ -1,4 +1,4 @@
-"""Which version answers a request that names none: what the server asks of a rollout."""
+"""The interface between the server and a rollout: which version answers a request that names none."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 Headers = Callable[[str], bytes | None]
-"""Gives the value of a header or metadata key, whose name is in lower case; None if the request has none."""
+"""Returns the value of a header or metadata key, whose name is in lower case; None without it."""
 
 
 def no_headers(_: str) -> bytes | None:
-    """Nothing: a request that was not made by a client."""
+    """Return None: the request was not made by a client."""
     return None
 
 
@@ -24,22 +24,22 @@ def _ignore(_: AnsweredRun) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Where a request goes."""
+    """The version that answers a request, and how its answer is counted."""
 
     version: int
     """The version that answers."""
 
     otherwise: int
-    """The version that answers where that one is not loaded."""
+    """The version that answers if the first one is not loaded."""
 
     key: int | None = None
-    """Hash of the key that the version was chosen by."""
+    """Hash of the key that decided the version."""
 
     test: int = 0
-    """Number of the rollout whose A/B test chose the version; 0: none did."""
+    """Number of the rollout whose A/B test chose the version; 0: no test did."""
 
     counts: bool = True
-    """Whether the answer counts: a request without the key that others have does not."""
+    """Whether the answer counts: if the rollout has a key, a request without it does not count."""
 
     compared: tuple[int, ...] = ()
     """The versions whose latencies a rollout compares. They run in the event loop only if each has proven to be quick:
@@ -49,26 +49,26 @@ class Route:
     """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic)."""
 
     answered: Callable[[AnsweredRun], None] = field(default=_ignore, compare=False)
-    """Counts successful answers of one run, whose first route this is. The caller changes the run no more."""
+    """Counts successful answers of the run whose first route this is. The caller does not change the run afterwards."""
 
 
 class AnsweredRun(NamedTuple):
     """Requests that one run of one version answered."""
 
     routes: Sequence[Route]
-    """Where each went."""
+    """The route of each request."""
 
     came_s: Sequence[float]
-    """When each came, by the monotonic clock."""
+    """When each request arrived, by the monotonic clock."""
 
     patience_s: Sequence[float]
     """How long each client waited from then on, seconds."""
 
     sizes: Sequence[int]
-    """How many rows each has; empty if all are of one request."""
+    """How many rows each request has; empty if all belong to one request."""
 
     outputs: Mapping[str, np.ndarray[Any, Any]]
-    """Output name -> the rows of all requests, one after the other."""
+    """Output name -> the rows of all requests, concatenated."""
 
     ended_s: float
     """When the run ended."""
@@ -76,19 +76,19 @@ class AnsweredRun(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyResult:
-    """What became of the copy of a request."""
+    """The result of a copied request."""
 
     version: int
-    """The version that was asked."""
+    """The version that got the copy."""
 
     is_compared: bool
-    """Whether it was asked; else the copy was dropped, so that no request waits."""
+    """Whether the version answered it; otherwise the copy was dropped, so that no request waits."""
 
     is_bad: bool = False
-    """Whether it gave no answer, or one that clients could not use."""
+    """Whether the answer was missing or unusable for clients."""
 
     is_different: bool = False
-    """Whether its answer is another one."""
+    """Whether the answer differs."""
 
     took_s: float = 0.0
     """Its time in the model, seconds."""
@@ -96,7 +96,7 @@ class CopyResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestCopy:
-    """A request that a version has answered, for another version to answer."""
+    """A request that one version has answered, to be answered by another one."""
 
     signature: str
     """The signature that was called."""
@@ -111,10 +111,10 @@ class RequestCopy:
     """Time of the call, seconds."""
 
     primary_waits: Callable[[], bool]
-    """Whether a request waits for its model now."""
+    """Returns whether a request waits for its model now."""
 
     on_result: Callable[[CopyResult], None]
-    """Called once, maybe by another thread and later."""
+    """Called once with the result, maybe later and in another thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,26 +130,26 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningRequest:
-    """A request that a rollout sent to a version, and that is not answered yet."""
+    """An unanswered request that a rollout sent to a version."""
 
     model: str
     """The model."""
 
     route: Route
-    """Where it went."""
+    """Its route."""
 
     took_s: float
-    """How long it has been here, seconds."""
+    """Time since its arrival, seconds."""
 
 
 def no_requests() -> Iterable[RunningRequest]:
-    """None: nothing runs."""
+    """Return nothing: no requests run."""
     return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionInUse:
-    """What a worker does with a version at a moment."""
+    """What a worker is doing with a version."""
 
     model: str
     """The model."""
@@ -161,22 +161,22 @@ class VersionInUse:
     """The version."""
 
     requests: int
-    """Requests that it answers."""
+    """Number of requests that it is answering."""
 
     loading: bool
-    """Whether the worker loads it."""
+    """Whether the worker is loading it."""
 
 
 Decide = Callable[[Headers], Route | None]
-"""Gives the version for a request that names none; None: the newest."""
+"""Returns the version for a request that names none; None: the newest."""
 
 
 class Router(Protocol):
-    """Sends requests to versions, and hears how they were answered; may be used by many threads."""
+    """Sends requests to versions, and receives the results; thread-safe."""
 
     @property
     def routes(self) -> Mapping[str, Decide]:
-        """Model -> what decides; of each model with a rollout. Every request is looked up here."""
+        """Model -> its routing decision, for each model with a rollout. Every request looks this up."""
 
     def route(self, model: str, headers: Headers) -> Route | None:
         """The version for a request that names none; None: the newest."""
@@ -203,7 +203,7 @@ class Router(Protocol):
         Args:
             model: the model.
             route: where the request went.
-            good: whether it was answered in time, with a status of success.
+            good: whether it was answered in time and with a successful status.
             took_s: its duration, seconds.
             outputs: output name -> array; None if there are none.
         """
@@ -213,20 +213,20 @@ class Router(Protocol):
 
         Args:
             model: the model under test.
-            outcomes: key of a user, and what the user did as a number.
+            outcomes: key of a user, and the outcome as a number.
 
         Raises:
-            ServeError: there is no test, or an outcome is refused.
+            ServeError: no test is running, or an outcome is invalid.
         """
 
     def max_run_s(self, model: str, version: int) -> float:
-        """The longest run of a version, seconds; infinite if it sets no limit of its own."""
+        """The longest run of a version, seconds; infinite without a limit of its own."""
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
-        """As JSON can hold it, what was counted of a model and could not be written; None without a rollout."""
+        """The counts of a model that could not be written, as a JSON object; None without a rollout."""
 
     def hung(self, model: str, version: int) -> None:
-        """A run of a version took longer than it may."""
+        """Handle that a run of a version took too long."""
 
     def copy(self, model: str, route: Route, request: RequestCopy) -> None:
         """Have another version answer a request whose `Route.copied` is true; returns at once.
@@ -242,10 +242,10 @@ class Router(Protocol):
         served: Mapping[str, Served],
         running: Callable[[], Iterable[RunningRequest]] = no_requests,
     ) -> Mapping[str, float]:
-        """Read what has changed, and write what was counted; the server calls it every second.
+        """Read changes, and write the counts; the server calls it every second.
 
         Args:
-            served: model -> where it is and how it loads.
+            served: model -> its folder and its load errors.
             running: the requests that are not answered yet.
 
         Returns:
@@ -254,25 +254,25 @@ class Router(Protocol):
 
 
 class Supervisor(Protocol):
-    """Looks after the rollouts in the process that starts the workers."""
+    """Supervises the rollouts in the process that starts the workers."""
 
     def begin(self, folder: Path) -> None:
-        """Args: folder: what the workers have in common, until the server ends."""
+        """Args: folder: shared by the workers, until the server ends."""
 
     def look(self, in_use: Sequence[VersionInUse]) -> None:
-        """Take the rollouts forward; called every second in a thread of its own.
+        """Advance the rollouts; called every second in a separate thread.
 
         Args:
             in_use: what all workers have loaded.
         """
 
     def worker_ended(self, in_use: Sequence[VersionInUse], *, how: str) -> bool:
-        """Take the version under rollout that a worker died of off the traffic; called before another starts.
+        """Take the version under rollout that killed a worker off the traffic; called before another worker starts.
 
         Args:
             in_use: what the worker was doing.
-            how: what it ended by.
+            how: how it ended.
 
         Returns:
-            Whether there was one.
+            Whether there was such a version.
         """

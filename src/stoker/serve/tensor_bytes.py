@@ -1,6 +1,6 @@
-"""Tensors as bytes: values one after the other, little-endian, the last axis first.
+"""Tensors as bytes: the values in C order, little-endian.
 
-A text has its length before it, in four bytes; so the Open Inference Protocol has it.
+A text is preceded by its length in four bytes, as in the Open Inference Protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.core.errors import Plain, UserError
 from stoker.registry.callpath import shape_text
 
 MAX_RANK = 32
-"""More axes than any tensor has."""
+"""Most axes of a tensor."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -28,24 +28,24 @@ DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name).newbyteorder("<") for name in _NAMES},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""TensorFlow's name -> how NumPy reads it; strings have no such form."""
+"""TensorFlow's name -> NumPy's dtype; strings have none."""
 
 
 _MAX_ELEMENTS = 1 << 48
-"""More than any memory holds; NumPy refuses some shapes beyond, though they be empty."""
+"""Larger than any memory; NumPy refuses some shapes beyond this even if they are empty."""
 
 
 def checked_shape(shape: Sequence[int], *, name: str) -> tuple[int, ...]:
-    """A whole shape, as a client declares it.
+    """Return a complete shape that a client declares.
 
     Raises:
-        UserError: it has too many axes, one below 0, or is empty and yet beyond any memory.
+        UserError: the shape has too many axes, one below 0, or is empty but larger than any memory.
     """
-    # One that is not empty is held against its values.
+    # A shape that is not empty is compared with its values.
     beyond = 0 in shape and math.prod([size for size in shape if size]) > _MAX_ELEMENTS
     if len(shape) > MAX_RANK or any(size < 0 for size in shape) or beyond:
         raise UserError(
-            f"{name!r} must have a whole shape of at most {MAX_RANK} axes",
+            f"{name!r} must have a complete shape of at most {MAX_RANK} axes",
             got=shape_text(tuple(shape)),
         )
     return tuple(shape)
@@ -54,13 +54,13 @@ def checked_shape(shape: Sequence[int], *, name: str) -> tuple[int, ...]:
 def from_bytes(
     raw: bytes | memoryview, *, dtype: str, shape: tuple[int, ...], name: str
 ) -> np.ndarray[Any, Any]:
-    """One tensor.
+    """Convert bytes to one tensor.
 
     Args:
-        raw: Its values.
+        raw: The bytes.
         dtype: TensorFlow's name of their type.
-        shape: Its whole shape.
-        name: What it is called, for the error.
+        shape: Its complete shape.
+        name: Its name, for the error.
 
     Raises:
         UserError: the bytes do not fill the shape, or the dtype has no form in bytes.
@@ -83,7 +83,7 @@ def from_bytes(
 
 
 def to_bytes(array: np.ndarray[Any, Any]) -> bytes:
-    """The values of a tensor.
+    """Convert a tensor to bytes.
 
     Raises:
         UserError: the dtype has no form in bytes.
@@ -97,7 +97,7 @@ def to_bytes(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def _strings(raw: bytes, count: int, name: str) -> np.ndarray[Any, Any]:
-    if count > len(raw) // _LENGTH.size:  # before so much memory is set aside
+    if count > len(raw) // _LENGTH.size:  # checked before so much memory is allocated
         raise _unfilled(name, count)
     found = np.empty(count, dtype=object)
     place = 0

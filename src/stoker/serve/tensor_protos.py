@@ -1,4 +1,4 @@
-"""TensorProto <-> arrays, with every declared size checked before a byte is set aside."""
+"""Converts TensorProtos to arrays and back; every declared size is checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.registry.callpath import shape_text
 from stoker.serve.tensor_bytes import checked_shape
 
 MAX_REPEATED = 1 << 24
-"""Most elements that one repeated value may stand for: 64 MiB of float32."""
+"""Most elements that one repeated value may represent: 64 MiB of float32."""
 
 _FIELDS = {
     "float32": "float_val",
@@ -52,10 +52,10 @@ _AS_BYTES: dict[int, np.dtype[Any]] = {
 
 
 def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any]:
-    """One tensor of a request.
+    """Convert one tensor of a request.
 
     Args:
-        proto: The tensor; fewer values than elements repeat the last one, as TensorFlow has it.
+        proto: The tensor; fewer values than elements repeat the last one, as in TensorFlow.
         name: The input's name, for the error.
 
     Raises:
@@ -63,7 +63,7 @@ def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any
     """
     shape = checked_shape([dim.size for dim in proto.tensor_shape.dim], name=name)
     if proto.tensor_shape.unknown_rank:
-        raise UserError(f"input {name!r} must have a whole shape", got="an unknown rank")
+        raise UserError(f"input {name!r} must have a complete shape", got="an unknown rank")
     plain = _plain_array(proto, shape)
     if plain is not None:
         return plain
@@ -82,7 +82,7 @@ def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any
 def _plain_array(
     proto: tensor_pb2.TensorProto, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any] | None:
-    """A tensor whose numbers are all there, one for each element; None for any other."""
+    """A tensor that contains one number for each element; None for any other."""
     count, as_bytes = math.prod(shape), _AS_BYTES.get(proto.dtype)
     if as_bytes is None or count == 0:
         return None
@@ -98,10 +98,10 @@ def _plain_array(
 
 
 def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
-    """One tensor of an answer, in the `*_val` fields that TensorFlow Serving's clients read.
+    """Convert one tensor of an answer, with the `*_val` fields that TensorFlow Serving's clients read.
 
     Raises:
-        UserError: the dtype is one that no field holds.
+        UserError: no field holds the dtype.
     """
     proto = tensor_pb2.TensorProto()
     fill(proto, array)
@@ -111,7 +111,7 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
 def fill(
     proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any], *, as_content: bool = False
 ) -> None:
-    """As `to_proto`, into an empty message; with `as_content`, numbers as bytes."""
+    """Like `to_proto`, into an empty message; with `as_content`, numbers as bytes."""
     number, name = _number_and_name(array.dtype)
     if name not in _FIELDS:
         raise UserError("every output must have a dtype that is served", got=Plain(name))

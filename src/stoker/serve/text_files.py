@@ -1,6 +1,6 @@
 """TensorFlow Serving's configuration files: protobuf's text format, read strictly.
 
-`tensorflow-serving-api` brings the messages of the model configuration. Those of the other files are
+`tensorflow-serving-api` contains the messages of the model configuration. Those of the other files are
 described here, field by field as TensorFlow Serving declares them, so that protobuf's own parser
 reads them and refuses what it does not know.
 
@@ -19,7 +19,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.protobuf_messages import describe_messages, message_classes
 
 _MAX_BYTES = 4 << 20
-"""Largest file that is read: a configuration of ten thousand models has one megabyte."""
+"""Largest file that is read, bytes: a configuration of ten thousand models has one megabyte."""
 
 _MESSAGES = {
     "Int64Value": "int64 value=1",
@@ -50,13 +50,13 @@ def read_text_file(path: Path, message: str | Message, *, full_name: str) -> Any
     Args:
         path: The file.
         message: One of the messages above by its name, or an empty message to be filled.
-        full_name: What TensorFlow Serving calls the message, for the error.
+        full_name: TensorFlow Serving's name of the message, for the error.
 
     Returns:
         The message.
 
     Raises:
-        ConfigError: there is no such file, or it is not in the form; the line is named.
+        ConfigError: the file does not exist, or is invalid; the error names the line.
     """
     try:
         with path.open("rb") as file:
@@ -71,10 +71,10 @@ def read_text_file(path: Path, message: str | Message, *, full_name: str) -> Any
 
 
 def parse_text(raw: bytes, message: str | Message, *, full_name: str, source: str) -> Any:
-    """Parse protobuf's text format; as `read_text_file`.
+    """Parse protobuf's text format, like `read_text_file`.
 
     Raises:
-        ConfigError: it is not in the form; the line is named.
+        ConfigError: the text is invalid; the error names the line.
     """
     empty = _CLASSES[message]() if isinstance(message, str) else message
     try:

@@ -1,1 +1,1 @@
-"""What is measured, and the files and pages that it is written to; no TensorFlow here."""
+"""What is measured, and the files and pages to which it is written; without TensorFlow."""

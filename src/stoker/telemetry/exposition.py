@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from stoker.telemetry.catalogue.metric import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of the answer to a scrape."""
+"""Content type of the answer to a scrape."""
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, in their order."""
+"""Names and values of labels, in order."""
 
 
 def header(name: str, kind: str, help_text: str) -> list[str]:
@@ -28,7 +28,7 @@ def sample(name: str, labels: Labels, value: float) -> str:
 
 
 def label_text(labels: Labels) -> str:
-    """Return what stands between the braces of a sample."""
+    """Return the text between the braces of a sample."""
     return ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
 
 

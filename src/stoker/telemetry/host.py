@@ -1,4 +1,4 @@
-"""Memory, load and disk of this machine: what alerts need where no node_exporter runs."""
+"""Memory, load and disk of this machine: what alerts need if no node_exporter runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _one(value: float | None) -> dict[Sequence[str], float]:
 
 
 def _memory() -> dict[str, float]:
-    """Bytes by the kernel's names."""
+    """Bytes by the kernel's names, from /proc/meminfo."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""OpenMetrics 1.0 from the text format of Prometheus, without a change of any metric's name.
+"""Converts Prometheus' text format to OpenMetrics 1.0 without changing the name of any metric.
 
 OpenMetrics demands that the samples of a counter end in `_total`. A counter without that end, as TensorFlow
 Serving's have, is of type `unknown` here; so are its counters that do end in it, so that all are alike.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-"""Of the answer to a scrape."""
+"""Content type of the answer to a scrape."""
 
 END = "# EOF"
 """Last line."""
@@ -20,7 +20,7 @@ _TOTAL = "_total"
 
 
 def as_openmetrics(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines in OpenMetrics, without the last one, `END`.
+    """Yield the lines in OpenMetrics, except the last one, `END`.
 
     Args:
         lines: lines in the text format of Prometheus, each without its end.

@@ -1,4 +1,4 @@
-"""When a process was alive, and whether it still is: across reboots, and clocks that are set."""
+"""Identifies processes across reboots and changes of the clock: when one was alive, and whether it still is."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class Moment:
     """An instant, by two clocks."""
 
     unix_s: float
-    """Time of day, seconds since 1970; it may be set."""
+    """Time of day, seconds since 1970; it may be changed."""
 
     boot: str
-    """ID of the system's start; "" where it is unknown."""
+    """ID of the boot; "" if it is unknown."""
 
     boot_s: float
-    """Seconds since then, which nobody sets."""
+    """Seconds since the boot; this clock is never changed."""
 
     def since(self, earlier: Moment) -> float:
-        """Return the seconds since an earlier moment; only another boot needs the time of day."""
+        """Return the seconds since an earlier moment; the time of day is used only after another boot."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.boot_s - earlier.boot_s)
         return max(0.0, self.unix_s - earlier.unix_s)
 
 
 def now() -> Moment:
-    """Return this instant."""
+    """Return the current instant."""
     return Moment(
         unix_s=time.time(), boot=boot_id(), boot_s=time.clock_gettime(time.CLOCK_BOOTTIME)
     )
@@ -43,7 +43,7 @@ def now() -> Moment:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the ID of the system's start; "" where the system has none."""
+    """Return the ID of the boot; "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -61,7 +61,7 @@ def end_of(error: BaseException | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessId:
-    """A process, so that no later one with the same number is taken for it."""
+    """A process, distinguished from later ones with the same process ID."""
 
     host: str
     boot: str
@@ -70,7 +70,7 @@ class ProcessId:
     """Its start in clock ticks since boot."""
 
     def is_gone(self) -> bool:
-        """Return whether it has ended; False where only another host can know."""
+        """Return whether it has ended; False if only another host can know."""
         if self.host != socket.gethostname():
             return False
         return self.boot != boot_id() or self.started != _started(self.pid)
@@ -83,7 +83,7 @@ def this_process() -> ProcessId:
 
 
 def _started(pid: int) -> str:
-    """Return field 22 of proc(5)'s stat; "" if there is no such process, or a zombie."""
+    """Return field 22 of proc(5)'s stat; "" if the process does not exist or is a zombie."""
     try:
         # The second field is the program's name, which may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,6 +1,6 @@
-"""Offers a run's newest metrics: on a port, in a file for node_exporter, or to a collector by OTLP.
+"""Publishes a run's newest metrics: on a port, in a file for node_exporter, or to a collector by OTLP.
 
-None of it ends or delays training: what cannot be offered is one warning.
+It never ends or delays training: a failure is one warning.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from stoker.telemetry.writers.live import LiveMetrics
 _LOG = logging.getLogger(__name__)
 
 PATH = "/metrics"
-"""Where a scrape asks."""
+"""Path of the metrics for a scrape."""
 
 REUSE_S = 0.1
-"""Shortest time between two collections of the metrics, seconds: a flood of scrapes must not slow training."""
+"""Shortest time between two collections of the metrics, seconds: many scrapes must not slow down training."""
 
 TEXTFILE_EVERY_S = 5.0
-"""Pause between two writes of the textfile."""
+"""Interval between two writes of the textfile, seconds."""
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destinations:
-    """Where the metrics of a run go."""
+    """Where the metrics of a run are published."""
 
     runs: Path
     """The folder `runs`, in which Prometheus looks for targets."""
@@ -56,7 +56,7 @@ class Destinations:
 def offered(
     live: LiveMetrics, where: Destinations, *, environ: Mapping[str, str]
 ) -> Iterator[None]:
-    """Offer the metrics inside the `with` block.
+    """Publish the metrics inside the `with` block.
 
     Args:
         live: The metrics.
@@ -94,7 +94,7 @@ def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -
 
 @contextlib.contextmanager
 def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
-    """Write the file again and again; remove it at the end, or node_exporter would show it forever."""
+    """Rewrite the file regularly; remove it at the end, or node_exporter would show it forever."""
     over, failures = threading.Event(), DiskFailures(str(path))
     # node_exporter reads `*.prom` only.
     made = path.with_name(f".{path.name}.tmp")

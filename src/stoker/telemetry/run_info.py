@@ -1,4 +1,4 @@
-"""What is known of a run and the same in all of its series: the labels of `stoker_run_info`."""
+"""Facts of a run that are the same in all of its series: the labels of `stoker_run_info`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """A run, and to whom it belongs."""
+    """A run and its owner."""
 
     run: str
     """ID of the run."""
@@ -63,7 +63,7 @@ def run_info(run: str, experiment: str, *, folder: Path, environ: Mapping[str, s
 
 
 def git_commit(folder: Path) -> str:
-    """Return the commit that is checked out around a folder, read without git; "" if there is none."""
+    """Return the checked-out commit of a folder's repository, read without git; "" without one."""
     for place in (folder.resolve(), *folder.resolve().parents):
         if (place / ".git").exists():
             try:
@@ -75,7 +75,7 @@ def git_commit(folder: Path) -> str:
 
 def _head(git: Path) -> str:
     if git.is_file():
-        # Of a worktree or submodule: `gitdir: PATH`.
+        # In a worktree or submodule: `gitdir: PATH`.
         git = git.parent / git.read_text().removeprefix("gitdir:").strip()
     head = (git / "HEAD").read_text().strip()
     if not head.startswith("ref:"):

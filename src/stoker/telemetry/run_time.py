@@ -1,7 +1,7 @@
 """The wall time of a run over all of its processes, stored in a file.
 
 A thread writes the file once a second, so that a killed process has recorded where its time went,
-up to a second before its end. Each write overwrites the file in place and is not made durable: a
+up to a second before its end. Each write overwrites the file in place and is not flushed to the disk: a
 power cut can lose only this account, no work. A truncated or damaged file is ignored: the run's
 account then begins with this process.
 """
@@ -27,7 +27,7 @@ WRITE_EVERY_S = 1.0
 """Pause between two writes of the file."""
 
 KILLED = "killed"
-"""Cause of a restart: the earlier process had no time to write its end."""
+"""Cause of a restart if the earlier process had no time to record its end."""
 
 FILE_BYTES = 4096
 """Size of the file: values are padded with spaces, so that each write covers the previous one."""
@@ -61,7 +61,7 @@ class RunTime:
         if before["processes"]:
             self._follow(before["alive"], before["end"])
         self._first: tuple[int, float] | None = None
-        # Until training starts the last process's step stands: a second kill must not lose it.
+        # Until training starts, the last process's step remains valid: a second kill must not lose it.
         self._step, self._done = self._last_step, 0
         self._over = threading.Event()
         self._file = -1
@@ -86,10 +86,10 @@ class RunTime:
 
         Args:
             steps: How many.
-            step: Steps done in all.
-            wall_s: What the call took.
+            step: Total steps done.
+            wall_s: Duration of the call, seconds.
             wait_s: The part of it that waited for input.
-            first: Whether a program was compiled during it: its time counts as `compile` until a
+            first: Whether a program was compiled during the call: its time counts as `compile` until a
                 later call shows how much of it was steps.
         """
         self._step = step
@@ -165,7 +165,7 @@ class RunTime:
 
     def _follow(self, alive: Moment | None, end: str) -> None:
         """Count the restart, and the time since the earlier process was last seen."""
-        # A process that wrote no end was killed, or its machine was lost.
+        # A process that recorded no end was killed, or its machine was lost.
         cause = end or KILLED
         self._restarts[cause] = self._restarts.get(cause, 0) + 1
         if alive is not None:
@@ -190,7 +190,7 @@ class RunTime:
         if own_incarnation() is None:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             return
-        # In a job a new file: an earlier start may have the old one open.
+        # A job always gets a new file: an earlier start may have the old one open.
         made = path.with_name(f".{path.name}.tmp")
         self._file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write()
@@ -276,12 +276,12 @@ def _count(value: Any) -> int:
 
 
 def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:
-    """Part -> seconds in a report, over all processes of the run; missing parts are 0."""
+    """Part -> seconds, over all processes of the run; missing parts are 0."""
     return {name: float(report["run"]["parts"].get(name, 0.0)) for name in NAMES}
 
 
 def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
-    """A report of this process, with the time since it was made added.
+    """Return a report of this process, extended by the time since it was made.
 
     Args:
         report: From `RunTime.report`, made in this process.

@@ -1,4 +1,4 @@
-"""Answers scrapes of one process over HTTP, in threads of its own."""
+"""Answers scrapes of one process over HTTP, in its own threads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stoker.telemetry.exposition import CONTENT_TYPE
 _log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""A client that sends or takes nothing for this long is left, seconds."""
+"""A client that sends or reads nothing for this long is disconnected, seconds."""
 
 MOST_CLIENTS = 64
-"""Connections at a time, a thread each; further ones are closed at once."""
+"""Most connections at a time, a thread each; further ones are closed at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,16 +30,16 @@ class Page:
     """One path of a server."""
 
     content: Callable[[], str]
-    """Makes the body; called by several threads at once."""
+    """Builds the body; several threads may call it at once."""
 
     content_type: str = CONTENT_TYPE
 
     reuse_s: float = 0.0
-    """A body is sent again for this long, seconds: so often is it made at most, however many clients ask."""
+    """The body is cached for this long, seconds, however many clients request it."""
 
 
 class _Body:
-    """The body of a page; one thread at a time makes it."""
+    """The cached body of a page; one thread at a time builds it."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -48,7 +48,7 @@ class _Body:
         self._until_s = 0.0
 
     def content(self) -> bytes:
-        """Return the body; what the page raises is raised."""
+        """Return the body; exceptions of the page are raised."""
         if not self.page.reuse_s:
             return self._make()
         with self._making:
@@ -58,18 +58,18 @@ class _Body:
             return self._made
 
     def _make(self) -> bytes:
-        # A name that is not valid Unicode must not take the other metrics with it.
+        # A name that is not valid Unicode must not break the other metrics.
         return self.page.content().encode(errors="replace")
 
 
 class ScrapeServer:
-    """A server of a few pages; a failing page is an error 500 and a warning, nothing else. A context manager."""
+    """A server of a few pages; a failing page is an error 500 and a warning, nothing more. A context manager."""
 
     def __init__(self, pages: Mapping[str, Page], *, port: int, host: str = "127.0.0.1") -> None:
-        """Listen, and answer from now on.
+        """Listen and answer.
 
         Args:
-            pages: path -> what is there.
+            pages: path -> page.
             port: 0: a free one.
             host: address to listen on.
 
@@ -96,12 +96,12 @@ class ScrapeServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT that it listens on."""
+        """HOST:PORT on which it listens."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -123,7 +123,7 @@ def require_own_address(host: str, *, setting: str) -> None:
 
     Args:
         host: the address.
-        setting: which setting names it.
+        setting: name of the setting.
     """
     with socket.socket() as trial:
         try:
@@ -137,7 +137,7 @@ def require_own_address(host: str, *, setting: str) -> None:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Bounds its threads; a client that leaves or fails is not worth a line."""
+    """Limits its threads; a client that disconnects or fails is not logged."""
 
     daemon_threads = True
     request_queue_size = MOST_CLIENTS
@@ -173,7 +173,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             body = found.content()
-        except Exception as error:  # noqa: BLE001 - whatever it is, what is measured goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, training or serving continues
             _log.warning("%s cannot be answered: %s: %s", self.path, type(error).__name__, error)
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
             return
@@ -184,4 +184,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Scrapes are not logged."""
+        """Do not log scrapes."""

@@ -1,7 +1,7 @@
-"""The addresses at which runs serve their metrics, as Prometheus's file_sd reads them.
+"""The addresses on which runs serve their metrics, in files for Prometheus's file_sd.
 
-`runs/.targets/RUN.json` is there while the run's process is. A process that was killed leaves its file;
-the next one that looks removes it.
+`runs/.targets/RUN.json` exists while the run's process does. A killed process leaves its file;
+the next reader removes it.
 Source: prometheus.io, `<file_sd_config>`: labels that begin with `__meta_` are for relabeling only.
 """
 
@@ -30,7 +30,7 @@ JOB = "stoker-train"
 _META = "__meta_stoker_"
 
 _MOST_BYTES = 1 << 20
-"""Of one file."""
+"""Suffix of the files."""
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -83,7 +83,7 @@ def published_port(runs: Path, run: str) -> int | None:
 
 
 def reachable_address(address: str) -> str:
-    """Return HOST:PORT to ask a server that listens on HOST:PORT; 0.0.0.0 is every address and none to ask.
+    """Return the HOST:PORT at which to reach a server that listens on HOST:PORT, since 0.0.0.0 is not a destination.
 
     It becomes the machine's name, if that has an address; then others that share the folder find it too.
     """
@@ -99,7 +99,7 @@ def reachable_address(address: str) -> str:
 
 
 def _ignored(path: Path, error: Exception) -> None:
-    """Say nothing of a bad file."""
+    """Ignore a bad file."""
 
 
 def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignored) -> list[Target]:
@@ -111,21 +111,21 @@ def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignore
 
     Returns:
         As `/sd` answers (http_sd): targets and labels. Left out are loopback addresses of other
-        machines that share the folder. Files that name no process are of something else that can be scraped.
+        machines that share the folder. Files that name no process belong to other scrape targets.
     """
     found: list[Target] = []
     for path in sorted((runs / FOLDER).glob("*.json")):
         try:
             groups = [_group(each) for each in _entries(path)]
         except FileNotFoundError:
-            continue  # the run has ended since
+            continue  # the run has ended meanwhile
         except (OSError, ValueError, RecursionError) as error:
             on_bad(path, error)
             continue
         owners = [_owner(group["labels"]) for group in groups]
         if any(owner is not None and owner.is_gone() for owner in owners):
             with contextlib.suppress(OSError, ValueError):
-                if _entries(path) == groups:  # else the run has just been continued
+                if _entries(path) == groups:  # otherwise the run was just continued
                     path.unlink()
         elif all(_is_reachable(group, owner) for group, owner in zip(groups, owners, strict=True)):
             found += groups
@@ -158,7 +158,7 @@ def _group(value: Any) -> Target:
 
 
 def _is_reachable(group: Target, owner: ProcessId | None) -> bool:
-    """Return whether this machine may reach the targets: not the loopback address of another one."""
+    """Return whether this machine may be able to reach the targets: not the loopback address of another one."""
     own = owner is None or owner.host == socket.gethostname()
     return own or not any(address.startswith("127.") for address in group["targets"])
 

@@ -1,7 +1,7 @@
-"""Splits the wall time of a training process into parts that add up to the whole; estimates what is left.
+"""Splits the wall time of a training process into parts that add up to the whole, and estimates the remaining time.
 
 At every instant exactly one part is running, so the parts add up by construction. Only the main
-thread selects the part: work in another thread takes no wall time of its own from the run.
+thread selects the part: work in other threads adds no wall time to the run.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class WallTime:
         clock: Callable[[], float] = time.monotonic,
         part: str = "start",
     ) -> None:
-        """Begin with a part, for the calling thread.
+        """Start with one part, for the calling thread.
 
         Args:
             began_s: Clock time when the process began; by default now.
@@ -130,7 +130,7 @@ class WallTime:
 
     @classmethod
     def of_process(cls) -> WallTime:
-        """Account for this process from its start on, including the interpreter's startup."""
+        """Account for this process since its start, including the interpreter's startup."""
         return cls(began_s=time.monotonic() - process_age_s())
 
     def within(self, part: str) -> Within:
@@ -152,7 +152,7 @@ class WallTime:
         return before
 
     def move(self, part: str, to: str, seconds: float) -> None:
-        """Move some seconds from one part to another, at most as many as it has."""
+        """Move seconds from one part to another, at most as many as the part has."""
         _require(part)
         _require(to)
         with self._lock:
@@ -177,7 +177,7 @@ class Within:
         self._wall, self._part, self._before = wall, part, part
 
     def __enter__(self) -> None:
-        """The part begins."""
+        """Start the part."""
         self._before = self._wall.enter(self._part)
 
     def __exit__(
@@ -186,7 +186,7 @@ class Within:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The previous part resumes, even after an error."""
+        """Resume the previous part, even after an error."""
         self._wall.enter(self._before)
 
 
@@ -227,29 +227,29 @@ def _require(part: str) -> None:
 
 
 WINDOW = 100
-"""Latest observations that give the rate: a slowdown shows within so many."""
+"""Number of latest observations that give the rate: a slowdown shows within this many."""
 
 
 class TimeLeft:
-    """Looks at a share that grows; the first look is the baseline.
+    """Estimates the remaining time from a growing share; the first observation is the baseline.
 
-    So what was done before (a resumed run, a compiled first step) gives no rate.
+    So earlier progress (a resumed run, a compiled first step) does not count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without any look.
+        """Start without observations.
 
         Args:
-            clock: Seconds that never jump: not the time of day, which is set and corrected.
+            clock: Monotonic seconds: not the time of day, which may be changed.
         """
         self._clock = clock
         self._looks: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def seconds(self, share: float) -> float | None:
-        """Seconds until the share is 1, or None where nobody can say yet.
+        """Seconds until the share is 1; None if that cannot be estimated yet.
 
         Args:
-            share: How much is done, in [0, 1]. One below the last is the start of other work.
+            share: Progress in [0, 1]. A lower value than the last means that other work has started.
         """
         now_s = self._clock()
         if self._looks and share < self._looks[-1][1]:
@@ -262,7 +262,7 @@ class TimeLeft:
 
 
 def shown_time(seconds: float) -> str:
-    """Seconds as `1:05` (minutes), `2:03:00` (hours) or `3 d 4 h`."""
+    """Format seconds as `1:05` (minutes), `2:03:00` (hours) or `3 d 4 h`."""
     whole = max(0, round(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:

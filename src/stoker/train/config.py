@@ -205,7 +205,7 @@ class TrainConfig:
     xla: bool | Auto = "auto"
     """Compile the step with XLA: forward and backward pass, and on a single device the update.
     auto: off, except that on one GPU training starts without it, compiles in the background,
-    compares both on its own batches and keeps the faster one. There is no trial with
+    compares both on its own batches and keeps the faster one. XLA is not tried with
     train.deterministic, a lock file, several devices, or a string feature. On a TPU, the whole step
     is always compiled."""
 
@@ -218,7 +218,7 @@ class TrainConfig:
     With a TPU, set the number of its cores."""
 
     elastic: ElasticConfig | None = None
-    """Let a restart go on with another number of workers: `{min: 2, max: 8}`. The global batch is
+    """Let a restart continue with another number of workers: `{min: 2, max: 8}`. The global batch is
     cut into `max` parts of `batch_size` rows, however many workers there are. null: a run keeps its
     number of workers."""
 
@@ -533,7 +533,7 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
 def _why_xla_is_not_tried(config: TrainConfig, inputs: AutoInputs, strategy: StrategyName) -> str:
     """Return the reason; empty if XLA is tried."""
     if config.xla != "auto":
-        return "asked for"
+        return "as set"
     reasons = {
         "no GPU": not inputs.devices.gpus and not inputs.tries_xla_on_cpu,
         "a feature is a string": inputs.string_features,
@@ -560,7 +560,7 @@ def _strategy(config: TrainConfig, inputs: AutoInputs) -> tuple[StrategyName, st
                 got=Plain("no `ps` in TF_CONFIG"),
                 fix="`stoker train --workers 2 --parameter-servers 1` starts one here.",
             )
-        return config.strategy, "asked for"
+        return config.strategy, "as set"
     if inputs.parameter_servers:
         return "parameter_server", f"TF_CONFIG names {inputs.parameter_servers} parameter servers"
     if inputs.workers > 1:
@@ -635,7 +635,7 @@ def _precision(
     curve.
     """
     if config.precision != "auto":
-        return config.precision, "asked for"
+        return config.precision, "as set"
     if strategy == "tpu":
         return "mixed_bfloat16", "a TPU multiplies bfloat16"
     if not devices.gpus:

@@ -1,6 +1,6 @@
-"""The `train.elastic` section: a training that may go on with another number of workers.
+"""The `train.elastic` section: a training that can continue with another number of workers.
 
-The global batch is cut into `max` slices, one for each virtual worker. Each replica runs the passes of several
+The global batch is divided into `max` slices, one for each virtual worker. Each replica runs the passes of several
 virtual workers one after another, so nothing but the order of sums depends on the number of replicas.
 """
 
@@ -18,10 +18,10 @@ MOST_WORKERS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ElasticConfig:
-    """The `train.elastic` section; with it, a training may go on with another number of workers."""
+    """The `train.elastic` section; with it, a training can continue with another number of workers."""
 
     max: int
-    """Number of virtual workers, into which every global batch is cut, and the most workers. It is part of the
+    """Number of virtual workers, into which every global batch is divided; also the most workers. It is part of the
     run: another value is another training."""
 
     min: int = 1
@@ -46,15 +46,15 @@ class ElasticConfig:
 
 
 def require_size(elastic: ElasticConfig, workers: int, *, what: str = "workers") -> None:
-    """Refuse a number of workers among which the virtual ones cannot be dealt out evenly.
+    """Refuse a number of workers among which the virtual ones cannot be distributed evenly.
 
     Args:
         elastic: The setting.
         workers: Number of workers, or of replicas if a worker has several.
-        what: What is counted.
+        what: `workers` or `replicas`.
 
     Raises:
-        ConfigError: Names the allowed numbers.
+        ConfigError: The number is not allowed; the allowed ones are named.
     """
     if workers in elastic.sizes:
         return
@@ -74,7 +74,7 @@ def require_elastic_settings(conflicts: Mapping[str, bool]) -> None:
         conflicts: Setting as it is written -> whether it is set.
 
     Raises:
-        ConfigError: Names them.
+        ConfigError: At least one is set; they are named.
     """
     found = [setting for setting, is_set in conflicts.items() if is_set]
     if found:

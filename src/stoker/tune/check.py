@@ -1,4 +1,4 @@
-"""`stoker tune --check`: does the lock file's promise still hold, and was the machine quiet enough to tell?"""
+"""`stoker tune --check`: do the lock file's figures still hold, and was the machine quiet enough to tell?"""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from stoker.tune.compare import Load
 
 BUSY_SLACK = 0.05
-"""How far the interval of the busy fraction may lie below that of the promise."""
+"""How far the interval of the busy fraction may be below that of the promise."""
 
 SPEED_SLACK = 0.2
-"""Share by which samples per second may be fewer, at the machine's speed when it was promised."""
+"""By which share samples per second may be fewer, relative to the machine's speed at the time of the promise."""
 
 CHECKS = 3
-"""Processes that measure on a quiet machine before a promise counts as broken."""
+"""Number of processes that measure on a quiet machine before a promise counts as broken."""
 
 MOST_CHECKS = 6
-"""Processes that measure on a machine that is not quiet: it may be quiet for a later one."""
+"""Number of processes that measure on a busy machine: it may be quiet for a later one."""
 
 SLOWER_SHARE = 0.05
-"""Share by which the machine itself must be slower to be reported."""
+"""By which share the machine itself must be slower to be reported."""
 
 _TIME_FACTOR = 1.5
-"""Another process measures if this many times the first one's duration is left."""
+"""Another process measures if the remaining time is this many times the first one's duration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Settled:
     """Name -> median over the processes that had a quiet machine; over all if none had."""
 
     loads: tuple[Load | None, ...]
-    """Load during each process, in order."""
+    """Load of other processes during each measurement, in order."""
 
     def not_quiet(self) -> str:
         """Return a sentence about the load of other processes; empty if the machine was quiet."""
@@ -74,7 +74,7 @@ def settled(
     """Measure once if that confirms the promise, otherwise as often as the time allows.
 
     Processes with the same code differ by some per cent, so a single one does not disprove a promise;
-    and one that shared its cores proves nothing if another had them for itself.
+    and one that shared its cores proves nothing if another one did not.
 
     Args:
         measure: Measures in a new process, within a number of seconds.
@@ -113,13 +113,13 @@ def broken(promised: Mapping[str, float], now: Mapping[str, float]) -> Iterator[
     least = min(1.0, low) - BUSY_SLACK
     if now.get("busy_high", now["busy_fraction"]) < least:
         yield (
-            f"U is {now['busy_fraction']:.1%}, promised were "
+            f"U is {now['busy_fraction']:.1%}, the lock file has "
             f"{min(1.0, promised['busy_fraction']):.1%} (at least {least:.1%})"
         )
     least = promised["samples_per_s"] * (1 - SPEED_SLACK) * _pace(promised, now)
     if now["samples_per_s"] < least:
         yield (
-            f"{now['samples_per_s']:,.0f} samples/s, promised were "
+            f"{now['samples_per_s']:,.0f} samples/s, the lock file has "
             f"{promised['samples_per_s']:,.0f} (at least {least:,.0f})"
         )
 

@@ -25,7 +25,7 @@ MORE_PAIRS = 2
 """Pairs of windows that are added if the first `PAIRS_LEAST` do not decide."""
 
 _TIME_FACTOR = 8
-"""More pairs are measured if this many times their duration is left: other windows follow."""
+"""More pairs are measured if the remaining time is this many times their duration."""
 
 PACE_S = 0.1
 """Length of the measurement of the machine's own speed after each pair, seconds."""
@@ -45,12 +45,12 @@ _ACTIVITY = {
     "curve": "a loss curve was computed",
     "window": "steps were measured",
 }
-"""Question -> what the trial does until it answers."""
+"""Question -> the activity until the answer, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSpec:
-    """What a trial measures."""
+    """The subject of a trial."""
 
     inputs: Mapping[str, Any]
     """Input of the process, JSON values, without its scratch folder."""
@@ -83,7 +83,7 @@ class TrialLimits:
         """Return the longest time for an answer now.
 
         Raises:
-            TrialFailed: the time is used up.
+            TrialFailed: no time is left.
         """
         left_s = self.left_s()
         if left_s <= 0:
@@ -136,7 +136,7 @@ class TrialClient:
             limits: How long it may take.
 
         Raises:
-            TrialFailed: it cannot be measured.
+            TrialFailed: the setting cannot be measured.
         """
         self._limits = limits
         self.is_usable = True

@@ -55,7 +55,7 @@ def gain_of(pairs: Sequence[tuple[float, float]]) -> Gain:
             least `PAIRS_LEAST`.
 
     Raises:
-        ValueError: there are fewer pairs.
+        ValueError: there are too few pairs.
 
     Source: the sign test's interval of a median by order statistics (Conover, Practical
     Nonparametric Statistics, 3.2).
@@ -75,7 +75,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _outside(count: int) -> int:
-    """Return how many of the smallest, and of the largest, values lie outside of the interval."""
+    """Return how many of the smallest, and of the largest, values are outside the interval."""
     # As integers: 2**1024 overflows a float.
     tail, total = 0.0, 2**count
     for outside in range(count):
@@ -105,7 +105,7 @@ def compare(
     """
     pairs: list[tuple[float, float]] = []
     while True:
-        # The second window of a pair finds a machine that the first has warmed.
+        # The first window of a pair warms the machine for the second.
         if len(pairs) % 2:
             later = second()
             pairs.append((first(), later))

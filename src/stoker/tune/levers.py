@@ -43,7 +43,7 @@ class Lever:
     """It changes the training itself, so it is measured but the user decides."""
 
     by_speed: bool = False
-    """For the input: its work does not change, so samples per second decide, not CPU time."""
+    """For the input: its work stays the same, so samples per second decide, not CPU time."""
 
     does_more_at_once: bool = False
     """For the input: helps only if training waits for batches and a core is idle."""
@@ -67,7 +67,7 @@ _step_lever = functools.partial(Lever, part="step", changes_numbers=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What only a process that has opened the data and built the model knows."""
+    """Facts that only a process knows that has opened the data and built the model."""
 
     passes_agree: bool
     """Two passes over a user-defined dataset begin with the same bytes, so one may replace all."""
@@ -76,7 +76,7 @@ class ModelFacts:
     """How images are stored in the shards; None without images."""
 
     made_here: bool
-    """This process makes batches when they are needed: none are kept, and there is no data service."""
+    """This process makes batches on demand: none are kept, and no data service is used."""
 
     byte_features: Mapping[str, str]
     """Features of a user-defined dataset that could be sent as uint8, in the form of `train.feed.uint8`:
@@ -86,7 +86,7 @@ class ModelFacts:
     """Some features are strings, which XLA does not have."""
 
     gradient_bytes: int
-    """Size of one exchange between replicas, bytes as they are sent."""
+    """Size of one exchange between replicas, bytes as sent."""
 
     per_epoch: int
     """Steps of an epoch."""
@@ -106,7 +106,7 @@ class Situation:
     """The section `data`."""
 
     resolved: ResolvedTraining
-    """What each `auto` of `train` became."""
+    """Result of each `auto` of `train`."""
 
     devices: Devices
     """The machine."""

@@ -1,6 +1,6 @@
 """`stoker.lock.yaml`: the settings that a tuning kept, its machine, and its measurements.
 
-The file lies next to `stoker.yaml` and is meant to be committed. A setting that was changed in
+The file is next to `stoker.yaml` and should be committed. A setting that was changed in
 `stoker.yaml` since then takes precedence.
 """
 
@@ -67,10 +67,10 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Read a lock file; return None if there is none.
+    """Read a lock file; return None if the file does not exist.
 
     Raises:
-        ConfigError: it is not a lock file of this format.
+        ConfigError: the file is not a lock file of this format.
     """
     if not os.path.lexists(path):
         return None

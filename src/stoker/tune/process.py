@@ -104,7 +104,7 @@ class TrialProcess:
             arguments: JSON values.
 
         Raises:
-            TrialFailed: the question failed, or there was no answer in time.
+            TrialFailed: the question failed, or no answer came in time.
         """
         self._continue()
         line = json.dumps({"ask": what, **arguments}) + "\n"
@@ -125,7 +125,7 @@ class TrialProcess:
     def pause(self) -> None:
         """Stop all threads of the process, including its input pipeline, until the next question.
 
-        Other trials then have the machine to themselves, and no batches are prepared in advance.
+        Then other trials do not share the machine with it, and no batches are prepared in advance.
         """
         self._child.send(signal.SIGSTOP)
         self._paused = True

@@ -76,7 +76,7 @@ def parts_of_a_step(split: Split, *, title: str) -> Html:
 
 
 def steps_of(tuned: Tuned) -> Html:
-    """Return a waterfall of the samples per second, from the experiment as it was to the tuned one."""
+    """Return a waterfall of the samples per second, from the unchanged experiment to the tuned one."""
     before = tuned.before.samples_per_s
     rises = [Bar(label="as it was", value=before, shown=_speed(tuned.before))]
     reached = before
@@ -119,7 +119,7 @@ class ProfileReport:
     profile: Profile
     diagnosis: Diagnosis
     precision: tuple[str, Gain] | None
-    """Another precision, and how much faster the step in memory is in it; None: there was no time."""
+    """Another precision, and how much faster the step in memory is in it; None if no time was left."""
 
     machine: dict[str, Any]
     """The model's FLOPs, the device's peak, memory, GPUs."""

@@ -43,7 +43,7 @@ class Trial(Protocol):
     situation: Situation
 
     is_usable: bool
-    """Whether it answers: no question has failed."""
+    """Whether it works: no question has failed."""
 
     @property
     def pid(self) -> int:
@@ -149,7 +149,7 @@ def search(
         The settings that were kept, and their measurements.
 
     Raises:
-        TrialFailed: the experiment as it is cannot be measured.
+        TrialFailed: the unchanged experiment cannot be measured.
     """
     running = _Search(open_trial, ledger, limits, log, watch)
     try:

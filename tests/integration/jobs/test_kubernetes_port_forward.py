@@ -158,7 +158,7 @@ def test_what_cannot_be_forwarded_is_one_line(
         assert f"port {port} of 127.0.0.1 must be free" in refused(running.id, f"{port}:80")
     assert "a port is [LOCAL:]REMOTE" in refused(running.id, "metrics")
     assert "the workers of job" in refused(f"{running.id}/2", "9100")
-    assert "must offer its metrics where no REMOTE is named" in refused(running.id)
+    assert "must serve its metrics if no REMOTE is given" in refused(running.id)
     (elsewhere / "stoker.yaml").write_text("{}")
     assert "must be at a target that is known here" in refused(running.id, "9100")
 

@@ -45,7 +45,7 @@ def _surroundings(kubernetes: KubernetesJobs) -> None:
     ("name", "settings", "more", "words"),
     [
         ("pull", {"image": NONE_IMAGE}, {}, ["registry.test/none:1 cannot be pulled", "image_pull_secrets"]),
-        ("gpus", {}, {"gpus": 8}, ["no node has enough free nvidia.com/gpu", "ask for less"]),
+        ("gpus", {}, {"gpus": 8}, ["no node has enough free nvidia.com/gpu", "request less"]),
         ("labels", {"node_selector": {"pool": "none"}}, {}, ["labels of node_selector"]),
         ("secret", {"secrets": {"TOKEN": "vault/token"}}, {"secrets": ("TOKEN",)}, ["cannot be made", "vault"]),
         ("quota", {"namespace": "small"}, {}, ["exceeded quota"]),

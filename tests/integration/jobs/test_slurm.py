@@ -173,7 +173,7 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
         ({}, {"time_limit_s": 7200.0}, ["at most that of partition main, 3600 s", "7200 s"]),
         ({"nodes": 2}, {"workers": 3}, ["multiple of the target's nodes (2)"]),
         ({"sbatch": ["--constraint=infiniband"]}, {}, ["sbatch", "nvalid feature"]),
-        ({"gpu_type": "a100"}, {"gpus": 1}, ["must have what the job asks for", "gpu_type"]),
+        ({"gpu_type": "a100"}, {"gpus": 1}, ["must have what the job requests", "gpu_type"]),
         ({"account": "nobody", "sbatch": ["--qos=x", "--begin=yesterdayish"]}, {}, ["sbatch"]),
     ],
 )

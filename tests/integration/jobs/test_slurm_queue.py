@@ -188,7 +188,9 @@ def test_a_job_whose_predecessor_has_failed_ends_and_names_it(
     never_started(counting, submitted)
 
     refused = counting.job("refused", "3", after=(submitted["cancelled"].id,))
-    with pytest.raises(ConfigError, match=r"--after must name jobs that are done, run or wait"):
+    with pytest.raises(
+        ConfigError, match=r"--after must name jobs that are done, running or waiting"
+    ):
         counting.provider().submit(refused)
     assert refused.id not in comments(counting.cluster)
 

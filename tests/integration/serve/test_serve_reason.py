@@ -56,7 +56,11 @@ DATA = "variables/variables.data-00000-of-00001"
         (link, False, "every link in a version must lead to a file in it. Received: assets/x"),
         (write("assets.extra/tf_serving_warmup_requests", "x"), False, "must be a TFRecord file"),
         (write("batching_params.pbtxt", "x"), False, "1/batching_params.pbtxt: 1:1"),
-        (cut(DATA, 2), True, f"1/{DATA} must be as it was pushed. Received: other bytes than"),
+        (
+            cut(DATA, 2),
+            True,
+            f"1/{DATA} must be as it was pushed. Received: bytes that differ from",
+        ),
         (remove(INDEX), True, f"1/{INDEX} must be as it was pushed. Received: no such file"),
         (write("more", ""), True, "1/more must be as it was pushed. Received: a file that is not"),
         (cut(MANIFEST, 9), True, f"1/{MANIFEST} must be"),

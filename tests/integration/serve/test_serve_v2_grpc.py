@@ -107,7 +107,7 @@ def wrong_field() -> Any:
         (infer("half_plus_two", HALF, HALF, raw=(ONE, ONE)), "INVALID_ARGUMENT", "given once"),
         (infer("half_plus_two", ("x", "FP31", [1, 1])), "INVALID_ARGUMENT", "the datatype of 'x'"),
         (infer("half_plus_two", ("x", "FP16", [1, 1])), "INVALID_ARGUMENT", "raw_input_contents"),
-        (infer("half_plus_two", ("x", "FP32", [-1])), "INVALID_ARGUMENT", "a whole shape"),
+        (infer("half_plus_two", ("x", "FP32", [-1])), "INVALID_ARGUMENT", "a complete shape"),
         (infer("half_plus_two", ("x", "FP32", [2**62, 2**62])), "INVALID_ARGUMENT", "the values"),
         (infer("half_plus_two", HALF), "INVALID_ARGUMENT", "0 values"),
         (infer("half_plus_two"), "INVALID_ARGUMENT", "'x' is missing"),

@@ -94,7 +94,7 @@ def test_a_generator_that_was_late_marks_its_figures() -> None:
         ({"stopped": True}, "stopped by hand after 2.0 s"),
         ({"cpu_share": 0.97}, "97% of a core"),
         ({"waited": latencies(*[0.3] * 10)}, "for one of 4 connections"),
-        ({"errors": {"HTTP 503": 3}}, "answers of 200 alone"),
+        ({"errors": {"HTTP 503": 3}}, "answers with status 200 only"),
     ],
 )
 def test_what_limits_the_figures_is_said(more: dict[str, Any], word: str) -> None:

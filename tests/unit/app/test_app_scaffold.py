@@ -253,7 +253,7 @@ def test_columns_are_fed_by_what_they_hold(tmp_path: Path) -> None:
 def test_a_text_that_is_different_in_every_row_is_left_out(tmp_path: Path) -> None:
     scaffold(tmp_path, table(who=[f"w{n}" for n in range(60)], target=cycled(0, 1)))
 
-    assert '#   "who": another text in every row' in (tmp_path / "made/model.py").read_text()
+    assert '#   "who": a different text in every row' in (tmp_path / "made/model.py").read_text()
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
@@ -574,6 +574,6 @@ def test_an_experiment_is_never_written_into_its_own_data(tmp_path: Path) -> Non
     data.mkdir()
     (data / "a.csv").write_text("n,y\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
 
-    with pytest.raises(UserError, match="must not lie in its own data"):
+    with pytest.raises(UserError, match="must not be in its own data"):
         write_experiment(data, data)
     assert [path.name for path in data.iterdir()] == ["a.csv"]

@@ -151,7 +151,7 @@ FOUND = {
     "nccl_missing": (
         replace(WELL, packages=(CUDNN, NCCL)),
         (
-            "warning: TensorFlow sees 2 GPUs and there is no NCCL: gradients cannot be exchanged "
+            "warning: TensorFlow sees 2 GPUs and NCCL is missing: gradients cannot be exchanged "
             "between them by it"
         ),
     ),

@@ -50,7 +50,7 @@ def faults(blocks: list[Block]) -> list[tuple[int, str, str]]:
         (3, "it holds a single value where a list is the rule"),
         (["a"], "it holds text where a whole number is the rule"),
         ([[3]], "it holds an object or a list of lists where a whole number is the rule"),
-        ([-(2**63)], "-9223372036854775808 stands for no value"),
+        ([-(2**63)], "-9223372036854775808 means a missing value"),
         ([2**64], "'18446744073709551616' does not fit 64 bits"),
         (
             [0] * 1_000_000,

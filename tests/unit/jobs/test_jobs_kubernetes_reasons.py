@@ -99,7 +99,7 @@ RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
                     )
                 ]
             },
-            "no node has enough free nvidia.com/gpu; it waits until one is free, or ask for less",
+            "no node has enough free nvidia.com/gpu; it waits until one is free, or request less",
         ),
         (
             {
@@ -194,7 +194,7 @@ def test_a_job_that_failed_says_why_and_what_to_do(status: Object, words: str) -
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("PreemptionByScheduler", "was preempted by a pod of higher priority; it goes on when"),
+        ("PreemptionByScheduler", "was preempted by a pod of higher priority; it continues when"),
         ("EvictionByEvictionAPI", "was evicted, e.g. by the drain of its node"),
         ("DeletionByTaintManager", "lost its node"),
     ],

@@ -204,7 +204,7 @@ def test_a_killed_sbatch_may_have_submitted_the_job() -> None:
     [
         ("None", "waits until Slurm has looked at it"),
         ("QOSMaxGRESPerUser", "waits: a limit of its account or quality of service is reached"),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", "waits: machines that it asks for are down"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "waits: machines that it requests are down"),
         ("JobHeldUser", "is held by its user: scontrol release 7"),
         ("SomethingNew", "waits: Slurm says SomethingNew"),
     ],

@@ -222,9 +222,9 @@ def test_a_wrong_submission_is_one_line_and_leaves_nothing(
     ("target", "phase", "said"),
     [
         ("gone", Phase.RUNNING, "of target 'local'. Received: ID, which is at 'gone'"),
-        ("local", Phase.FAILED, "done, run or wait. Received: ID is failed."),
-        ("local", Phase.STOPPED, "done, run or wait. Received: ID is stopped."),
-        ("local", Phase.UNKNOWN, "done, run or wait. Received: ID is unknown."),
+        ("local", Phase.FAILED, "done, running or waiting. Received: ID is failed."),
+        ("local", Phase.STOPPED, "done, running or waiting. Received: ID is stopped."),
+        ("local", Phase.UNKNOWN, "done, running or waiting. Received: ID is unknown."),
     ],
 )
 def test_a_job_that_would_wait_forever_is_one_line_and_leaves_nothing(

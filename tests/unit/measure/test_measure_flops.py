@@ -169,7 +169,7 @@ def test_of_two_branches_the_larger_is_counted() -> None:
     found = count_flops(either, inputs=tf.TensorSpec([2, 4]))
 
     assert found.forward_per_sample == 2 * 4 * 4
-    assert ["largest is counted" in note for note in found.not_counted] == [True]
+    assert ["largest branch" in note for note in found.not_counted] == [True]
 
 
 def test_a_gpus_recurrent_kernel_is_counted_as_the_loop_is() -> None:

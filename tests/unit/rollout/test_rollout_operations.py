@@ -109,7 +109,7 @@ def damage(root: Path, version: int) -> None:
 def test_a_damaged_version_is_not_rolled_out(root: Path) -> None:
     damage(root, 2)
 
-    with pytest.raises(DataError, match="other bytes than were pushed"):
+    with pytest.raises(DataError, match="bytes that differ from those pushed"):
         ModelRollouts(root, "taxi").start(2, RolloutSettings(), why="")
     assert ModelRollouts(root, "taxi").history() == []
 
@@ -119,7 +119,7 @@ def test_no_traffic_goes_back_to_a_damaged_version(root: Path) -> None:
     begun = rollouts.start(2, RolloutSettings(), why="")
     damage(root, 1)
 
-    with pytest.raises(DataError, match="other bytes than were pushed"):
+    with pytest.raises(DataError, match="bytes that differ from those pushed"):
         rollouts.roll_back(to=None, why="")
     assert rollouts.status().state == begun
 

@@ -99,7 +99,7 @@ def test_two_rollouts_at_once_and_one_of_the_version_that_serves_are_refused() -
         start(begun(), 3, serving=1, settings=RolloutSettings(), now_s=1.0)
     with pytest.raises(UserError, match="must not be the version that serves"):
         start(None, 1, serving=1, settings=RolloutSettings(), now_s=1.0)
-    with pytest.raises(UserError, match="no rollout under way"):
+    with pytest.raises(UserError, match="A rollout must be running"):
         advance(promote_fully(begun(), now_s=1.0), now_s=2.0)
 
 

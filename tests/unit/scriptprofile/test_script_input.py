@@ -247,7 +247,7 @@ def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
     assert findings(without_gaps()) == {}, "neither steps_per_execution nor a small batch"
     [(kind, told)] = findings(without_gaps(feed=pydataset(workers=4))).items()
     assert kind == "python_feed"
-    assert "70% of the step is input and Python, which cannot be told apart" in told.observation
+    assert "70% of the step is input and Python, which cannot be separated" in told.observation
 
 
 def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:

@@ -77,7 +77,7 @@ def test_a_loop_whose_graph_was_not_kept_says_so_without_any_process(tmp_path: P
 
     reasons = [loop.reached.why_none() for loop in process.loops if loop.reached]
     assert reasons == [
-        "U was not measured, and with it the step's graph was not kept",
+        "U was not measured, so the graph of the step was not kept",
         "the step's graph takes more than 256 MiB",
     ]
     assert list(tmp_path.iterdir()) == []

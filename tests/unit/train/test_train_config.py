@@ -59,8 +59,8 @@ def test_auto_precision_and_the_trial_of_xla_follow_from_the_devices(
     [
         ({"deterministic": True}, False, "train.deterministic"),
         ({}, True, "stoker.lock.yaml has the measured settings"),
-        ({"xla": True}, False, "asked for"),
-        ({"xla": False}, False, "asked for"),
+        ({"xla": True}, False, "as set"),
+        ({"xla": False}, False, "as set"),
     ],
 )
 def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
@@ -83,7 +83,7 @@ def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
         ((H100,), "auto", "compute capability 9.0 has tensor cores for bfloat16"),
         ((T4,), "auto", "compute capability 7.5 has tensor cores for float16, not for bfloat16"),
         ((P100,), "auto", "compute capability 6.0 has no tensor cores"),
-        ((P100,), "mixed_float16", "asked for"),
+        ((P100,), "mixed_float16", "as set"),
     ],
 )
 def test_the_run_records_why_its_precision_is_what_it_is(
@@ -205,14 +205,14 @@ def test_the_learning_rate_is_that_of_all_workers_batches_together() -> None:
             {"workers": 2, "parameter_servers": 1},
             ("parameter_server", 1, 2, "TF_CONFIG names 1 parameter servers"),
         ),
-        ({"strategy": "one_device"}, 4, {}, ("one_device", 1, 1, "asked for")),
-        ({"strategy": "mirrored"}, 1, {}, ("mirrored", 1, 1, "asked for")),
-        ({"strategy": "mirrored"}, 3, {}, ("mirrored", 3, 1, "asked for")),
+        ({"strategy": "one_device"}, 4, {}, ("one_device", 1, 1, "as set")),
+        ({"strategy": "mirrored"}, 1, {}, ("mirrored", 1, 1, "as set")),
+        ({"strategy": "mirrored"}, 3, {}, ("mirrored", 3, 1, "as set")),
         (
             {"strategy": "mirrored", "replicas": 2},
             0,
             {"workers": 3},
-            ("mirrored", 2, 1, "asked for"),
+            ("mirrored", 2, 1, "as set"),
         ),
     ],
 )

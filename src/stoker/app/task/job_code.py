@@ -1,4 +1,4 @@
-"""Where a job's code lies on this machine: unpacked once, and shared by all tasks of the machine."""
+"""The folder of a job's code on this machine: unpacked once, and shared by all tasks on the machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from stoker.jobs.archive import CODE, Code, unpack
 
 LOCAL = ("SLURM_TMPDIR", "TMPDIR")
-"""Environment variables that name a folder on the machine's own disk; the first that is set counts."""
+"""Environment variables that name a folder on the machine's local disk; the first one that is set counts."""
 
 
 def local_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of unpacked code on this machine's own disk; each user has one."""
+    """Return the folder of unpacked code on this machine's local disk; each user has one."""
     names = (environ[name] for name in LOCAL if environ.get(name))
     return Path(next(names, "/tmp")) / f"stoker-code-{os.getuid()}"  # noqa: S108 - its owner is checked
 
@@ -24,7 +24,7 @@ def unpack_code(place: Path, digest: str, environ: Mapping[str, str]) -> Code:
     Args:
         place: The job's folder.
         digest: SHA-256 of the archive, hexadecimal.
-        environ: Names the folder on the machine's own disk.
+        environ: Names the folder on the machine's local disk.
 
     Raises:
         DataError: the archive is gone or damaged.

@@ -13,16 +13,16 @@ FILE_BYTES = 10 << 20
 """Largest size of one file."""
 
 FILES = 3
-"""Files that are kept: `task-0.log`, and the older `task-0.log.1` and `task-0.log.2`."""
+"""Number of files that are kept: `task-0.log`, and the older `task-0.log.1` and `task-0.log.2`."""
 
 HIDDEN = "***"
-"""Stands for the value of a secret."""
+"""Replaces the value of a secret."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class TaskLog:
-    """Appends lines; a disk that fails loses lines and ends nothing."""
+    """Appends lines; a failing disk loses lines, but ends nothing."""
 
     def __init__(
         self, path: Path, *, secrets: Collection[str] = (), file_bytes: int = FILE_BYTES
@@ -63,7 +63,7 @@ class TaskLog:
             self._cut = written < len(record)
 
     def end(self) -> None:
-        """Write nothing more: a later start of the job has the files."""
+        """Stop writing: a later start of the job uses the files."""
         self._over = True
         if self._file >= 0:
             os.close(self._file)
@@ -91,5 +91,5 @@ class TaskLog:
             yield
         except OSError as error:
             if not self._failed:
-                _LOG.warning("%s cannot be written, the task goes on: %s", self.path, error)
+                _LOG.warning("%s cannot be written, the task continues: %s", self.path, error)
             self._failed = True

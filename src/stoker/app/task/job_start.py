@@ -1,4 +1,4 @@
-"""The start of a job: it takes a number. Nothing heavy is imported here, because a scheduler waits for it."""
+"""The start of a job: it allocates a number. It imports no large library, because a scheduler waits for it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DESCRIPTION = "job.json"
 
 
 def start_job(place: Path) -> int:
-    """Take the number of the next start of a job.
+    """Allocate the number of the next start of a job.
 
     Args:
         place: The job's folder.
 
     Raises:
-        ConfigError: it is not a job's folder.
-        UserError: it cannot be written.
+        ConfigError: the folder is not a job's.
+        UserError: the folder cannot be written.
     """
     require_job(place)
     with writable(place, what="the folder of the job", fix="Check the file system and its rights."):
@@ -31,7 +31,7 @@ def require_job(place: Path) -> None:
     """Check that a folder is that of a job.
 
     Raises:
-        ConfigError: it is not, or it is gone.
+        ConfigError: the folder is missing, or is not a job's.
     """
     if not (place / DESCRIPTION).is_file():
         raise ConfigError(

@@ -59,8 +59,8 @@ WAIT_VARIABLE = "STOKER_TASKS_WAIT_S"
 WATCH_S = 5.0
 """Interval at which a task looks for a later start of the job, seconds."""
 
-ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - TensorFlow's server listens on all; the holder of a port on none
-"""Where a port is held until TensorFlow takes it."""
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - TensorFlow's server listens on all; a reserved port does not
+"""Host on which a port is reserved until TensorFlow uses it."""
 
 
 def run_task(place: Path, number: int, *, out: IO[str]) -> int:
@@ -72,7 +72,7 @@ def run_task(place: Path, number: int, *, out: IO[str]) -> int:
         out: Receives the output of the command.
 
     Returns:
-        0 done; 75 saved, when told to end; 1 all tasks have to start again; 2 and 3 the user's to fix.
+        0 done; 75 saved after a request to end; 1 all tasks must start again; 2 and 3 the user must fix the error.
 
     Raises:
         UserError: the place, the code or the addresses are wrong.
@@ -89,15 +89,15 @@ def run_task(place: Path, number: int, *, out: IO[str]) -> int:
 
 
 _OF_THE_TASK = (RANK, TASKS, FD_VARIABLE)
-"""Variables that tell the task its place, and nothing to the processes that it starts."""
+"""Variables that give the task its place; the processes that it starts do not get them."""
 
 
 class _Task:
-    """One task; signals before its command runs end it, and later ones are passed on."""
+    """One task; a signal before its command runs ends it, a later one is forwarded."""
 
     def __init__(self, start: Incarnation, job: Job, out: IO[str]) -> None:
         self._start, self._job, self._out = start, job, out
-        # Those of the job win over what the machine has.
+        # Variables of the job take precedence over those of the machine.
         self._environ = {**os.environ, **job.environment}
         needs = job.resources
         self._place = find_place(
@@ -109,7 +109,7 @@ class _Task:
         self._passed_on: set[int] = set()
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the command, Ctrl-C as a request to save and end."""
+        """Forward a signal to the command; Ctrl-C is a request to save and end."""
         if number == signal.SIGINT:
             number = signal.SIGTERM
         child = self._child
@@ -121,7 +121,7 @@ class _Task:
         child.send(number)
 
     def run(self) -> int:
-        """Run the command to its end; the errors are those of `run_task`."""
+        """Run the command to its end; raises as `run_task`."""
         self._log.write(f"start {self._start.number} on {machine_name().partition('/')[0]}")
         if self._place.is_spare:
             self._take(
@@ -135,9 +135,9 @@ class _Task:
             raise
         self._log.write(f"start {self._start.number}: the command {how_it_ended(code)}")
         if code != EXIT_DONE:
-            # What failed because a later start has begun must not be started again.
+            # A command that failed because a later start has begun must not be started again.
             self._require_newest()
-        if code in self._passed_on:  # it was asked before it could listen: nothing is lost
+        if code in self._passed_on:  # the signal came before it could listen: nothing is lost
             return EXIT_PREEMPTED
         return code if code >= 0 else EXIT_BUG
 
@@ -168,7 +168,7 @@ class _Task:
         except Superseded:
             raise
         except UserError:
-            # A file system that does not answer for a moment; training ends where it cannot write.
+            # A file system that does not respond for a moment; training ends if it cannot write.
             return
 
     def _meet(self, held: contextlib.ExitStack) -> dict[str, str]:
@@ -208,13 +208,13 @@ def _command(job: Job, code: Code) -> list[str]:
         )
     sets = [f"--set={each}" for each in path_overrides(code.experiment, job.folder)]
     runs = f"--set=runs={json.dumps(str(job.runs))}"
-    # What the user set wins over the paths; the runs are where the job is.
+    # The user's settings take precedence over the paths; the folder of runs is the job's.
     python = [
         sys.executable,
         "-P",
         "-m",
         "stoker",
-    ]  # -P: modules in the current folder are not ours
+    ]  # -P: modules in the current folder are not imported as Stoker's
     return [*python, verb, *sets, *options, runs, str(code.experiment)]
 
 

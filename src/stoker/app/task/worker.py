@@ -99,7 +99,7 @@ def coordinate(
         require_strategy(asked, servers=0)
         yield {"train": lead}
     except (Preempted, Superseded):
-        # After a restart it leads the waiting tasks; of a job's earlier start none is left.
+        # After a restart it leads the waiting tasks; tasks of an earlier start of the job are gone.
         raise
     except Exception as error:  # reported to the waiting tasks, then raised again
         if not led.is_set():
@@ -114,7 +114,7 @@ def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str]
     """Wait for the chief, and train with it.
 
     Args:
-        asked: The experiment as this task was started; the chief's settings are trained.
+        asked: The settings with which this task was started; those of the chief are used.
         cluster: This process's place in the cluster.
         log: Receives lines for the user.
 

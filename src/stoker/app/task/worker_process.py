@@ -66,7 +66,7 @@ class WorkerSpec:
     """Recorded result of each stage."""
 
     accept_change: bool
-    """Continue from a checkpoint that was made with other inputs."""
+    """Whether to continue from a checkpoint that was made with other inputs."""
 
     folder: str
     """Folder of the stage `train`, shared by all workers."""
@@ -100,7 +100,7 @@ class WorkerSpec:
 
 
 def ignore_progress(line: str, share: float | None) -> None:
-    """Do nothing, where another process reports progress or nobody shows it."""
+    """Do nothing: another process reports progress, or progress is not shown."""
 
 
 def main(spec_path: Path) -> int:
@@ -156,7 +156,7 @@ def _train(
         from stoker.train.parameter_server.cluster import serve_parameter_role
 
         heartbeat.enter("serve")
-        # A parameter server that the launcher ends loses nothing, so it exits silently.
+        # A parameter server loses nothing when the launcher ends it, so it exits silently.
         with heard(ASKING, lambda _: os._exit(EXIT_PREEMPTED)):
             serve_parameter_role(cluster)
     (stage,) = (stage for stage in stages_of(context.experiment) if stage.name == "train")

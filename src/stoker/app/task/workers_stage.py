@@ -119,7 +119,7 @@ def train_by(
         The result of the first worker.
 
     Raises:
-        UserError: a worker reported an error of the user's.
+        UserError: a worker reported an error that the user must fix.
         WorkerFailed: a worker failed otherwise, more often than `max_restarts`.
         Preempted: this process received a signal, and the workers saved and exited.
     """

@@ -1,1 +1,1 @@
-"""The stage `train`: what each `auto` becomes, its parts, reports and errors."""
+"""The stage `train`: the resolution of each `auto`, its parts, reports and errors."""

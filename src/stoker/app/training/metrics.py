@@ -1,4 +1,4 @@
-"""The metrics of a training while it runs: what they are read from, and where they are offered."""
+"""The metrics of a running training: their sources, and where they are published."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TimedWorker:
 def time_worker(
     folder: Path, place: Distribution | ClusterConnection, held: ExitStack
 ) -> TimedWorker | None:
-    """Begin to time this worker, and to look for stragglers; None if no other worker waits for it.
+    """Start to time this worker, and to look for stragglers; None if no other worker waits for it.
 
     Args:
         folder: Folder of the stage.
@@ -64,7 +64,7 @@ def offer_metrics(
     timed: TimedWorker | None,
     held: ExitStack,
 ) -> LiveMetrics:
-    """Offer the metrics of this process as settings and environment ask.
+    """Publish the metrics of this process according to settings and environment.
 
     Args:
         context: The experiment.
@@ -74,7 +74,7 @@ def offer_metrics(
         held: Ends it.
 
     Returns:
-        What training writes to.
+        The writer for training.
     """
     experiment, settings = context.experiment, context.experiment.train
     offers = settings.metrics_port is not None or settings.metrics_textfile is not None
@@ -101,7 +101,7 @@ def offer_metrics(
 
 
 def _sampled_gpus(held: ExitStack) -> GpuSampler | None:
-    """Begin to sample the GPUs that this process may use; None without one."""
+    """Start to sample the GPUs that this process may use; None without one."""
     uuids = visible_uuids(read_gpus().states, os.environ)
     return held.enter_context(GpuSampler(uuids=uuids)) if uuids else None
 
@@ -111,5 +111,5 @@ def checkpoint_age_s(checkpoints: Path) -> float | None:
     found = places(checkpoints)
     try:
         return max(0.0, time.time() - found[-1].stat().st_mtime) if found else None
-    except OSError:  # deleted meanwhile: the next question has a newer one
+    except OSError:  # deleted meanwhile: the next read finds a newer one
         return None

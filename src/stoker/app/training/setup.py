@@ -47,7 +47,7 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
     Args:
         folder: The folder of the stage.
         config: The user's section.
-        now: What every `auto` would become on this machine.
+        now: The resolution of every `auto` on this machine.
 
     Raises:
         UserError: this machine does not have the devices that the run started with, or an elastic
@@ -80,7 +80,7 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
 
 
 def _counted(resolved: ResolvedTraining) -> str:
-    """Return what an elastic training counts: its workers, or their replicas."""
+    """Return the unit of an elastic training's size: workers, or their replicas."""
     return "workers" if resolved.replicas == resolved.workers else "replicas over all workers"
 
 
@@ -141,7 +141,7 @@ def resolve_here(
 
 
 def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribution:
-    """Apply what holds for the whole process, in the order that TensorFlow requires.
+    """Apply the settings of the whole process, in the order that TensorFlow requires.
 
     Args:
         settings: The section `train`.
@@ -183,7 +183,7 @@ def _configure_devices(settings: TrainConfig) -> None:
 
 
 def seed_process(settings: TrainConfig, resolved: ResolvedTraining) -> None:
-    """Set the precision and the seeds with which models are built from now on."""
+    """Set the precision and the seeds for models that are built from now on."""
     prepare_process(
         precision=resolved.precision, seed=settings.seed, deterministic=settings.deterministic
     )
@@ -192,7 +192,7 @@ def seed_process(settings: TrainConfig, resolved: ResolvedTraining) -> None:
 def open_and_build(
     context: Context, transform: AnyTransform, place: Distribution | ClusterConnection
 ) -> tuple[AnyDataset, BuiltModel]:
-    """Open the data and build the model, in a process that has begun.
+    """Open the data and build the model, in a configured process.
 
     Raises:
         UserError: the user's code fails, or returns something that cannot be trained.

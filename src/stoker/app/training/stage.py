@@ -146,7 +146,7 @@ def train(context: Context, folder: Path) -> Done:
         place = begin_with_servers(settings, resolved, cluster)
     else:
         place = begin_process(settings, resolved)
-    # Workers that connect swallow SIGTERM in TensorFlow, until its handler is replaced.
+    # While workers connect, TensorFlow swallows SIGTERM until its handler is replaced.
     with listen_for_preemption() as preemption, ExitStack() as held:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.asked})

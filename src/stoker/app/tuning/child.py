@@ -22,7 +22,7 @@ from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
 from stoker.core.files import read_json
 
 KINDS: dict[str, type[Preparation | Session]] = {"prepare": Preparation, "measure": Session}
-"""KIND -> what answers the questions."""
+"""KIND -> the class that answers the questions."""
 
 XLA_SIGNS = ("tf2xla conversion failed", "XLA_CPU_JIT", "XLA_GPU_JIT")
 """Parts of TensorFlow's error about a graph that XLA cannot compile."""

@@ -35,7 +35,7 @@ def profile(
         budget_s: Longest time for everything, seconds.
 
     Raises:
-        UserError: it cannot be measured.
+        UserError: the experiment cannot be measured.
         BusyError: another process measures it.
     """
     with locked_folder(experiment) as folder:

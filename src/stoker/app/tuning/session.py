@@ -1,4 +1,4 @@
-"""What the child process of a trial answers: one setting of an experiment, opened to be measured."""
+"""The answers of a trial's child process: one setting of an experiment, opened to be measured."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Listener:
 
 
 class Preparation:
-    """Runs the stages before `train`, in a process of its own that then gives its devices back."""
+    """Runs the stages before `train`, in a separate process that then frees its devices."""
 
     def __init__(self, spec: Mapping[str, Any], log: Log) -> None:
         """Read the experiment.
@@ -142,7 +142,7 @@ class Session:
         probe = self._measured()
         paces, turns = [], []
         for number in range(count):
-            # The second window of a pair finds a machine that the first has warmed.
+            # The second window of a pair finds the machine warmed up by the first.
             kinds: tuple[Kind, Kind] = ("resident", "real")
             if number % 2:
                 kinds = ("real", "resident")
@@ -307,7 +307,7 @@ class Session:
             from stoker.train.setup.strategy import claim_devices
 
             train = self._context.experiment.train
-            # Before anything makes TensorFlow look at its devices.
+            # Before anything makes TensorFlow initialize its devices.
             claim_devices(train)
             transform = self._context.transform()
             resolved = resolve_here(self._context, transform, find_devices(), None)

@@ -54,7 +54,7 @@ class Trials:
             limits: How long it may take; the stages before `train` may take all the time that is left.
 
         Raises:
-            TrialFailed: it cannot be measured.
+            TrialFailed: the setting cannot be measured.
         """
         try:
             candidate = with_settings(self._experiment, settings).in_one_process()
@@ -99,12 +99,12 @@ def cannot_measure(failed: TrialFailed) -> UserError:
     """Return the error for an experiment that cannot be measured with its own settings."""
     if failed.kind == "budget":
         return ConfigError(
-            "--budget must be long enough to measure the experiment as it is",
+            "--budget must be long enough to measure the unchanged experiment",
             got=Plain(failed.text),
             fix="Give it more, e.g. --budget 10m.",
         )
     return UserError(
-        "an experiment that is measured must train as it is",
+        "the unchanged experiment must train to be measured",
         got=Plain(f"{failed.kind}: {failed.text}"),
         fix="`stoker train` says more.",
     )

@@ -198,7 +198,7 @@ def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
         progress: Receives the progress of the stages before `train`.
 
     Raises:
-        ConfigError: there is no lock file, or it was measured on another machine or with another model.
+        ConfigError: the lock file is missing, or was measured on another machine or with another model.
         CheckFailed: it cannot be measured within `CHECK_S`.
         UserError: the experiment cannot be measured.
     """

@@ -1,1 +1,1 @@
-"""One file a verb: parse the arguments, call `app`, print the result."""
+"""One file per verb: parse the arguments, call `app`, print the result."""

@@ -127,9 +127,9 @@ def _with_images(client: ModelClient, at: ModelAt, request: Request, images: lis
     free = [name for name in spec.encoded if name not in given]
     if len(free) != 1:
         raise UserError(
-            f"{at.name} must have one input of encoded bytes that --data leaves to --image",
+            f"{at.name} must have exactly one input of encoded bytes that --data does not set",
             got=Plain(", ".join(f"{n} ({s.dtype})" for n, s in spec.inputs.items())),
-            fix='Send it by --data, as the input wants it: bytes go as {"b64": ...}.',
+            fix='Send it by --data: bytes are written as {"b64": ...}.',
         )
     rows = list(request.rows or [])
     rows = rows * len(images) if len(rows) == 1 else rows
@@ -174,7 +174,7 @@ def _content(path: Path) -> bytes:
 
 def _facts(at: ModelAt, request: Request, answers: Answers) -> dict[str, Any]:
     outputs = {name: _plain(values) for name, values in answers.outputs.items()}
-    # As over REST, over both: what there is one of stands alone.
+    # A single value is printed without a list, for REST and gRPC alike.
     only = next(iter(outputs.values())) if len(outputs) == 1 else None
     facts: dict[str, Any] = {"model": at.name, "version": answers.version or at.version}
     if request.rows is None:

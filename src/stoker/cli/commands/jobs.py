@@ -1,4 +1,4 @@
-"""`stoker jobs`, `stoker logs` and `stoker stop`: what was submitted, and how it is doing."""
+"""`stoker jobs`, `stoker logs` and `stoker stop`: submitted jobs, their state and their logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RunsFolders = Annotated[
     typer.Option(
         "--runs",
         metavar="DIR",
-        help="Folder of runs whose jobs count, too; may be repeated. The current experiment's counts anyway.",
+        help="Additional folder of runs with jobs; may be repeated. The current experiment's folder is always included.",
     ),
 ]
 
@@ -150,11 +150,11 @@ def logs(
     job: Worker,
     follow: Annotated[
         bool,
-        typer.Option("-f", "--follow", help="Go on until the job is over, through its restarts."),
+        typer.Option("-f", "--follow", help="Continue until the job is over, across its restarts."),
     ] = False,
     runs: RunsFolders = None,
 ) -> None:
-    """Print what the workers of a job have printed, of all its starts; also of a job that is gone."""
+    """Print the output of a job's workers from all its starts, also after the job has ended."""
     from stoker.jobs.overview import fetch_logs, find_job, lines_of, lines_of_place
     from stoker.jobs.places import find_place
 
@@ -176,7 +176,7 @@ def logs(
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """End a job, or all jobs of a sweep, after its workers have saved; of a job that is over, say so."""
+    """End a job, or all jobs of a sweep, after the workers have saved; a job that is over is only reported."""
     from stoker.jobs.overview import find_job, stop_job
     from stoker.jobs.sweep_overview import find_element
 

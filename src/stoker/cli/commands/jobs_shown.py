@@ -26,7 +26,7 @@ def print_jobs(found: Sequence[Listed | SweepState]) -> None:
 
 
 def show_job(known: KnownJob, *, as_json: bool) -> None:
-    """Print what is known of a job and of its run."""
+    """Print the facts of a job and of its run."""
     from stoker.app.job_run import run_of_job
     from stoker.jobs.overview import events_of
 
@@ -117,7 +117,7 @@ def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
 
 
 def _each(needs: Resources) -> str:
-    """What one worker has; the target chooses what is not named."""
+    """The resources of one worker; the target chooses those that are not set."""
     cores = f", {needs.cpus} core(s)" if needs.cpus else ""
     memory = f", {needs.memory_gib:g} GiB of memory" if needs.memory_gib else ""
     return f"{needs.gpus} GPU(s){cores}{memory}"

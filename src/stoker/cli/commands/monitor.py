@@ -1,4 +1,4 @@
-"""`stoker monitor`: what watches the runs and servers of this machine."""
+"""`stoker monitor`: watches the runs and servers of this machine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def exporter(
         ),
     ] = None,
     interval: Annotated[
-        float, typer.Option("--interval", help="Between two samples of the GPUs, seconds.")
+        float, typer.Option("--interval", help="Interval between two samples of the GPUs, seconds.")
     ] = 1.0,
     dcgm_names: Annotated[
         bool,
@@ -92,7 +92,7 @@ def exporter(
         bool,
         typer.Option(
             "--host-metrics/--no-host-metrics",
-            help="Report memory, load and disk; leave them out where node_exporter runs.",
+            help="Report memory, load and disk; turn this off if node_exporter runs.",
         ),
     ] = True,
 ) -> None:

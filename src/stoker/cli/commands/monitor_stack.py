@@ -31,7 +31,7 @@ def up(
     experiment: Annotated[
         Path | None,
         typer.Argument(
-            help="An experiment: its runs are watched, and its `slo` holds.",
+            help="An experiment: its runs are watched, and its `slo` applies.",
             metavar="[EXPERIMENT]",
         ),
     ] = None,
@@ -104,7 +104,7 @@ def up(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Start nothing: write the same for Docker Compose and Kubernetes, with dashboards.",
+            help="Start nothing: write the same setup, with dashboards, for Docker Compose and Kubernetes.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""`stoker rollout start|status|pause|resume|promote|rollback|history|ab|outcome|result`: a version earns its traffic."""
+"""`stoker rollout start|status|pause|resume|promote|rollback|history|ab|outcome|result`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def start(
         str, typer.Option("--warm-up", help="Start of a stage, not counted in its time.")
     ] = "30s",
     bake: Annotated[
-        str, typer.Option("--bake", help="Time after 100 % in which the gates still roll back.")
+        str, typer.Option("--bake", help="Time after 100 % while the gates can still roll back.")
     ] = "0s",
     key: Annotated[
         str,
@@ -99,7 +99,7 @@ def start(
     keep_previous: Annotated[
         str,
         typer.Option(
-            "--keep-previous", help="Time after 100 % in which the baseline stays loaded."
+            "--keep-previous", help="Time after 100 % during which the baseline stays loaded."
         ),
     ] = "30m",
     server_memory: Annotated[
@@ -131,7 +131,7 @@ def start(
         typer.Option(
             "--webhook",
             metavar="[MOMENT,...=]URL",
-            help="Asked by POST before the rollout goes on, at stage, promotion and end, and told of a rollback. "
+            help="URL that gets a POST before each stage, promotion and end, which waits for its 2xx, and after a rollback. "
             "Default: all four.",
         ),
     ] = None,
@@ -157,7 +157,7 @@ def start(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Begin to move a model's traffic to a version; the servers of the repository follow."""
+    """Start to move a model's traffic to a version; the servers of the repository follow."""
     from stoker.core.errors import ConfigError
     from stoker.rollout.state.stages import seconds_of
     from stoker.rollout.state.state import RolloutSettings
@@ -318,7 +318,7 @@ def _lines(found: Rollout) -> list[str]:
 
 
 def _stage_line(found: Rollout) -> str:
-    """Which stage it is, what the first one waits for, or in which one the rollout ended."""
+    """The current stage, what the first one waits for, or the stage in which the rollout ended."""
     from stoker.rollout.control.controller import MEASURED_REQUESTS
     from stoker.rollout.counts.counts import MEASURED, requests_of
     from stoker.rollout.state.state import Phase
@@ -337,7 +337,7 @@ def _stage_line(found: Rollout) -> str:
 
 
 def _smallest_fault(found: Rollout) -> list[str]:
-    """The smallest fault that would have been seen so far, and how soon one of 10 % would be."""
+    """The smallest fault that would have been detected so far, and how soon a fault of 10 % would be."""
     state, more = found.state, found.bad_answers_needed()
     counts = found.counts.get(state.stage, {}).get(state.candidate)
     took_s = time.time() - state.began_s

@@ -1,4 +1,4 @@
-"""`stoker rollout ab|outcome|result`: which of several versions does more for the users."""
+"""`stoker rollout ab|outcome|result`: compares several versions by the outcomes of their users."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ab(
     ] = None,
     metric: Annotated[
         str,
-        typer.Option("--metric", help="What counts of a user: the first outcome, or the sum."),
+        typer.Option("--metric", help="The value of a user: the first outcome, or the sum of all."),
     ] = "first",
     max_value: Annotated[
         float | None,
@@ -61,10 +61,12 @@ def ab(
     ] = None,
     alpha: Annotated[
         float,
-        typer.Option("--alpha", help="Probability that any interval ever misses the truth."),
+        typer.Option(
+            "--alpha", help="Probability that any interval ever misses the true difference."
+        ),
     ] = 0.05,
     max_keys: Annotated[
-        int, typer.Option("--max-keys", min=1, help="Users that are recorded.")
+        int, typer.Option("--max-keys", min=1, help="Maximum number of users that are recorded.")
     ] = 1_000_000,
     why: Annotated[str, typer.Option("--why", help="Reason, for the history.")] = "",
     as_json: AsJson = False,
@@ -102,7 +104,7 @@ def outcome(
     value: Annotated[float, typer.Option("--value", help="1 or 0, or an amount.")],
     models: Models = MODELS,
 ) -> None:
-    """Report what a user did, who took part in the model's A/B test."""
+    """Report the outcome of a user who took part in the model's A/B test."""
     from stoker.rollout.ab.outcomes import Outcome
     from stoker.rollout.operations import ModelRollouts
 
@@ -110,7 +112,7 @@ def outcome(
 
 
 def result(model: Model, models: Models = MODELS, as_json: AsJson = False) -> None:
-    """Show each arm's users and mean outcome, and how far it is from the baseline; look at any time."""
+    """Show each arm's users and mean outcome, and its difference from the baseline; valid at any time."""
     from stoker.rollout.operations import ModelRollouts
 
     state, test, found = ModelRollouts(models, model).test_result()
@@ -122,7 +124,7 @@ def result(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 
 
 def summary(state: RolloutState) -> str:
-    """One line on a test that is under way."""
+    """One line about a running test."""
     shares = ", ".join(f"version {version} {share:.4%}" for version, share in state.arms.items())
     return f"A/B test of {shares.replace('.0000', '')}; baseline version {state.baseline}"
 

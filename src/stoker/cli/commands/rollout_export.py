@@ -1,4 +1,4 @@
-"""`stoker rollout export`: the split for a gateway, KServe, Argo Rollouts, Flagger or TensorFlow Serving."""
+"""`stoker rollout export`: writes the split for a gateway, KServe, Argo Rollouts, Flagger or TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def export(
     model: Annotated[str, typer.Argument(help="The model's name in the repository.")],
-    to: Annotated[Format, typer.Option("--to", help="What the file is for.")],
+    to: Annotated[Format, typer.Option("--to", help="Format of the file.")],
     models: Annotated[
         Path, typer.Option("--models", help="The model repository: <model>/<version>/ folders.")
     ] = Path("models"),
@@ -60,13 +60,14 @@ def export(
     server: Annotated[
         str | None,
         typer.Option(
-            "--server", help="URL that is asked for the verdict. Default: http://MODEL:8501."
+            "--server", help="URL of a server that returns the verdict. Default: http://MODEL:8501."
         ),
     ] = None,
     base_path: Annotated[
         str | None,
         typer.Option(
-            "--base-path", help="The model's folder as the server sees it. Default: as here."
+            "--base-path",
+            help="The model's folder as the server sees it. Default: as on this machine.",
         ),
     ] = None,
     config: Annotated[
@@ -78,7 +79,7 @@ def export(
         typer.Option(
             "--target",
             metavar="HOST:PORT",
-            help="gRPC address of a server that takes up the configuration at once. It then serves the models "
+            help="gRPC address of a server to which the configuration is sent at once. It then serves the models "
             "of this configuration and no others. The token is read from STOKER_TOKEN.",
         ),
     ] = None,
@@ -86,7 +87,7 @@ def export(
         float, typer.Option("--timeout-s", help="Longest load of a version by --target, seconds.")
     ] = 300.0,
 ) -> None:
-    """Write the traffic split as it stands now, for another program."""
+    """Write the current traffic split for another program."""
     from stoker.core.files import full_disk_is_named, write_atomic
     from stoker.rollout.export.backends import parse_backends, parse_place
     from stoker.rollout.export.split import ExportedSplit

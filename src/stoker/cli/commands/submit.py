@@ -25,14 +25,14 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
 
 LONGEST_S = 366 * 86400.0
-"""A longer time limit is a typing error."""
+"""A longer time limit is certainly a typing error."""
 
 LEAST_GIB, MOST_GIB = 0.125, 65536
-"""Less memory holds no Python with TensorFlow, and more is bytes or MiB by mistake."""
+"""Less memory is not enough for Python with TensorFlow, and more is bytes or MiB by mistake."""
 
 
 class JobVerb(StrEnum):
-    """What each task of a job runs."""
+    """The commands that a task of a job can run."""
 
     RUN = "run"
     INGEST = "ingest"
@@ -68,7 +68,7 @@ def submit(
         str | None,
         typer.Option(
             "--time-limit",
-            help="Longest run of one start: 90s, 30m, 4h, 2d, 1h30m. The job saves before it and goes on in the next.",
+            help="Longest run of one start: 90s, 30m, 4h, 2d, 1h30m. The job saves before the limit and continues in the next start.",
         ),
     ] = None,
     overrides: Overrides = [],  # noqa: B006 - typer copies it
@@ -99,17 +99,20 @@ def submit(
     at_once: Annotated[
         int | None,
         typer.Option(
-            "--at-once", min=1, help="Most jobs of a sweep that run at a time (local: 1)."
+            "--at-once",
+            min=1,
+            help="Most jobs of a sweep that run at a time (default on local: 1).",
         ),
     ] = None,
     code_limit_mib: Annotated[
-        int, typer.Option("--code-limit", metavar="MIB", min=1, help="Most MiB of code.")
+        int,
+        typer.Option("--code-limit", metavar="MIB", min=1, help="Maximum size of the code, MiB."),
     ] = 64,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Check the job with the target, print its code and what the target would get; submit nothing.",
+            help="Check the job with the target, and print its code and the manifests or script; submit nothing.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -171,7 +174,7 @@ def seconds_of(text: str) -> float:
     """Return the seconds of a time limit.
 
     Raises:
-        ConfigError: it is not a duration above 0 and below a year.
+        ConfigError: the text is not a duration above 0 and below a year.
     """
     found = _PART.findall(text) if _DURATION.fullmatch(text) and len(text) <= 40 else []
     total_s = sum(float(number) * _UNIT_S[unit] for number, unit in found)
@@ -188,9 +191,9 @@ def plausible_gib(memory_gib: float) -> float:
     """Return an amount of memory.
 
     Raises:
-        ConfigError: it is not a number above 0 that a machine can have.
+        ConfigError: the number is not in the possible range.
     """
-    if not LEAST_GIB <= memory_gib <= MOST_GIB:  # not a number is neither
+    if not LEAST_GIB <= memory_gib <= MOST_GIB:  # false for NaN too
         raise ConfigError(
             f"--memory must be from {LEAST_GIB} to {MOST_GIB} GiB",
             got=memory_gib,

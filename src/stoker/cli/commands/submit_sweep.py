@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepOrder:
-    """What a person asks for besides the job."""
+    """The options of a sweep."""
 
     on: str
     """Name of the target."""
@@ -27,16 +27,16 @@ class SweepOrder:
     """Each `dotted.key=value,value`."""
 
     at_once: int | None
-    """Most jobs that run at a time; None: the target's choice."""
+    """Most jobs that run at a time; None: the target decides."""
 
     dry_run: bool
 
 
 def submit_sweep(request: JobRequest, order: SweepOrder, *, as_json: bool) -> None:
-    """Submit the jobs of a sweep that are neither there nor done, and say what was submitted.
+    """Submit the missing jobs of a sweep, and print what was submitted.
 
     Raises:
-        UserError: a wrong value, or the target refuses.
+        UserError: a value is invalid, or the target refuses the jobs.
     """
     from stoker.app.experiment import prepare_source
     from stoker.app.submission import prepare_sweep

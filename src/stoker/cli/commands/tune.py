@@ -92,14 +92,14 @@ def tune(
 
 
 LONGEST_S = 365 * 86_400.0
-"""Longest budget: clocks of the operating system count only some years."""
+"""Longest budget: clocks of operating systems cover only some years."""
 
 
 def seconds_of(text: str) -> float:
     """Return a duration in seconds: `90`, `90s`, `10m`, `1h`.
 
     Raises:
-        ConfigError: it is not a duration above 0.
+        ConfigError: the text is not a duration above 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
     seconds = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]

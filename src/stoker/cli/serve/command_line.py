@@ -1,4 +1,4 @@
-"""How `stoker serve` reads its command line: as TensorFlow Serving does, and what means nothing here."""
+"""How `stoker serve` parses its command line: like TensorFlow Serving, with a list of flags that have no effect."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperCommand
 
 ARGUMENTS = "stoker.serve.arguments"
-"""Where the context has what stood behind `serve`, for the workers."""
+"""Key in the context of the arguments after `serve`, for the workers."""
 
-_RETRY = "a version that failed is tried again when its files change, and not before"
+_RETRY = "a version that failed is tried again only when its files change"
 _POOL = "every model loads in a thread of its own"
 _XLA = "models that XLA must compile are always served"
 
@@ -41,7 +41,7 @@ _BARE = (
     "--use_alts_credentials",
     "--enable_grpc_healthcheck_service",
 )
-"""Those of them that may stand without a value."""
+"""Those of them that may be given without a value."""
 
 _ONE_MODEL = ("--model_name", "--model-name", "--model_base_path", "--model-base-path")
 _MODELS = ("--model_config_file", "--model-config-file")
@@ -51,11 +51,11 @@ _TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": F
 
 
 class ServeCommand(TyperCommand):
-    """Takes flags also as TensorFlow Serving does: `--enable_batching=true`."""
+    """Accepts flags also in TensorFlow Serving's form: `--enable_batching=true`."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Say which flags of TensorFlow Serving are accepted and do nothing."""
-        self.epilog = "Accepted, and passed over: " + " ".join(MEANINGLESS)
+        """List the flags of TensorFlow Serving that are accepted but have no effect."""
+        self.epilog = "Accepted, but without effect: " + " ".join(MEANINGLESS)
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

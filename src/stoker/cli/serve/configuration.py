@@ -1,4 +1,4 @@
-"""What the flags of `stoker serve` ask for, as a configuration."""
+"""The server configuration from the flags of `stoker serve`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def configured(
     both: bool = False,
     **options: Any,
 ) -> ServeConfig:
-    """The configuration that the flags ask for.
+    """Return the configuration for the flags.
 
     Raises:
-        ConfigError: no folder was named, or two.
+        ConfigError: no folder was given, or two.
         UserError: the folder cannot be served.
     """
     from stoker.serve.config import ServeConfig, what_to_serve
@@ -51,10 +51,10 @@ def configured(
 
 
 def batching_of(parameters: Path | None, *, batching: bool, requested: bool) -> BatchingConfig:
-    """How requests are joined, by the flags.
+    """How requests are joined, according to the flags.
 
     Raises:
-        ConfigError: the flags contradict each other, or the file is wrong.
+        ConfigError: the flags contradict each other, or the file is invalid.
     """
     from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
 
@@ -69,27 +69,27 @@ def batching_of(parameters: Path | None, *, batching: bool, requested: bool) -> 
 
 
 def channel_arguments(text: str) -> dict[str, str | int]:
-    """GRPC's settings as TensorFlow Serving takes them: `NAME=VALUE,NAME=VALUE`.
+    """Parse gRPC channel arguments in TensorFlow Serving's form: `NAME=VALUE,NAME=VALUE`.
 
     Raises:
-        ConfigError: a part is not of that form.
+        ConfigError: a part has another form.
     """
     found: dict[str, str | int] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not equals or not name.startswith("grpc."):
             raise ConfigError(
-                "--grpc_channel_arguments must be grpc.NAME=VALUE, parted by commas", got=part
+                "--grpc_channel_arguments must be grpc.NAME=VALUE, separated by commas", got=part
             )
         found[name] = int(value) if value.lstrip("-").isdecimal() else value
     return found
 
 
 def metrics_path_of(monitoring: Path | None) -> str | None:
-    """Where the metrics are, by TensorFlow Serving's file; at its usual place without one.
+    """Path of the metrics in TensorFlow Serving's file; the default path without one.
 
     Raises:
-        ConfigError: the file is wrong.
+        ConfigError: the file is invalid.
     """
     from stoker.serve.config import read_metrics_path
     from stoker.serve.limits import METRICS_PATH
@@ -98,7 +98,7 @@ def metrics_path_of(monitoring: Path | None) -> str | None:
 
 
 EXPERIMENT_FILE = "stoker.yaml"
-"""What makes a folder an experiment, whose models are served."""
+"""File that makes a folder an experiment, whose models are served."""
 
 
 def _of_experiment(folder: Path, model_name: str | None) -> tuple[Path, str]:

@@ -1,4 +1,4 @@
-"""The flags of `stoker serve`, each under its own name and under TensorFlow Serving's."""
+"""The flags of `stoker serve`, each with its own name and TensorFlow Serving's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def option(*names: str, help_text: str) -> Any:
-    """An option under its own name and under TensorFlow Serving's, which has underscores."""
+    """An option with its own name and TensorFlow Serving's name, which has underscores."""
     return typer.Option(*names, help=help_text)
 
 
@@ -297,8 +297,8 @@ UnloadFirst = Annotated[
     bool,
     typer.Option(
         "--unload-first",
-        help="Unload what a new version replaces before that is loaded, not after: two need not fit "
-        "in memory, and nothing is served in between.",
+        help="Unload what a new version replaces before that is loaded, not after: both need not fit "
+        "in memory, but nothing is served in between.",
     ),
 ]
 

@@ -166,7 +166,7 @@ def serve(
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    logging.getLogger().setLevel(logging.INFO)  # with --log-json, there is a handler already
+    logging.getLogger().setLevel(logging.INFO)  # with --log-json, a handler exists already
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
     from stoker.rollout.control.supervisor import Controllers, RolloutSupervisor, make_controller
 
@@ -183,17 +183,17 @@ def serve(
                 lambda ready: _say(ready, as_json=as_json),
                 supervisor=RolloutSupervisor(server=name, make=make),
             )
-        except WorkerEndedError as error:  # it has said why
+        except WorkerEndedError as error:  # the error was already reported
             raise typer.Exit(error.code) from error
         return
-    # Only once the flags are known to be right: the import takes seconds.
+    # Only after the flags were checked: the import takes seconds.
     import_tensorflow()
     from stoker.rollout.rest import RolloutRoutes
     from stoker.rollout.routing.router import RolloutRouter
     from stoker.rollout.shadow.stage import ShadowOptions
     from stoker.serve.process.main import run_server
 
-    # Where another process watches over this one, that one judges.
+    # If another process supervises this one, that process judges the rollouts.
     controllers = Controllers(make) if config.worker_folder is None else None
     shadow = ShadowOptions(allow_ops=config.allow_ops, saved_model_tags=config.saved_model_tags)
     run_server(

@@ -1,1 +1,1 @@
-"""The machine as a training run meets it: what it has, and what is wrong with it."""
+"""The machine as a training run uses it: its resources, and its problems."""

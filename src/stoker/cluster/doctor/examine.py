@@ -151,7 +151,7 @@ def _libraries_fit(machine: Machine) -> Iterator[Finding]:
     if nccl and len(framework.gpus) > 1 and not installed:
         yield Finding.warning(
             "nccl_missing",
-            f"TensorFlow sees {_count(len(framework.gpus), 'GPU')} and there is no NCCL: gradients "
+            f"TensorFlow sees {_count(len(framework.gpus), 'GPU')} and NCCL is missing: gradients "
             "cannot be exchanged between them by it",
             f"Install it: pip install 'tensorflow[and-cuda]=={framework.version}'",
         )

@@ -80,7 +80,7 @@ class Host:
     """Adapters for remote direct memory access, e.g. mlx5_0."""
 
     container: str | None
-    """docker, podman, kubernetes or another; None outside of one."""
+    """docker, podman, kubernetes or another; None outside a container."""
 
     numa_nodes: int
     nvidia_on_bus: int

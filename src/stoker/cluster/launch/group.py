@@ -32,7 +32,7 @@ class Failure:
     """Why a group ended before its work was done."""
 
     rank: int
-    """Of the process that caused it, or of the first of several."""
+    """Rank of the process that caused it, or of the first of several."""
 
     name: str
     """Name of the process, or names of several."""
@@ -41,7 +41,7 @@ class Failure:
     """A clause, e.g. `was killed by SIGKILL`."""
 
     code: int | None
-    """Its exit code, negative for a signal; None if it hung."""
+    """Exit code, negative for a signal; None if it hung."""
 
     tail: tuple[str, ...]
     """The last lines that it printed."""
@@ -57,10 +57,10 @@ class Outcome:
     """How an attempt ended."""
 
     failure: Failure | None
-    """None if all work was done, or if this process was asked to end."""
+    """None if all work was done, or if this process got a signal to end."""
 
     asked: bool
-    """Whether this process was asked to end."""
+    """Whether this process got a signal to end."""
 
     preempted: bool
     """Whether a worker was taken away before the work was done."""
@@ -73,10 +73,10 @@ class Outcome:
 
 
 class StopRequest:
-    """How often this process has been asked to end."""
+    """How often this process got a signal to end."""
 
     def __init__(self, wake: int) -> None:
-        """Begin at 0.
+        """Start at 0.
 
         Args:
             wake: Descriptor that becomes readable at each request.
@@ -92,7 +92,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Count the signals that ask for the end, and Ctrl-C, until the block ends."""
+    """Count the signals to end, including Ctrl-C, until the block ends."""
     wake, pull = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     stop = StopRequest(wake)
 
@@ -110,7 +110,7 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 POLL_S = 0.2
-"""Longest pause between two looks at the ends of workers; output and heartbeats are read at once."""
+"""Longest pause between two checks for ended workers, seconds; output and heartbeats are read at once."""
 
 SETTLE_S = 0.5
 """Pause between the first failure and the search for its cause, which may be another worker: a killed
@@ -123,24 +123,24 @@ STACKS_S = 2.0
 """How long a worker that hangs may take to write its stacks."""
 
 OWN_PAUSE_S = 5.0
-"""A longer pause than this between two looks means that the launcher itself did not run."""
+"""A longer pause than this between two checks means that the launcher itself did not run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupLimits:
-    """When a group's processes are ended or started again."""
+    """When a group's processes are ended or restarted."""
 
     watchdog_s: float
     """Longest time without a heartbeat, or without a step, seconds."""
 
     grace_s: float
-    """Longest time from the request to end to the end, seconds."""
+    """Longest time from a request to end until the end, seconds."""
 
     alone_restarts: int
-    """How often processes with `Command.alone` are started again, in total."""
+    """How often processes with `Command.alone` are restarted, in total."""
 
     unheard_grace_s: float = FAILURE_GRACE_S
-    """The same as `grace_s` if no process has said by a heartbeat that it trains, seconds: nothing is lost then.
+    """The same as `grace_s` if no process has reported by a heartbeat that it trains, seconds: nothing is lost then.
     Processes that send no heartbeats need the whole time."""
 
 
@@ -161,9 +161,9 @@ class Group:
         Args:
             commands: What to start; the rank of a process is its index here.
             limits: When they are ended or started again.
-            stop: Tells whether this process has been asked to end.
-            log: Takes the output lines of all processes, and the events.
-            on_beat: Takes every heartbeat.
+            stop: Counts the requests to end this process.
+            log: Receives the output lines of all processes, and the events.
+            on_beat: Receives every heartbeat.
 
         Raises:
             UserError: the kernel refuses a process.
@@ -318,7 +318,7 @@ class Group:
         if not self._times_asked:
             # Before training began, TensorFlow ignores the signal, and nothing is lost.
             grace_s = self._grace_s if self._began else self._unheard_grace_s
-            self._log(f"asked to end: workers save and end within {grace_s:g} s")
+            self._log(f"ending on a signal: workers save and end within {grace_s:g} s")
             self._deadline_s = min(self._deadline_s, now_s + grace_s)
         self._times_asked = self._stop.times
         for member in self._live:
@@ -406,6 +406,6 @@ class _OrphanKiller:
         self._child.wait()
 
     def _tell(self, line: str) -> None:
-        # Without it, only what the workers themselves have started could be left behind.
+        # Without it, only child processes of the workers could remain.
         with contextlib.suppress(BrokenPipeError):
             self._child.tell(line)

@@ -23,7 +23,7 @@ EVERY_S = 1.0
 """Pause between two heartbeats, seconds."""
 
 Phase = Literal["start", "train", "validate", "save", "serve", "done"]
-"""What a worker does. Only in `train` must its step grow within the limit of the watchdog; a process
+"""The phase of a worker. Only in `train` must its step grow within the limit of the watchdog; a process
 that serves the chief of parameter servers has no steps of its own."""
 
 
@@ -35,7 +35,7 @@ class Beat:
     """Rank of the worker."""
 
     phase: Phase
-    """What the worker does."""
+    """The worker's phase."""
 
     step: int
     """Number of optimizer updates."""
@@ -63,47 +63,47 @@ MESSAGE_BYTES = 1 << 16
 """Longest message of a heartbeat."""
 
 STACKS = signal.SIGUSR2
-"""Asks a worker to write the stacks of its threads; Slurm uses SIGUSR1 to announce the end."""
+"""Signal that makes a worker write the stacks of its threads; Slurm uses SIGUSR1 to announce the end."""
 
 Log = Callable[[str], None]
-"""Takes one line for a person."""
+"""Receives one line for the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What one process of a group runs."""
+    """The command of one process in a group."""
 
     name: str
-    """For messages, e.g. `worker 1`."""
+    """Its name for messages, e.g. `worker 1`."""
 
     argv: tuple[str, ...]
     """Program and arguments."""
 
     environ: Mapping[str, str]
-    """The whole environment."""
+    """The complete environment."""
 
     cores: tuple[int, ...] = ()
     """The only cores that it may use; empty: all."""
 
     serves: bool = False
-    """Whether it works for another process and ends only when it is asked to."""
+    """Whether it works for another process and ends only on request."""
 
     alone: bool = False
-    """Whether it may be started again while the others go on."""
+    """Whether it may be restarted while the others continue."""
 
     has_heartbeats: bool = True
-    """Whether it gets the descriptor for heartbeats; what it starts would take it for its own."""
+    """Whether it gets the descriptor for heartbeats; its child processes would use it as their own."""
 
 
 class Member:
-    """A process that runs."""
+    """A running process."""
 
     def __init__(self, command: Command, log: Log) -> None:
         """Start it.
 
         Args:
-            command: What it runs.
-            log: Takes each line that it prints.
+            command: Its command.
+            log: Receives each line that it prints.
 
         Raises:
             UserError: the kernel refuses a process or its descriptors.
@@ -111,7 +111,7 @@ class Member:
         self.name, self.serves = command.name, command.serves
         self.code: int | None = None
         try:
-            # Messages come whole or not at all.
+            # Messages arrive complete or not at all.
             self.beats, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise refused(command.name, error) from None
@@ -133,7 +133,7 @@ class Member:
         self.lines = Lines(self.child.output, lambda line: log(f"[{command.name}] {line}"))
 
     def read_beats(self) -> tuple[list[Beat], bool]:
-        """The heartbeats that have come, and whether more may come."""
+        """The received heartbeats, and whether more may follow."""
         beats = []
         try:
             while message := self.beats.recv(MESSAGE_BYTES):
@@ -145,7 +145,7 @@ class Member:
         return beats, False
 
     def has_ended(self) -> bool:
-        """Whether it has ended; its last lines are read then."""
+        """Whether it has ended; its last lines are then read."""
         if self.code is None and self.child.code is not None:
             self.lines.read()
             self.lines.flush()
@@ -153,12 +153,12 @@ class Member:
         return self.code is not None
 
     def ask_for_stacks(self) -> None:
-        """Have it write the Python stacks of its threads, even if it is stopped."""
+        """Make it write the Python stacks of its threads, even if it is stopped."""
         self.child.send(STACKS)
         self.child.send(signal.SIGCONT)
 
     def let_go(self) -> None:
-        """Tell it that the work of all members is done; it waits for that."""
+        """Signal that the work of all members is done; it waits for that."""
         with contextlib.suppress(OSError):
             self.beats.shutdown(socket.SHUT_WR)
 

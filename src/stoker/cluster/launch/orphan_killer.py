@@ -1,7 +1,7 @@
 """`python orphan_killer.py`: kills the process groups of workers whose launcher was killed.
 
 Its standard input names process groups: `+123` has started, `-123` has ended. The kernel closes it
-when the launcher ends for any reason. A file of its own, run by path without Stoker.
+when the launcher ends for any reason. A separate file, run by path without Stoker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def main() -> None:
-    """Wait for the end of the launcher, then kill every group that is left."""
+    """Wait for the end of the launcher, then kill every remaining group."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

@@ -28,7 +28,7 @@ from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_clu
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
 
 MOST_WORKERS = 1024
-"""A larger number of workers is a typing error."""
+"""A larger number of workers is certainly a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class LaunchSettings:
     """Longest time without a heartbeat, or while training without a step, seconds."""
 
     grace_s: float = 30.0
-    """Longest time from the request to end to the end, seconds."""
+    """Longest time from a request to end until the end, seconds."""
 
     @property
     def processes(self) -> int:
@@ -84,7 +84,7 @@ class Launched:
 
 
 class WorkerFailed(UserError):
-    """A worker failed and another attempt is useless; `failure` says which worker, and how."""
+    """A worker failed, and another attempt is useless; `failure` says which worker, and how."""
 
     def __init__(self, failure: Failure, *, after: str) -> None:
         """Build the message.
@@ -120,12 +120,12 @@ def launch(
     Args:
         argv: The program and its arguments.
         settings: How many processes, and what happens after a failure.
-        log: Takes the output lines of all processes, `[worker 1] ...`, and the events.
-        on_beat: Takes the heartbeats of all workers.
-        environ: The rest of their environment.
+        log: Receives the output lines of all processes, `[worker 1] ...`, and the events.
+        on_beat: Receives the heartbeats of all workers.
+        environ: Their remaining environment.
 
     Returns:
-        Whether the work is done, or this process was asked to end before.
+        Whether the work is done, or this process got a signal to end before.
 
     Raises:
         WorkerFailed: a worker failed in a way that another attempt would repeat, or too often.
@@ -138,7 +138,7 @@ def launch(
         while True:
             before = kernel_refusals()
             outcome = _attempt(argv, settings, stop, log=log, on_beat=on_beat, environ=environ)
-            # If another task was asked to end, this one has to end too.
+            # If another task got a signal to end, this one must end too.
             if outcome.asked or (settings.cluster is not None and outcome.preempted):
                 return Launched(preempted=outcome.preempted, restarts=tuple(restarts))
             if outcome.failure is None:
@@ -224,7 +224,7 @@ def _commands(
                 environ={**_DEFAULTS, **environ, **own},
                 cores=shares[share] if share is not None else (),
                 serves=spec.serves,
-                # A chief finds a restarted worker again; the variables of a parameter server would be lost.
+                # A chief reconnects to a restarted worker; the variables of a parameter server would be lost.
                 alone=spec.serves and spec.job == "worker",
             )
         )
@@ -232,7 +232,7 @@ def _commands(
 
 
 _DEFAULTS = {
-    # Lines are passed on at once, and a crash in native code shows the Python stack.
+    # Lines are written at once, and a crash in native code shows the Python stack.
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
     # gRPC then reports a peer that has ended instead of waiting for it.
@@ -260,7 +260,7 @@ def _log_failure(failure: Failure, log: Log) -> None:
 
 
 def _may_go_better(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed: an error before the first step would come again."""
+    """Whether another attempt may succeed: an error before the first step would occur again."""
     code = outcome.failure.code if outcome.failure else None
     return outcome.began or outcome.preempted or code is None or code < 0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker.cluster.launch.member import EVERY_S, Beat, Phase
 
 PATIENCE = 10
-"""How many times the limit start-up, the first step, validation and saving may take: tracing and XLA's
+"""Factor of the limit for start-up, the first step, validation and saving: tracing and XLA's
 compilation take minutes where a step takes milliseconds."""
 
 START_SILENT_S = 60.0
@@ -20,7 +20,7 @@ SILENT_S = 5 * EVERY_S
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
-    """Training does not go on; which workers cause it."""
+    """Training does not progress, and these workers cause it."""
 
     ranks: tuple[int, ...]
     """The silent workers; if all send heartbeats, those that are furthest behind."""
@@ -56,10 +56,10 @@ class Watchdog:
         self._known: dict[int, _Known] = {}
 
     def began(self, rank: int, *, now_s: float) -> None:
-        """Watch a worker that has just been started.
+        """Watch a worker that was just started.
 
         Args:
-            rank: Of the worker.
+            rank: The worker's rank.
             now_s: A monotonic clock, here and in all methods.
         """
         self._known[rank] = _Known(heard_s=now_s, moved_s=now_s)

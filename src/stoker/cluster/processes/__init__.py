@@ -1,4 +1,4 @@
-"""Child processes: started, listened to, and ended together with everything that they started."""
+"""Child processes: starts them, reads their output, and ends them together with everything that they started."""
 
 from stoker.cluster.processes.child import (
     Child,

@@ -1,4 +1,4 @@
-"""A child process in a session of its own, ended with everything that it started there."""
+"""A child process in a separate session, ended with everything that it started there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.core.errors import Plain, UserError
 from stoker.core.files import full_disk_is_named
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
-"""Pauses between two looks at a child that is waited for, seconds; each is twice the one before."""
+"""Pauses between two checks of a child that is waited for, seconds; each is twice the previous one."""
 
 _SHIM = Path(__file__).with_name("exec_shim.py")
 
@@ -31,7 +31,7 @@ class ProcessOptions:
     """The environment, the streams and the end of a child."""
 
     environ: Mapping[str, str] | None = None
-    """The whole environment; None: that of this process."""
+    """The complete environment; None: that of this process."""
 
     stdin: int | None = subprocess.DEVNULL
     """`DEVNULL`; None: that of this process; or `PIPE`: `Child.close_input` closes it, and so does the
@@ -48,21 +48,21 @@ class ProcessOptions:
     """The only cores that it may use; empty: all."""
 
     parent_death: signal.Signals | None = signal.SIGKILL
-    """The signal that it gets when the thread that starts it ends, e.g. because this process is
+    """The signal that it gets when its starting thread ends, e.g. because this process is
     killed. None: no signal."""
 
     ready_file: Path | None = None
     """Written by the child when it is ready; a file of this name is removed first."""
 
     ends_group: bool = True
-    """Whether what it started is killed when it has ended."""
+    """Whether its child processes are killed when it has ended."""
 
 
 class Child:
     """A process, its session and its process group, which all have the same number.
 
-    A child that has ended keeps its number until it is reaped, so a signal never reaches a process of
-    somebody else: `code` kills what is left of the group before it reaps the child, and nothing is
+    An ended child keeps its number until it is reaped, so a signal never reaches a process of
+    another user: `code` kills the rest of the group before it reaps the child, and no signal is
     sent to a child that is reaped. All methods may be called from any thread.
     """
 
@@ -109,7 +109,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, and that of its session and group."""
+        """Its process ID, which is also that of its session and group."""
         return self._popen.pid
 
     @property
@@ -124,7 +124,7 @@ class Child:
         return self._ready_file is not None and self._ready_file.is_file()
 
     def has_ended(self) -> bool:
-        """Whether it has ended; it is not reaped, and what it started may go on."""
+        """Whether it has ended; it is not reaped, and its child processes may continue."""
         which = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with self._lock:
             reaped = self._popen.returncode is not None
@@ -142,7 +142,7 @@ class Child:
             return self._popen.returncode
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Wait for its end; its exit code, None if it still runs after this time."""
+        """Wait for its end; return its exit code, or None if it still runs after this time."""
         _wait_until(lambda: self.code is not None, timeout_s)
         return self.code
 
@@ -171,19 +171,19 @@ class Child:
         """Write a line to its standard input, which is a `PIPE`.
 
         Raises:
-            BrokenPipeError: it does not read any more.
+            BrokenPipeError: the child no longer reads.
         """
         assert self._popen.stdin is not None
         self._popen.stdin.write(f"{line}\n".encode())
 
     def close_input(self) -> None:
-        """Close its standard input, which asks some programs to end."""
+        """Close its standard input, which makes some programs end."""
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
 
     def end(self, grace_s: float) -> bool:
-        """Wait for its end, and kill it after this time; whether it ended in time."""
+        """Wait for its end, and kill it after this time; return whether it ended in time."""
         in_time = self.wait(grace_s) is not None
         self.kill()
         self.wait()
@@ -233,10 +233,10 @@ def how_it_ended(code: int) -> str:
 
 
 def refused(name: str, error: OSError) -> Exception:
-    """The error to raise if a child cannot be started: the limit, if one was reached.
+    """Return the error for a child that cannot be started: it names the limit, if one was reached.
 
     Args:
-        name: Of the child.
+        name: Name of the child.
         error: Why it cannot be started.
     """
     if error.errno not in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
@@ -250,13 +250,13 @@ def refused(name: str, error: OSError) -> Exception:
 
 
 TAIL_LINES = 20
-"""Last lines of the output that are kept."""
+"""Number of last lines of the output that are kept."""
 
 LINE_BYTES = 1 << 16
-"""Longest line; a longer one is passed on in pieces."""
+"""Longest line; a longer one is split into pieces."""
 
 DRAIN_S = 5.0
-"""Longest wait for the end of the stream of a child that has ended, seconds."""
+"""Longest wait for the end of the stream of an ended child, seconds."""
 
 LOG_TAIL_BYTES = 4096
 """How much of a log file is searched for its last line."""
@@ -279,7 +279,7 @@ class Lines:
         os.set_blocking(stream.fileno(), False)
 
     def read(self) -> bool:
-        """Pass on the lines that have come; False at the end of the stream."""
+        """Pass on the available lines; return False at the end of the stream."""
         while block := self.stream.read(LINE_BYTES):
             *lines, self._partial = (self._partial + block).split(b"\n")
             for line in lines:
@@ -291,7 +291,7 @@ class Lines:
         return block is None
 
     def flush(self) -> None:
-        """Pass on a last line without an end."""
+        """Pass on an incomplete last line."""
         if self._partial:
             self._pass_on(self._partial)
             self._partial = b""
@@ -303,7 +303,7 @@ class Lines:
         self._thread.start()
 
     def drain(self) -> None:
-        """Wait until everything that a child which has ended printed is passed on; after `follow`."""
+        """Wait until all output of an ended child has been passed on; after `follow`."""
         # A process that left the child's session may keep the stream open.
         self._thread.join(DRAIN_S)
 
@@ -318,7 +318,7 @@ class Lines:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log file that is not empty, "" if there is none; or why it cannot be read."""
+    """The last line of a log file that is not empty, "" without one; or why the file cannot be read."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))

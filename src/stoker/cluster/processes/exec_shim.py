@@ -1,6 +1,6 @@
 """`python exec_shim.py PARENT SIGNAL CORES COMMAND...`: becomes COMMAND, which ends with its parent.
 
-A file of its own, run by path without Stoker: between fork and exec of a process with threads,
+A separate file, run by path without Stoker: between fork and exec of a process with threads,
 Python code (`preexec_fn`) may deadlock.
 """
 

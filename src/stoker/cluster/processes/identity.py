@@ -1,4 +1,4 @@
-"""Which process a number means: it is used again after its process has ended, and after a restart of the machine."""
+"""Identifies a process: its number is used again after its end, and after a restart of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def began(pid: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessIdentity:
-    """One process, of this or of another machine, for ever."""
+    """One process, of this or of another machine, unambiguous forever."""
 
     host: str
     boot: str

@@ -1,4 +1,4 @@
-"""The observer: it decides which events are reads of the user's code, and keeps them."""
+"""The observer: decides which events are reads of the user's code, and records them."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ _NOT_THE_USERS = tuple(
 
 
 def is_within(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether a path is one of the folders, or lies in one."""
+    """Whether a path is one of the folders, or is in one."""
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
 def is_of_the_system(path: str) -> bool:
     """Whether a file outside the user's folder never counts: system files, devices, hidden files at home."""
     if path.startswith("/dev/"):
-        return not path.startswith("/dev/shm/")  # noqa: S108 - data of users lies there
+        return not path.startswith("/dev/shm/")  # noqa: S108 - it contains data of users
     return is_within(path, _NOT_THE_USERS) or path.startswith(f"{Path.home()}{os.sep}.")
 
 
 class Observer:
-    """Records what is read from its creation on."""
+    """Records reads from its creation on."""
 
     def __init__(
         self,

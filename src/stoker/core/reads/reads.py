@@ -117,7 +117,7 @@ _LINK = "link:"
 
 
 def link_mark(path: Path) -> str:
-    """The mark of a link: where it leads; `ABSENT` if it is not there."""
+    """The mark of a link: its target; `ABSENT` if the link does not exist."""
     try:
         return f"{_LINK}{path.readlink()}"
     except OSError:
@@ -210,7 +210,7 @@ _NAMED = 3
 
 
 def state_of(path: Path | os.DirEntry[str]) -> State | None:
-    """The current state of a file; None if it is not there."""
+    """The current state of a file; None if it does not exist."""
     try:
         facts = path.stat()
     except OSError:

@@ -1,11 +1,11 @@
-"""Statistics of one column of values: what the analysis of a dataset and a server compute alike."""
+"""Statistics of one column of values, the same for the analysis of a dataset and for a server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 TOP_VALUES = 100
-"""Number of most frequent values kept per column; of a column with no more, all values are known."""
+"""Number of most frequent values kept per column; if a column has no more, all its values are known."""
 
 HISTOGRAM_BINS = 20
 """Number of bins of equal width, as many as a small chart can show."""
@@ -40,7 +40,7 @@ class NumberStatistics:
     """The nine deciles, exact."""
 
     histogram: tuple[int, ...]
-    """Values in each of `HISTOGRAM_BINS` bins of equal width from min to max; one bin if those are
+    """Number of values in each of `HISTOGRAM_BINS` bins of equal width from min to max; one bin if those are
     equal, none without a value."""
 
 
@@ -58,8 +58,8 @@ class LengthStatistics:
     """The longest."""
 
     quantiles: tuple[float, ...] = ()
-    """Of images the nine deciles, exact; none where training images are stored in another form than
-    that in which they came, and in statistics of earlier versions."""
+    """For images, the nine deciles, exact; none if training images are stored in another form than
+    their original one, and in statistics of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +84,10 @@ class ColumnStatistics:
     """Its type, see `stoker.data.columns`."""
 
     count: int
-    """Number of rows with a value; of vectors, as below, number of values in all rows."""
+    """Number of rows with a value; for vectors, as below, number of values in all rows."""
 
     missing: int
-    """Number of rows without a value: null, NaN, the empty string. Of lists of varying length, number
+    """Number of rows without a value: null, NaN, the empty string. For lists of varying length, number
     of missing values in them and of lists without a value."""
 
     distinct: int | None
@@ -100,7 +100,7 @@ class ColumnStatistics:
     """Set for strings and images."""
 
     top: tuple[ValueCount, ...]
-    """The most frequent values, the smaller first among equals; of strings, and of numbers with at
+    """The most frequent values, the smaller first among equals; for strings, and for numbers with at
     most `TOP_VALUES` different values."""
 
     length: int | None = None

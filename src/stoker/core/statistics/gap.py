@@ -1,4 +1,4 @@
-"""How far the distribution of a column is from the one of training: what `stoker skew` reports and a server measures."""
+"""How far the distribution of a column is from training: `stoker skew` reports it, and a server measures it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from stoker.core.statistics.columns import QUANTILE_BUCKETS, TOP_VALUES, ColumnStatistics
 
 _CHANCE = 1.63
-"""Times sqrt(1/n + 1/m): two samples of one distribution differ by more in one of 100 cases.
+"""Factor of sqrt(1/n + 1/m): two samples of one distribution differ by more in one of 100 cases.
 Source: Kolmogorov-Smirnov test of two samples."""
 
 Bounds = tuple[float, float]
-"""Least and greatest possible value of a share."""
+"""Smallest and largest possible value of a share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,10 +25,10 @@ class DistributionGap:
     """The difference, 0 to 1."""
 
     chance: float
-    """The difference that chance explains, given the number of rows."""
+    """The difference that chance alone explains, given the number of rows."""
 
     text: str
-    """Which values differ, for people."""
+    """The values that differ, as text."""
 
     @property
     def beyond_chance(self) -> float:
@@ -99,7 +99,7 @@ def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Spread:
-    """Where values lie; without a finite one quantiles do not exist."""
+    """The range of the values; without a finite one, quantiles do not exist."""
 
     quantiles: tuple[float, ...]
     min: float | None
@@ -107,7 +107,7 @@ class _Spread:
 
 
 def _spread(column: ColumnStatistics) -> _Spread | None:
-    """Return it of a column of numbers, and of the sizes of images; None if it is not known."""
+    """Return the deciles of a column of numbers, or of the sizes of images; None if they are not known."""
     found = column.numbers
     if found is not None:
         return _Spread(quantiles=found.quantiles, min=found.min, max=found.max)

@@ -1,4 +1,4 @@
-"""Statistics of a column from its values in memory, equal to those that the analysis computes by queries."""
+"""Statistics of a column from its values in memory, equal to those that the analysis computes with queries."""
 
 from __future__ import annotations
 

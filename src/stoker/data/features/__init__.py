@@ -1,1 +1,1 @@
-"""What the data is (statistics, schema, anomalies) and what the model sees of it (transform)."""
+"""Descriptions of the data (statistics, schema, anomalies) and its conversion for the model (transform)."""

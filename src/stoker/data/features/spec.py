@@ -206,7 +206,7 @@ class TransformOutput:
 
 def to_json(spec: TransformSpec) -> dict[str, Any]:
     """Return the description as JSON values."""
-    # A list, as the order of the outputs is the user's, and a file has its keys sorted.
+    # A list, since the user chooses the order of the outputs, and files have sorted keys.
     labels = [{"output": name, **dataclasses.asdict(each)} for name, each in spec.labels.items()]
     return dataclasses.asdict(spec) | {"labels": labels}
 
@@ -215,7 +215,7 @@ def from_json(raw: Any) -> TransformSpec:
     """Read back what `to_json` made.
 
     Raises:
-        DataError: it is something else.
+        DataError: the values have another form.
     """
     labels = raw.get("labels") if isinstance(raw, dict) else None
     if isinstance(labels, list) and all(isinstance(each, dict) for each in labels):
@@ -227,7 +227,7 @@ def read_as(cls: type[Described], raw: Any, rule: str) -> Described:
     """Build a dataclass from the JSON values that `dataclasses.asdict` made of one.
 
     Raises:
-        DataError: they are something else; begins with the rule.
+        DataError: the values have another form; the text begins with the rule.
     """
     try:
         return build(cls, raw)
@@ -237,7 +237,7 @@ def read_as(cls: type[Described], raw: Any, rule: str) -> Described:
 
 
 def json_number(value: float) -> float | int | str | None:
-    """Return a number as JSON holds it: NaN becomes null, infinity its name."""
+    """Return a number in a form that JSON allows: NaN becomes null, infinity its name."""
     if isinstance(value, int) or math.isfinite(value):
         return value
     return None if math.isnan(value) else str(value)

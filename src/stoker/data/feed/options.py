@@ -74,7 +74,7 @@ def tuned(
     faster = dataset.with_options(options)
     if ahead is None and not slack:
         return faster
-    # TensorFlow gives slack only to a prefetch that stands after the options that ask for it.
+    # TensorFlow applies slack only to a prefetch that comes after the options that request it.
     return faster.prefetch(tf.data.AUTOTUNE if ahead is None else ahead)
 
 

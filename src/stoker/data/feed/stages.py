@@ -88,7 +88,7 @@ def bottleneck(stages: Sequence[StageCost]) -> StageCost:
     """Return the stage with the lowest throughput, given its threads.
 
     Raises:
-        ValueError: there are no stages.
+        ValueError: `stages` is empty.
     """
     return max(stages, key=lambda stage: stage.cpu_s_per_sample / stage.parallelism)
 

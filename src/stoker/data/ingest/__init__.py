@@ -1,4 +1,4 @@
-"""Records -> shards and their manifest."""
+"""Converts records to shards, and writes their manifest."""
 
 from stoker.data.ingest.describe import ColumnDescription, SourceDescription, describe_source
 from stoker.data.ingest.run import Consumer, ingest

@@ -1,4 +1,4 @@
-"""Which split a record belongs to: a function of the seed, its content and which copy of it it is.
+"""Which split a record belongs to: a function of the seed, its content, and the number of equal records before it.
 
 Equal records are interchangeable, so the order of files and records does not change the content of a
 split. The numbers below must never change: they decide every split.
@@ -22,7 +22,7 @@ from stoker.data.columns import Column
 Hashes = NDArray[np.uint64]
 
 _MISSING = 0x6D697373696E6721
-"""Stands for a missing number; any constant that is not a likely value."""
+"""Used for a missing number; any constant that is an unlikely value."""
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -33,11 +33,11 @@ class SplitRule:
     """Assigns records to splits by their content."""
 
     def __init__(self, shares: Mapping[str, float], *, seed: int, split_by: str | None) -> None:
-        """Take the shares, in whatever order they were written.
+        """Prepare the shares; their order in the settings does not matter.
 
         Args:
             shares: Split -> share of the records.
-            seed: Another seed, another split.
+            seed: A different seed gives different splits.
             split_by: The only column that counts; None: all of them, or for images their bytes.
         """
         self.names = tuple(sorted(shares))
@@ -50,16 +50,16 @@ class SplitRule:
 
         Args:
             table: The records, as a shard stores them.
-            columns: What its columns are.
+            columns: The types of its columns.
         """
         return self.deal(self.content(table, columns))
 
     def content(self, table: pa.Table, columns: Sequence[Column]) -> Hashes:
-        """[rows] a hash of what counts of each record.
+        """[rows] a hash of the parts of each record that decide its split.
 
         Args:
             table: The records, as a shard stores them.
-            columns: What its columns are.
+            columns: The types of its columns.
         """
         return hash_rows(table, self.deciding(columns))
 
@@ -68,7 +68,7 @@ class SplitRule:
 
         Args:
             content: [rows] their hashes, see `content`.
-            copies: [rows] which copy of its content each is, from 0; None: all go where the first
+            copies: [rows] number of each record among equal ones, from 0; None: all go to the split of the first
                 goes.
         """
         if copies is not None:
@@ -86,11 +86,11 @@ class SplitRule:
 
 
 def hash_rows(table: pa.Table, columns: Sequence[Column]) -> Hashes:
-    """[rows] a hash of each record's values in those columns, the sum of one for each column.
+    """[rows] a hash of each record's values in those columns: the sum of one hash per column.
 
     Args:
         table: The records, as a shard stores them.
-        columns: What counts, in any order.
+        columns: The columns that count, in any order.
     """
     total = np.zeros(table.num_rows, np.uint64)
     for column in columns:
@@ -106,7 +106,7 @@ def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
         items = _value_hashes(replace(column, length=None), pc.list_flatten(values))
         if column.is_ragged:
             return _list_hashes(items, pc.list_value_length(values).to_numpy())
-        # Each with its place, or [1, 2] and [2, 1] would be one value.
+        # Include each position; otherwise [1, 2] and [2, 1] would have the same hash.
         places = _mixed(np.arange(column.length, dtype=np.uint64))
         placed = _mixed(items.reshape(-1, column.length) ^ places)
         return _mixed(placed.sum(axis=1, dtype=np.uint64))
@@ -125,7 +125,7 @@ def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
 
 
 def _list_hashes(items: Hashes, lengths: NDArray[np.int32]) -> Hashes:
-    """[rows] a hash of each list, as of vectors: the sum of its values, each with its place."""
+    """[rows] a hash of each list, as for vectors: the sum over its values, each with its position."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     places = np.arange(len(items)) - np.repeat(starts, lengths)
@@ -135,7 +135,7 @@ def _list_hashes(items: Hashes, lengths: NDArray[np.int32]) -> Hashes:
 
 
 def _bytes_hashes(values: pa.Array) -> Hashes:
-    """One digest for each distinct value: a column of categories has few of them."""
+    """One digest per distinct value: a column of categories has few."""
     encoded = values.dictionary_encode()
     if not len(encoded):
         return np.zeros(0, np.uint64)
@@ -145,7 +145,7 @@ def _bytes_hashes(values: pa.Array) -> Hashes:
 
 
 def _each_digest(values: pa.ChunkedArray) -> Hashes:
-    """One digest for each value, without a copy of it: images hardly ever repeat."""
+    """One digest per value, without copying it: images hardly ever repeat."""
     found = (_digest(value.as_buffer() or b"") for chunk in values.chunks for value in chunk)
     return np.fromiter(found, np.uint64, len(values))
 

@@ -1,4 +1,4 @@
-"""What a source holds, without writing anything: the basis of `stoker init --from`."""
+"""Describes the content of a source, without writing anything: used by `stoker init --from`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.data.sources.records import Assumption, silent
 from stoker.data.sources.source import Source, list_source, open_source, workers_for
 
 MOST_DISTINCT = 1000
-"""Distinct values that are counted; a column with more is not a set of categories."""
+"""Most distinct values that are counted; a column with more is not a set of categories."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,31 +25,31 @@ class ColumnDescription:
     """Its name and type."""
 
     distinct: int | None
-    """Number of different values, the missing one among them, of vectors over all they hold; None
-    where they are more than `MOST_DISTINCT`, and for images."""
+    """Number of different values, including the missing one; for vectors, over all their elements. None
+    if there are more than `MOST_DISTINCT`, and for images."""
 
     missing: int
-    """Records without a value; of vectors the values that are missing in them."""
+    """Records without a value; for vectors, the missing values in them."""
 
     lengths: int = 1
-    """Number of different lengths of its lists; 1 where a column has no lists of varying length."""
+    """Number of different lengths of its lists; 1 if a column has no lists of varying length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceDescription:
-    """What a source holds."""
+    """The content of a source."""
 
     format: Format
-    """What its files hold."""
+    """The format of its files."""
 
     columns: tuple[ColumnDescription, ...]
     """In the source's order."""
 
     rows: int
-    """Records that can be read."""
+    """Number of valid records."""
 
     bad: int
-    """Records that cannot."""
+    """Number of invalid records."""
 
     classes: dict[str, int]
     """For a folder of images: class -> number of files; else empty."""
@@ -93,7 +93,7 @@ def _described(source: Source) -> SourceDescription:
 
 
 class _Values:
-    """The different values of one column, as long as they are few."""
+    """The different values of one column, if they are few."""
 
     def __init__(self, column: Column) -> None:
         self.column = column

@@ -1,4 +1,4 @@
-"""How records that occur more than once are dealt to splits: `data.duplicates`.
+"""How records that occur more than once are assigned to splits: `data.duplicates`.
 
 The hashes seen so far, and how often each was seen, are in sorted runs of falling sizes, as in a
 log-structured merge tree: 12 bytes per distinct record, and 15 while two runs are merged. Above
@@ -24,11 +24,11 @@ from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.records import Block
 
 NO_SPLIT = -1
-"""In place of a split's index: the record is left out."""
+"""Instead of a split's index: the record is left out."""
 
 
 class Dealer:
-    """Deals out a source's blocks to splits, in the source's order."""
+    """Assigns the records of a source's blocks to splits, in the source's order."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Dealer:
         folder: Path,
         ignored: Sequence[str] = (),
     ) -> None:
-        """Start with no record.
+        """Start without records.
 
         Args:
-            config: How copies are treated.
+            config: The setting `data.duplicates`.
             rule: The split of each content.
-            columns: What the records consist of.
+            columns: The columns of the records.
             folder: For temporary files.
-            ignored: Columns in which a copy may differ.
+            ignored: Columns in which copies may differ.
         """
         self.dropped = 0
         self._rule = rule
@@ -68,7 +68,7 @@ class Dealer:
             return self._rule.deal(content)
         if self._duplicates == "spread":
             return self._rule.deal(content, self._counter.number(content))
-        # A copy is equal in every column, not only in those that decide the split.
+        # A copy is equal in all columns, not only in those that decide the split.
         whole = content + hash_rows(block.table, self._others)
         is_copy = self._counter.number(whole) > 0
         self.dropped += int(is_copy.sum())
@@ -81,20 +81,20 @@ class Dealer:
 
 
 MEMORY_BYTES = 256 << 20
-"""Most bytes of runs that stay in memory."""
+"""Most bytes of runs in memory."""
 
 GROWTH = 4
-"""A run is at least so many times as large as the next: few runs to search, few merges."""
+"""A run is at least this many times as large as the next: few runs to search, few merges."""
 
 CHUNK = 1 << 17
-"""Entries of a run that are copied at a time while it takes in another."""
+"""Entries of a run that are copied at a time while another run is merged into it."""
 
 
 class CopyCounter:
-    """Numbers records with equal hashes, over all blocks that it was given."""
+    """Numbers records with equal hashes, over all blocks."""
 
     def __init__(self, folder: Path) -> None:
-        """Start with no record.
+        """Start without records.
 
         Args:
             folder: Where files are created, if memory does not suffice.
@@ -103,7 +103,7 @@ class CopyCounter:
         self._runs: list[_Run] = []
 
     def number(self, content: Hashes) -> NDArray[np.int64]:
-        """[rows] how many records with the same hash came before each, in this block or earlier.
+        """[rows] how many records with the same hash came before each, in this or earlier blocks.
 
         Args:
             content: [rows] the hashes of a block's records, in order.
@@ -146,7 +146,7 @@ class CopyCounter:
         return earlier
 
     def _settle(self) -> None:
-        """Merge runs until each is `GROWTH` times the next, and keep within the memory."""
+        """Merge runs until each is `GROWTH` times the next, and keep within the memory limit."""
         while len(self._runs) > 1 and len(self._runs[-2].keys) < GROWTH * len(self._runs[-1].keys):
             last = self._runs.pop()
             self._runs[-1].take_in(last)
@@ -160,7 +160,7 @@ class _Run:
     """Sorted hashes, and how often each was seen."""
 
     def __init__(self, keys: Hashes, counts: NDArray[np.uint32]) -> None:
-        """Take arrays that nothing else refers to."""
+        """Take ownership of arrays."""
         self.keys, self.counts = keys, counts
         self._files: list[IO[bytes]] = []
 
@@ -173,13 +173,13 @@ class _Run:
         return self.keys.nbytes + self.counts.nbytes
 
     def find(self, keys: Hashes) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """The places of those keys that are here, and [keys] which of them are."""
+        """The positions of the keys that this run contains, and [keys] which of them it contains."""
         places = np.searchsorted(self.keys, keys)
         found = self.keys[np.minimum(places, len(self.keys) - 1)] == keys
         return places[found], found
 
     def take_in(self, other: _Run) -> None:
-        """Insert the entries of a smaller run that has none of these keys."""
+        """Insert the entries of a smaller run, none of whose keys are here."""
         places = np.searchsorted(self.keys, other.keys)
         size = len(self.keys)
         self._resize(size + len(other.keys))
@@ -187,7 +187,7 @@ class _Run:
         _insert(self.counts, size, places, other.counts)
 
     def move_to_disk(self, folder: Path) -> None:
-        """Move the entries to files that vanish with this process."""
+        """Move the entries to files that are deleted when this process ends."""
         keys, counts = self.keys, self.counts
         with contextlib.ExitStack() as opened:
             files: list[IO[bytes]] = [
@@ -215,7 +215,7 @@ class _Run:
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    """A file as an array. Its blocks are reserved first: a write to a page without one is SIGBUS."""
+    """Map a file as an array. Its blocks are reserved first: writing to a page without one is SIGBUS."""
     os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
     return np.memmap(file, dtype, "r+", shape=(size,))
 
@@ -225,9 +225,9 @@ def _insert(array: NDArray[Any], size: int, places: NDArray[np.intp], values: ND
 
     Args:
         array: [size + values] entries, of which the first `size` are set.
-        size: How many are set.
+        size: Number of entries that are set.
         places: [values] ascending indices in front of which the values are inserted.
-        values: [values] what is inserted.
+        values: [values] the values to insert.
     """
     stop, until = size, len(values)
     while until:

@@ -1,4 +1,4 @@
-"""The records that ingest could not read, counted against what `data.max_bad_rows` permits."""
+"""Counts the invalid records of an ingest, up to the limit `data.max_bad_rows`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Faults:
         self._config = config
 
     def add(self, block: Block) -> None:
-        """Count those of one more block."""
+        """Count the bad records of one more block."""
         self.count += block.bad
         room = self._config.max_bad_rows + SHOWN_FAULTS - len(self.listed)
         self.listed += block.faults[:room]
 
     def resume(self, faults: Sequence[Fault], *, bad: int) -> None:
-        """Continue with those that an earlier ingest found."""
+        """Continue with the bad records of an earlier ingest."""
         self.listed, self.count = list(faults), bad
 
     def bad_rows(self) -> tuple[BadRow, ...]:
-        """What the manifest lists."""
+        """The bad records for the manifest."""
         return tuple(
             BadRow(file=fault.file, row=fault.row, column=fault.column, reason=fault.reason)
             for fault in self.listed
@@ -40,14 +40,14 @@ class Faults:
 
     @property
     def too_many(self) -> bool:
-        """Whether they are more than `data.max_bad_rows` permits."""
+        """Whether there are more than `data.max_bad_rows` permits."""
         return self.count > self._config.max_bad_rows
 
     def check(self) -> None:
         """Check that there are not too many.
 
         Raises:
-            DataError: they are; names the first of them.
+            DataError: there are too many; the first ones are named.
         """
         if not self.too_many:
             return
@@ -62,7 +62,7 @@ class Faults:
         elif odd:
             hint = f"Fix them; or set {as_lists(odd.column)} to read lists of any length; or"
         raise DataError(
-            f"every record must be readable, but for data.max_bad_rows: {allowed}; "
+            f"every record must be readable, except for data.max_bad_rows: {allowed}; "
             f"bad are {'; '.join(map(_text, first))}{rest}",
             got=Plain(f"{self.count:,} bad record{'s' if self.count > 1 else ''}"),
             fix=f"{hint} leave them out with --set data.max_bad_rows={self.count}.",
@@ -70,9 +70,9 @@ class Faults:
 
 
 def _type(fault: Fault) -> str:
-    """The type that reads what a number column could not: the value may be a number as people write it.
+    """The type with which a failed number column could be read: the value may be a number in written form.
 
-    Its decimal mark must be a point: the rest of the column is plain numbers, to be read as they were.
+    Its decimal mark must be a point, since the rest of the column has plain numbers.
     """
     shown = _NOT_A_NUMBER.fullmatch(fault.reason)
     number = guess([shown[1], "0"]) if shown else None

@@ -1,9 +1,9 @@
-"""Where each image of a shard lies in its file: what random access needs, next to the shard.
+"""The position of each image in a shard's file, for random access; stored next to the shard.
 
 A shard's images are neither compressed nor dictionary-encoded, so in Parquet's PLAIN encoding each
-one's bytes lie in one piece, and can be read without decoding a page. The index holds place, length,
-CRC32C and size of every image. It is made by reading the written shard back, so that it speaks of
-what is on the disk.
+one's bytes are contiguous, and can be read without decoding a page. The index contains position, length,
+CRC32C and size of every image. It is built from the written shard, so that it describes
+the content of the disk.
 
 Source: the Parquet format, "Plain" encoding: a BYTE_ARRAY is its length, 4 bytes little-endian, and
 then its bytes.
@@ -43,25 +43,25 @@ INDEX_ROW = np.dtype(
 stands upright, and its EXIF orientation, 1 to 8."""
 
 _PAGE_HEADER_BYTES = 4096
-"""Within so many bytes the next page's first value begins; a header takes about 50."""
+"""The next page's first value begins within this many bytes; a header takes about 50."""
 
 _LENGTH_BYTES = 4
 _PROBE_BYTES = 64
-"""Bytes of a value that are searched for before the whole is compared."""
+"""Bytes of a value that are searched for before the whole value is compared."""
 
 
 def write_image_index(path: Path, columns: Sequence[Column]) -> Path:
     """Find every image of a written shard, and write the index next to it.
 
     Args:
-        path: The shard, whole and on the disk.
+        path: The shard, completely written.
         columns: Its image columns.
 
     Returns:
         The index: a NumPy file of `INDEX_ROW`, [columns, rows].
 
     Raises:
-        DataError: an image is not found in one piece, byte for byte.
+        DataError: the bytes of an image are not contiguous in the file.
     """
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         found = [
@@ -75,13 +75,13 @@ def write_image_index(path: Path, columns: Sequence[Column]) -> Path:
 
 
 def read_image_index(root: Path, shard: Shard) -> NDArray[np.void]:
-    """The index of one shard, its hash and its number of rows checked.
+    """Read the index of one shard, and check its hash and number of rows.
 
     Returns:
         `INDEX_ROW`, [image columns, rows].
 
     Raises:
-        DataError: it is missing or changed.
+        DataError: the index is missing or changed.
     """
     if shard.index is None:
         raise DataError(f"shard {root / shard.file} must hold images", got=Plain("none"))
@@ -115,7 +115,7 @@ def _values(column: pa.ChunkedArray) -> Iterator[bytes]:
 
 
 def _found(whole: mmap.mmap, value: bytes, at: int, path: Path) -> int:
-    """Where the value begins: next to the one before it, or behind the next page's header."""
+    """Find the beginning of a value: right after the previous one, or after the next page's header."""
     start = len(value).to_bytes(_LENGTH_BYTES, "little") + value[:_PROBE_BYTES]
     place = whole.find(start, at, at + _PAGE_HEADER_BYTES + len(start))
     while place >= 0:
@@ -124,7 +124,7 @@ def _found(whole: mmap.mmap, value: bytes, at: int, path: Path) -> int:
             return first
         place = whole.find(start, place + 1, at + _PAGE_HEADER_BYTES + len(start))
     raise DataError(
-        f"shard {path} must hold each image's bytes in one piece",
+        f"shard {path} must hold each image's bytes contiguously",
         got=Plain(f"none of {len(value)} bytes from byte {at} on"),
         fix="Run `stoker ingest` again; if it happens again, the disk is damaged.",
     )

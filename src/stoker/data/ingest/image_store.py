@@ -1,4 +1,4 @@
-"""How the training split's images are stored: as they came, smaller, or as raw pixels.
+"""How the training split's images are stored: unchanged, smaller, or as raw pixels.
 
 Reading a JPEG costs CPU time in proportion to its bytes. Smaller images cost less, and raw pixels only
 memory; both lose something, so neither is chosen unless the user allows the loss. All other splits
@@ -48,58 +48,58 @@ class ImageFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """The memory and disk that a store must fit into."""
+    """The memory and disk space available for a store."""
 
     memory_bytes: int
-    """What this machine has."""
+    """Memory of this machine."""
 
     free_disk_bytes: int
-    """On the disk that the dataset is written to."""
+    """Free space on the disk of the dataset's folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChosenStore:
-    """How the training split's images are stored, and why."""
+    """How the training split's images are stored, and the reason."""
 
     store: ImageStore
     """original, resized or raw."""
 
     short_side: int
-    """To how many pixels the shorter side is brought, where that makes the image smaller."""
+    """Target for the shorter side, pixels, if that makes the image smaller."""
 
     quality: int
-    """Of the JPEG, 1 to 100."""
+    """JPEG quality, 1 to 100."""
 
     why: str
-    """One line for the user."""
+    """The reason, one line for the user."""
 
 
 MS_PER_IMAGE = 0.2
-"""Core time that a 224 x 224 crop costs whatever is decoded: resizing, copying. Measured on a Zen 3."""
+"""Core time of a 224 x 224 crop that does not depend on the store: resizing, copying. Measured on a Zen 3."""
 
 MS_PER_MB = 8.0
-"""Core time per MB of JPEG: entropy decoding and the inverse transform, same place."""
+"""Core time per MB of JPEG: entropy decoding and the inverse transform, on the same machine."""
 
 MS_PER_ENCODED_MPIXEL = 9.0
-"""Core time to resize and encode, per million pixels that are stored, same place."""
+"""Core time to resize and encode, per million stored pixels, on the same machine."""
 
 RAW_BYTES_PER_PIXEL = 3.0
-"""Of a color image."""
+"""Number of channels of a color image."""
 
 JPEG_BYTES_PER_PIXEL = 0.3
-"""Of a photograph of about 256 pixels at quality 90; larger ones take fewer."""
+"""Bytes per pixel of a photograph of about 256 pixels at quality 90; larger ones take fewer."""
 
 MEMORY_SHARE = 0.5
-"""Most of the memory that raw pixels may take: they are quick only while they stay in it."""
+"""Largest share of the memory for raw pixels: reading is quick only while they stay in memory."""
 
 DISK_SHARE = 0.8
-"""Most of the free disk that a store may take."""
+"""Largest share of the free disk for a store."""
 
 
 def choose_store(
     config: ImagesConfig, facts: ImageFacts, *, shorter: int, epochs: int, space: Space
 ) -> ChosenStore:
-    """Settle `data.images.store`, by what each store costs once and saves in every epoch.
+    """Choose `data.images.store` by the cost of each store and by what it saves in every epoch.
 
     Args:
         config: The user's settings.
@@ -139,7 +139,7 @@ def choose_store(
 _LOSSY: tuple[ImageStore, ...] = ("resized", "raw")
 
 _SEEN_SHARE = 7 / 8
-"""224 / 256: a random crop is seldom larger than that, and the middle crop of `fit: crop` is that."""
+"""224 / 256: a random crop is seldom larger, and the middle crop of `fit: crop` has this size."""
 
 
 def _short_side(config: ImagesConfig, shorter: int) -> int:
@@ -156,7 +156,7 @@ def _short_side(config: ImagesConfig, shorter: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Offer:
-    """What one lossy store would cost and save."""
+    """The cost and saving of one lossy store."""
 
     store: ImageStore
     size_bytes: float
@@ -167,7 +167,7 @@ class _Offer:
     """Core seconds to read it, each epoch."""
 
     original_epoch_s: float
-    """The same, from the images as they came."""
+    """Core seconds to read the original images, each epoch."""
 
     def pays(self, epochs: int) -> bool:
         return self.payback_epochs < epochs
@@ -226,12 +226,12 @@ def _nothing_pays(offers: Mapping[ImageStore, _Offer], epochs: int) -> str:
 
 
 def image_facts(table: pa.Table, columns: Sequence[Column], *, images: int) -> ImageFacts | None:
-    """Estimate the size of all images from some records; None if these have no images.
+    """Estimate the size of all images from some records; None if the records have no images.
 
     Args:
         table: Some records.
-        columns: What they consist of.
-        images: How many there are in all.
+        columns: Their columns.
+        images: Total number of images.
     """
     names = [column.name for column in columns if column.dtype == "image"]
     values = [value.as_py() for name in names for value in table.column(name)]
@@ -252,7 +252,7 @@ def free_space(folder: Path) -> Space:
     return Space(memory_bytes=memory, free_disk_bytes=shutil.disk_usage(folder).free)
 
 
-# OpenCV prints what it finds wrong with a damaged image.
+# OpenCV prints errors of damaged images; our error reports them already.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 _RAW = b"RAW"
@@ -279,17 +279,17 @@ def raw_bytes(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def raw_pixels(data: bytes) -> NDArray[np.uint8]:
-    """What `raw_bytes` was given, as a view of these bytes.
+    """The pixels that `raw_bytes` received, as a view of these bytes.
 
     Raises:
-        ValueError: there are more or fewer pixels than the head says.
+        ValueError: the number of pixels differs from the header.
     """
     flat = np.frombuffer(data, np.uint8, offset=RAW_HEAD_BYTES)
     return flat.reshape(*raw_size(data), data[len(_RAW)])
 
 
 def encoded_image(data: bytes) -> bytes:
-    """An image as the exported graph takes it: raw pixels as a PNG that holds the same."""
+    """An image in the form that the exported graph accepts: raw pixels become a PNG with the same pixels."""
     if not is_raw(data):
         return data
     pixels = raw_pixels(data)
@@ -305,13 +305,13 @@ def stored_table(
     channels: int,
     pool: ThreadPoolExecutor,
 ) -> pa.Table:
-    """The same records with their images as the chosen store holds them.
+    """Convert the images of records to the chosen store.
 
     Args:
-        table: Records of the training split, images as they came.
-        columns: What they consist of.
+        table: Records of the training split, with the original images.
+        columns: Their columns.
         chosen: How images are stored.
-        channels: 1 or 3, of what the model sees.
+        channels: 1 or 3, the model's number of channels.
         pool: Its threads do the work.
     """
     if chosen.store == "original":
@@ -329,12 +329,12 @@ def stored_table(
 
 
 def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
-    """One image as the chosen store holds it.
+    """Convert one image to the chosen store.
 
     Args:
-        data: As it came; checked.
+        data: The original bytes; already checked.
         chosen: How images are stored.
-        channels: 1 or 3, of what the model sees.
+        channels: 1 or 3, the model's number of channels.
 
     Returns:
         A JPEG, raw pixels, or the same bytes: if the image is not larger than `short_side` as a
@@ -383,7 +383,7 @@ def _decoded(data: bytes, short_side: int, channels: int) -> NDArray[np.uint8]:
 
 
 def turned(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Pixels as they lie in the file -> upright, by EXIF's number from 1 to 8."""
+    """Turn pixels upright, by EXIF's orientation number from 1 to 8."""
     if orientation >= TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):

@@ -1,7 +1,7 @@
-"""What a killed ingest had done, so that the next one continues from there.
+"""The progress of an ingest, from which the next one continues after a kill.
 
-The journal is next to the shards. It names the files they are made of, which of them are complete, and
-up to which block of the source every record is in them: reading starts after that block.
+The journal is next to the shards. It names the source files, which shards are complete, and
+up to which block of the source all records are in them: reading starts after that block.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from stoker.data.sources.files.listing import Listing
 from stoker.data.sources.records import Assumption, Fault, Scan
 
 JOURNAL = "journal.json"
-"""Written before the first shard, and again after each."""
+"""File of the journal: written before the first shard, and again after each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """How far a run of ingest was when it had dealt out some blocks."""
+    """The state of an ingest after some blocks were assigned to splits."""
 
     blocks: int
-    """Blocks of the source that were dealt out."""
+    """Number of processed blocks of the source."""
 
     done: int
-    """Records in them, the bad ones counted."""
+    """Number of their records, including bad ones."""
 
     rows: Mapping[str, int]
-    """Split -> good records in them."""
+    """Split -> number of its good records."""
 
     bad: int
-    """Bad records in them."""
+    """Number of bad records."""
 
     faults: tuple[Fault, ...]
-    """Those of them that are listed."""
+    """The listed bad records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What an earlier ingest left: shards, not yet verified, and where to go on."""
+    """The result of an earlier ingest: shards, not yet verified, and the position to continue from."""
 
     scan: Scan
-    """What it had learned of the source."""
+    """What the first pass over the source found."""
 
     mark: Mark
-    """Everything up to here is in the shards."""
+    """The state up to which everything is in the shards."""
 
     shards: dict[str, tuple[Shard, ...]]
-    """Split -> its shards that were written."""
+    """Split -> its written shards."""
 
     store: ChosenStore | None
     """How the training split's images are stored; None for tables."""
 
 
 class Journal:
-    """Written each time a shard is on the disk."""
+    """The journal; written each time a shard is on the disk."""
 
     def __init__(self, out_dir: Path, *, identity: str, splits: Sequence[str]) -> None:
-        """Start with nothing done.
+        """Start an empty journal.
 
         Args:
             out_dir: The dataset's folder.
-            identity: What `identity_of` gives: a journal of another identity is ignored.
+            identity: Result of `identity_of`: a journal with another identity is ignored.
             splits: Names of the splits.
         """
         self._path = out_dir / JOURNAL
@@ -120,7 +120,7 @@ class Journal:
         self._shards = {name: list(shards) for name, shards in state.shards.items()}
 
     def load(self) -> Checkpoint | None:
-        """Return the state of an earlier ingest of the same identity; None if there is none to use."""
+        """Return the state of an earlier ingest with the same identity; None without a usable one."""
         if not self._path.is_file():
             return None
         try:
@@ -137,7 +137,7 @@ class Journal:
 
     def _write(self) -> None:
         if self._scan is None:
-            raise RuntimeError("a journal is begun before it is written")
+            raise RuntimeError("begin the journal before writing it")
         write_json(
             self._path,
             {
@@ -159,9 +159,9 @@ def identity_of(
     """Return a fingerprint of what must be equal for an ingest to continue an earlier one.
 
     Args:
-        config: What is read, and how.
+        config: The source, and how it is read.
         listing: The files, with their sizes and times.
-        label: The column that no record may miss, or each output's.
+        label: The column that every record must have, or one for each output.
     """
     files = [[file.name, file.size_bytes, file.mtime_ns] for file in listing.files]
     settings = dataclasses.asdict(config)

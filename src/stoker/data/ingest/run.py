@@ -1,4 +1,4 @@
-"""The stage `ingest`: read the source, deal its records to splits, write shards, and the manifest last."""
+"""The stage `ingest`: read the source, assign its records to splits, write shards, and the manifest last."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def any_columns(columns: Sequence[Column]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Consumer:
-    """What the training that follows requires of the dataset."""
+    """Requirements of the training that follows."""
 
     epochs: int = 1
-    """How often it reads each image, for `data.images.store: auto`."""
+    """How often training reads each image, for `data.images.store: auto`."""
 
     check_columns: Callable[[Sequence[Column]], None] = any_columns
     """Called with the columns of the source before anything is written; raises if they do not fit."""
@@ -89,12 +89,12 @@ def ingest(
     it continues after the last complete shard. If it was complete, nothing is done.
 
     Args:
-        config: What to read and how to split it.
+        config: The source, and how to split it.
         out_dir: The dataset's folder, created if necessary; a dataset of another source in it is
             replaced.
-        label: The column that no record may miss, or that of each output; ignored if the data does not
+        label: The column that every record must have, or one for each output; ignored if the data does not
             have it.
-        consumer: What the training that follows requires.
+        consumer: Requirements of the training that follows.
         listing: The files as `fingerprint_of` hashed them, so that the same content is read; None:
             the files as they are now.
         progress: Called with the number of records done, and the total once it is known.
@@ -126,7 +126,7 @@ def ingest(
                 workers=workers,
             ).run()
     except (DataError, ConfigError):
-        # Resuming does not fix a bad source or configuration.
+        # Continuing cannot fix a bad source or configuration.
         for name in (*config.splits, SAMPLE, MANIFEST, JOURNAL):
             remove(out_dir / name)
         raise
@@ -145,13 +145,13 @@ class _Ingest:
     workers: Workers
 
     share_done: float = 0.0
-    """Share of the records that are dealt to splits."""
+    """Share of the records that are assigned to splits."""
 
     dropped: int = 0
-    """Copies that were left out."""
+    """Number of copies that were left out."""
 
     warnings: tuple[str, ...] = ()
-    """What was shown to the user and belongs into the manifest."""
+    """Warnings that were shown to the user and belong in the manifest."""
 
     rule: SplitRule = field(init=False)
     faults: Faults = field(init=False)
@@ -261,7 +261,7 @@ class _Ingest:
         self.faults.resume(state.mark.faults, bad=state.mark.bad)
         for number, (block, split) in enumerate(self._dealt(scan), 1):
             if number <= state.mark.blocks:
-                # Already in the shards; it was dealt so that later copies of its records are counted.
+                # These records are already in the shards; they are assigned again only to count later copies.
                 continue
             self.faults.add(block)
             if not self.faults.too_many:
@@ -284,7 +284,7 @@ class _Ingest:
         _check_splits(self.config, scan, writers, dropped=self.dropped)
 
     def _dealt(self, scan: Scan) -> Iterator[tuple[Block, NDArray[np.intp]]]:
-        """Yield each block of the source with the split of each of its records."""
+        """Yield each block of the source with the split of each record."""
         ignored = (PATH,) if self.source.listing.format == "images" else ()
         dealer = Dealer(self.config, self.rule, scan.columns, folder=self.out_dir, ignored=ignored)
         with contextlib.closing(dealer):
@@ -295,7 +295,7 @@ class _Ingest:
     def _by_split(
         self, table: pa.Table, split: NDArray[np.intp], state: Checkpoint, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield each split's records of a table, as they are stored."""
+        """Yield each split's records of a table, in their stored form."""
         for index, name in enumerate(self.rule.names):
             rows = np.flatnonzero(split == index)
             if not len(rows):
@@ -339,7 +339,7 @@ class _Ingest:
 
 
 def _with_sample(dataset: Dataset) -> Dataset:
-    """Write the first records once more, to a file of their own, and the manifest."""
+    """Write the first records again to a separate file, and the manifest."""
     names = [column.name for column in dataset.columns]
     table = pa.Table.from_batches([dataset.first_rows(names)])
     sample = write_table(dataset.root, SAMPLE, table, columns=dataset.columns)

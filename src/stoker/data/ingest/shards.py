@@ -1,4 +1,4 @@
-"""One split's records -> Parquet shards, each page with a checksum, and the hash of each column.
+"""Writes one split's records as Parquet shards with page checksums, and hashes each column.
 
 Several shards are written in threads while the source is still read. A shard's number and rows are
 fixed before its writing begins, so no byte depends on which thread is first.
@@ -29,10 +29,10 @@ from stoker.data.sources.workers import InThreads, Workers
 
 
 class ColumnHash:
-    """The SHA-256 of a column's type and values, however they are cut into pieces."""
+    """The SHA-256 of a column's type and values, independent of how they are divided into pieces."""
 
     def __init__(self, column: Column) -> None:
-        """Start with no value."""
+        """Start without values."""
         length = "" if column.length is None else f" {column.length}"
         self._values = hashlib.sha256(f"{column.dtype} {column.whole}{length}".encode())
         self._lengths = hashlib.sha256()
@@ -40,7 +40,7 @@ class ColumnHash:
         self._is_ragged = column.is_ragged
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Take more values, of the type that a shard stores."""
+        """Add values of the type that a shard stores."""
         for chunk in values.chunks:
             if pa.types.is_list(chunk.type):
                 lengths = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
@@ -55,7 +55,7 @@ class ColumnHash:
 
     def _add(self, values: pa.Array) -> None:
         if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-            # Without the lengths "ab", "c" and "a", "bc" would be the same.
+            # Without the lengths, "ab", "c" and "a", "bc" would have the same hash.
             lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
             self._lengths.update(lengths.astype("<i8").tobytes())
             self._values.update(_content(values))
@@ -67,7 +67,7 @@ class ColumnHash:
 
 
 def _content(values: pa.Array) -> memoryview:
-    """The bytes of all values, one after another."""
+    """The bytes of all values, concatenated."""
     _, offsets, content = values.buffers()
     if content is None or not len(values):
         return memoryview(b"")
@@ -76,26 +76,26 @@ def _content(values: pa.Array) -> memoryview:
 
 
 GROUP_ROWS = 32_768
-"""Most records in one row group. A window of the feed is made of whole ones: 65,536 are read no
-quicker and mix half as well. Measured by `benchmarks/tables/groups.py`."""
+"""Most records in one row group. A window of the feed consists of whole row groups: 65,536 are read no
+faster and mix half as well. Measured by `benchmarks/tables/groups.py`."""
 
 GROUP_BYTES = 16 << 20
-"""Most bytes in one row group, as far as whole records allow."""
+"""Most bytes in one row group, as far as complete records allow."""
 
 SHARD_BYTES = 64 << 20
-"""Bytes at which a shard ends. It waits in memory until it is full, one a split, and as many more
-as threads write: with three splits and two threads 320 MiB."""
+"""Bytes at which a shard ends. Until then it is in memory, one per split, and as many more
+as threads write: with three splits and two threads, 320 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOutput:
-    """Where the shards of all splits are written, and how."""
+    """The location and format of the shards of all splits."""
 
     root: Path
     """The dataset's folder."""
 
     columns: Sequence[Column]
-    """What the records consist of."""
+    """The columns of the records."""
 
     shard_rows: int
     """Most records in one shard."""
@@ -104,21 +104,21 @@ class ShardOutput:
     """Threads that write the shards."""
 
     finished: Callable[[str, Shard], None]
-    """Called with the split and the shard when a shard is on disk, in the order of a split's shards."""
+    """Called with the split and the shard when a shard is on the disk, in the order of a split's shards."""
 
     workers: Workers = field(default_factory=InThreads)
     """Create the indexes of images."""
 
 
 class SplitWriter:
-    """Writes one split in the order in which its records come."""
+    """Writes one split in the order in which its records arrive."""
 
     def __init__(self, split: str, output: ShardOutput) -> None:
         """Create the split's folder.
 
         Args:
-            split: Its name, and that of its folder.
-            output: Where and how its shards are written.
+            split: The name of the split and of its folder.
+            output: The location and format of its shards.
         """
         self.split = split
         self.rows = 0
@@ -139,10 +139,10 @@ class SplitWriter:
 
         Args:
             shards: The split's first shards.
-            rows: Of their records, those that will not be added again.
+            rows: Number of their records that will not be added again.
 
         Raises:
-            DataError: a shard is missing, cut or damaged.
+            DataError: a shard is missing, truncated or damaged.
         """
         kept = Dataset(
             root=self._output.root,
@@ -158,7 +158,7 @@ class SplitWriter:
         self._to_skip = sum(shard.rows for shard in shards) - rows
 
     def add(self, table: pa.Table) -> None:
-        """Take more records."""
+        """Add records."""
         self.rows += table.num_rows
         skipped = min(self._to_skip, table.num_rows)
         self._to_skip -= skipped
@@ -173,7 +173,7 @@ class SplitWriter:
                 self._begin_shard()
 
     def close(self) -> tuple[Shard, ...]:
-        """Write what waits, and give all shards."""
+        """Write the remaining records, and return all shards."""
         if self._waiting_rows:
             self._begin_shard()
         while self._writing:
@@ -182,11 +182,11 @@ class SplitWriter:
         return tuple(self.shards)
 
     def hashes(self) -> dict[str, str]:
-        """Column -> hash of its values, whatever shards they lie in."""
+        """Column -> hash of its values, independent of the shards that contain them."""
         return {name: each.hexdigest() for name, each in self._hashes.items()}
 
     def abandon(self) -> None:
-        """Wait until no thread writes any more; the incomplete shards are not used."""
+        """Wait until no thread writes any more; incomplete shards are discarded."""
         for shard, _ in self._writing:
             shard.cancel()
         self._hasher.shutdown(cancel_futures=True)
@@ -214,15 +214,15 @@ class SplitWriter:
 
 
 def write_shard(output: ShardOutput, file: str, table: pa.Table) -> Shard:
-    """Write one shard, durably.
+    """Write one shard, and flush it to the disk.
 
     Args:
-        output: Where and how.
+        output: The location and format.
         file: The shard's name in the dataset's folder.
         table: Its records.
 
     Raises:
-        OSError: the disk is full, or cannot be written.
+        OSError: the disk is full or not writable.
     """
     shard = write_table(output.root, file, table, columns=output.columns)
     images = [column for column in output.columns if column.dtype == "image"]
@@ -247,7 +247,7 @@ def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Col
 
 def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
     group_rows = max(1, min(GROUP_ROWS, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
-    # A file of our own: on a full disk the writer does not close the one that it opens itself.
+    # A file that we open: on a full disk the writer does not close one that it opens itself.
     with path.open("wb") as stream:
         with pq.ParquetWriter(stream, shard_schema(columns), **_options(columns)) as writer:
             writer.write_table(table, row_group_size=group_rows)
@@ -256,17 +256,17 @@ def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
 
 
 def _options(columns: Sequence[Column]) -> dict[str, object]:
-    # LZ4 is somewhat larger than ZSTD and much quicker to read; a JPEG is compressed already.
+    # LZ4 is somewhat larger than ZSTD and much faster to read; a JPEG is already compressed.
     codecs = {_leaf(c): "NONE" if c.dtype == "image" else "LZ4" for c in columns}
     return {
         "write_page_checksum": True,
         "write_page_index": True,
         "compression": codecs,
-        # A dictionary of numbers that hardly ever repeat doubles them.
+        # A dictionary doubles the size of numbers that hardly ever repeat.
         "use_dictionary": [_leaf(c) for c in columns if c.dtype in ("int64", "string")],
     }
 
 
 def _leaf(column: Column) -> str:
-    """Where Parquet keeps a column's values. Source: the Parquet format, "Lists"."""
+    """Path of a column's values in Parquet. Source: the Parquet format, "Lists"."""
     return column.name if column.length is None else f"{column.name}.list.element"

@@ -1,1 +1,1 @@
-"""One file a source: what the user has -> checked Arrow record batches."""
+"""Sources: convert the user's data to checked Arrow record batches."""

@@ -1,4 +1,4 @@
-"""The `data` section of `stoker.yaml`: where the records are and how they are read and split."""
+"""The `data` section of `stoker.yaml`: where the records are, and how they are read and split."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from stoker.data.sources.uri import is_uri, parse_uri
 from stoker.data.sources.written_numbers import NumberText
 
 Format = Literal["csv", "jsonl", "parquet", "tfrecord", "images"]
-"""What the files of a source can hold."""
+"""Formats of the files of a source."""
 
 Override = Literal["int", "float", "string"]
-"""What `data.types` may say of a column."""
+"""Types in `data.types`."""
 
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 ImageStore = Literal["original", "resized", "raw"]
-"""How the training split's images lie in the shards."""
+"""How the training split's images are stored in the shards."""
 
 Duplicates = Literal["spread", "together", "drop"]
-"""What becomes of equal records."""
+"""How equal records are assigned."""
 
 REACH_KEYS = (
     *("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service"),
     "workers",
 )
-"""Settings of how a source or the shards are reached, which change no record that is read."""
+"""Settings of access to a source or the shards, which do not change the records."""
 
 MOST_WORKERS = 1024
 """Largest number of processes that a setting may have."""
 
 MOST_ROWS = 2**31
-"""Most records that a setting may name: beyond it a setting is a slip of the keyboard."""
+"""Largest number of records in a setting: a larger one is a typing error."""
 
 MOST_PIXELS_A_SIDE = 1 << 15
 """Longest side to which images are brought."""
 
 _SHARE_TOLERANCE = 1e-6
-"""How far from 1 the shares may add up: what three-digit fractions leave, not a typing error."""
+"""Largest deviation from 1 of the sum of shares: caused by three-digit fractions, not by a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagesConfig:
-    """To what shape images are brought, and which are too large to be decoded."""
+    """The form to which images are converted, and which are too large to be decoded."""
 
     size: tuple[int, int] | None = None
     """Height and width in pixels; None: the size that all images have."""
@@ -58,26 +58,26 @@ class ImagesConfig:
 
     max_pixels: int = 50_000_000
     """Height times width of the largest image that is decoded; a larger one is a bad record,
-    refused from its header."""
+    refused by its header."""
 
     fit: Literal["stretch", "crop"] = "stretch"
-    """How an image of another shape is brought to `size`. stretch: the whole image, bilinear, without
-    antialias. crop: the middle of it in the shape of `size`, bilinear with antialias."""
+    """How an image of another aspect ratio is brought to `size`. stretch: the whole image, bilinear, without
+    antialias. crop: its middle in the aspect ratio of `size`, bilinear with antialias."""
 
     crop: float = 0.875
-    """Under `fit: crop`, how much of the largest middle box is taken, by its sides, in thousandths.
+    """With `fit: crop`, the share of the largest middle box that is used, by its sides, in thousandths.
     0.875 is 224 / 256."""
 
     store: ImageStore | Literal["auto"] = "auto"
-    """How the training split keeps its images. original: the bytes that came. resized: a JPEG whose
-    shorter side has `store_size` pixels. raw: its pixels. auto: what saves most CPU over all epochs;
+    """How the training split's images are stored. original: unchanged bytes. resized: a JPEG whose
+    shorter side has `store_size` pixels. raw: its pixels. auto: the store that saves most CPU over all epochs;
     a lossy one only if `allow_lossy`. Every other split keeps the original bytes."""
 
     allow_lossy: bool = False
     """Whether `store: auto` may choose resized or raw."""
 
     store_size: int | None = None
-    """Shorter side of a resized or raw image, pixels; None: 8/7 of what `size` asks (256 for 224)."""
+    """Shorter side of a resized or raw image, pixels; None: 8/7 of that of `size` (256 for 224)."""
 
     quality: int = 90
     """JPEG quality of a resized image."""
@@ -119,10 +119,10 @@ class ColumnsConfig:
     """Which columns of the files are read."""
 
     exclude: tuple[str, ...] = ()
-    """Columns that are left out, whatever they hold: nothing of them is checked or kept."""
+    """Columns that are left out, whatever they contain: nothing in them is checked or kept."""
 
     lists: tuple[str, ...] = ()
-    """Columns that are read as lists of varying length also where nearly all have one length, which
+    """Columns that are read as lists of varying length even if nearly all have one length, which
     otherwise makes them vectors (or, of length 1, single values)."""
 
 
@@ -138,11 +138,11 @@ def as_lists(column: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceConfig:
-    """A tf.data service on whose workers training's batches are made."""
+    """A tf.data service whose workers make the training batches."""
 
     address: str
-    """`host:port` of its dispatcher, as `stoker data-service start` says it; `grpc://` may stand
-    before it."""
+    """`host:port` of its dispatcher, as `stoker data-service start` prints it; `grpc://` may precede
+    it."""
 
     workers: int = 1
     """Workers that must answer before training begins."""
@@ -162,7 +162,7 @@ def split_address(address: str) -> tuple[str, int]:
     """`grpc://host:port` or `host:port` -> host, port.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the text has another form.
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -186,33 +186,33 @@ class IngestConfig:
     """`module:function` that writes the source first; called by `stoker run`, not by ingest."""
 
     format: Literal["auto", Format] = "auto"
-    """`auto` goes by the names of the files; needed where they say nothing, as
-    `train-00000-of-00010` does. What is packed (gzip) is known by its first bytes."""
+    """`auto` uses the names of the files; needed if they do not show the format, like
+    `train-00000-of-00010`. Compressed files (gzip) are recognized by their first bytes."""
 
     delimiter: str = ","
-    """What stands between two fields of a CSV file, one character; `\\t` is a tab."""
+    """Separator of the fields of a CSV file, one character; `\t` is a tab."""
 
     splits: dict[str, float] = field(default_factory=lambda: {"train": 0.8, "eval": 0.2})
-    """Split -> its share of the records. A record's split depends on its content, not its place; see
+    """Split -> its share of the records. A record's split depends on its content, not its position; see
     `duplicates` for equal records."""
 
     split_by: str | None = None
-    """A key column: records with the same key (a user, a patient) never stand in two splits."""
+    """A key column: records with the same key (a user, a patient) are always in the same split."""
 
     duplicates: Duplicates | None = None
-    """What becomes of equal records. spread: each copy is dealt out by itself, as in a random split.
+    """How equal records are assigned. spread: each copy by itself, as in a random split.
     together: all copies go to one split. drop: only the first is kept. none: spread for tables,
-    together for images, which are compared by their bytes. `split_by` goes before spread."""
+    together for images, which are compared by their bytes. `split_by` takes precedence over spread."""
 
     seed: int = 0
-    """Salts the split: another seed, another split of the same shares."""
+    """Salt of the split: another seed gives another split with the same shares."""
 
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """Which columns of the files are read; all by default."""
 
     types: dict[str, Override | NumberText] = field(default_factory=dict)
-    """Column -> type, where the type that the values suggest is not the one that is meant; of text
-    that is numbers as people write them an example, `{number: "1,234.5"}`."""
+    """Column -> type, if the values suggest a type that is not meant; for text with
+    written numbers an example, `{number: "1,234.5"}`."""
 
     missing_values: tuple[str, ...] = ()
     """Texts that mean "missing" in number columns, besides the empty text, NA, N/A, NaN, nan, null,
@@ -228,18 +228,18 @@ class IngestConfig:
     """Most records in one shard; a shard also ends at 256 MiB."""
 
     cache_bytes: int = 20 << 30
-    """Most bytes of files from `s3://` and `gs://` that are kept on this machine; those used
-    longest ago go first. A single file must fit."""
+    """Most bytes of files from `s3://` and `gs://` that are kept on this machine; the least recently used
+    files are removed first. A single file must fit."""
 
     cache_dir: Path | None = None
-    """Where they are kept; none: in a job the machine's own disk, `$SLURM_TMPDIR` or `$TMPDIR`; else
+    """Folder of these files; none: in a job the machine's local disk, `$SLURM_TMPDIR` or `$TMPDIR`; else
     `$XDG_CACHE_HOME/stoker`, or `~/.cache/stoker`."""
 
     store_attempts: int = 5
-    """How often a request to `s3://` or `gs://` is made before the store is said to fail."""
+    """Number of attempts of a request to `s3://` or `gs://` before it counts as failed."""
 
     store_backoff_s: float = 0.5
-    """Pause after its first failure, seconds; doubled after each further one."""
+    """Pause after the first failure, seconds; doubled after each further one."""
 
     workers: int | None = None
     """Processes that read and check records, 1 to 1,024. none: one for each core available to this
@@ -247,7 +247,7 @@ class IngestConfig:
     The result does not depend on this setting."""
 
     service: ServiceConfig | None = None
-    """A tf.data service whose workers make training's batches; none: they are made here."""
+    """A tf.data service whose workers make the training batches; none: this process makes them."""
 
     def __post_init__(self) -> None:
         _check_source(self.source)
@@ -257,7 +257,7 @@ class IngestConfig:
             )
         _check_splits(self.splits)
         if self.delimiter == "\\t":
-            # As a shell and unquoted YAML hand it over: a backslash and a t.
+            # A shell and unquoted YAML pass it as a backslash and a t.
             object.__setattr__(self, "delimiter", "\t")
         _check_delimiter(self.delimiter)
         for name, least, most in (
@@ -279,11 +279,11 @@ class IngestConfig:
                 raise ConfigError(
                     f"data.types.{column} must be int, float or string, or {{number: ...}}",
                     got=override,
-                    fix="Leave the column out to go by its values.",
+                    fix="Leave the column out to derive its type from the values.",
                 )
 
     def duplicates_for(self, dtypes: Iterable[str]) -> Duplicates:
-        """`duplicates` as it is for columns of those types, where it is not set."""
+        """Return `duplicates`, or its default for columns of these types."""
         return self.duplicates or ("together" if "image" in dtypes else "spread")
 
 
@@ -292,7 +292,7 @@ def _check_choices(config: IngestConfig) -> None:
         raise ConfigError(
             f"data.format must be auto, {', '.join(get_args(Format))}",
             got=config.format,
-            fix="Leave it out to go by the names of the files.",
+            fix="Leave it out to derive the format from the names of the files.",
         )
     if config.duplicates not in (None, *get_args(Duplicates)):
         raise ConfigError(

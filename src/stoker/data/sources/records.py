@@ -1,4 +1,4 @@
-"""What every source returns: blocks of typed records, and the records that could not be read."""
+"""The result of every source: blocks of typed records, and the records that could not be read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Progress = Callable[[int, int | None], None]
 """Called with the number of records done and the total, None while it is not known."""
 
 WORKERS = max(2, usable_cores())
-"""Threads that read, convert and check: all three let go of the interpreter's lock."""
+"""Number of threads that read, convert and check: all three release the GIL."""
 
 SHOWN_FAULTS = 5
-"""Bad records that an error lists: enough to see a pattern, few enough for one line."""
+"""Bad records that an error lists: enough to show a pattern, few enough for one line."""
 
 LABEL_MISSING = "the label is missing"
 
@@ -35,13 +35,13 @@ class Fault:
     """A record that cannot be read, and why."""
 
     file: str
-    """Relative to the source."""
+    """Path relative to the source."""
 
     row: int
     """1-based record number in that file, the header not counted; 1 for an image file."""
 
     column: str
-    """The column at fault, "" where the whole record is."""
+    """The column with the error; "" if it is the whole record."""
 
     reason: str
     """What is wrong with it."""
@@ -55,16 +55,16 @@ class RowNumbers:
     """Which records of a file were read together."""
 
     file: str
-    """Relative to the source."""
+    """Path relative to the source."""
 
     rows: NDArray[np.int64]
     """[rows] the record numbers of those that could be split into columns."""
 
     broken: Sequence[Fault] = ()
-    """The others; `broken_count` may be larger."""
+    """The other records; `broken_count` may be larger."""
 
     broken_count: int = 0
-    """Number of the others."""
+    """Number of the other records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,16 +72,16 @@ class Block:
     """Some records of one file, in order."""
 
     table: pa.Table
-    """The good ones, each column in the type that a shard stores."""
+    """The good records, with each column in the type of a shard."""
 
     faults: tuple[Fault, ...]
-    """The bad ones; no more than `data.max_bad_rows` and a few to show."""
+    """The bad records; at most `data.max_bad_rows` and a few to show."""
 
     bad: int
-    """How many were bad."""
+    """Number of bad records."""
 
     content: NDArray[np.uint64] | None = None
-    """[valid ones] what `Content` computed of each, if it was requested."""
+    """[valid records] the result of `Content` for each, if it was requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,15 +92,15 @@ class Assumption:
     """The column."""
 
     text: str
-    """What was assumed, and how to say otherwise; a line."""
+    """The assumption and how to change it, one line."""
 
     number: str = ""
-    """The example for `data.types` that would read the column as numbers, where one would."""
+    """The example for `data.types` that would read the column as numbers, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """What one pass over the whole source finds out."""
+    """The result of one pass over the whole source."""
 
     columns: tuple[Column, ...]
     """In the source's order."""
@@ -109,13 +109,13 @@ class Scan:
     """How each is read."""
 
     rows: int
-    """Records that have the right number of fields."""
+    """Number of records with the right number of fields."""
 
     image: tuple[int, int, int] | None
-    """Height, width and channels to which images are brought; None for tables."""
+    """Height, width and channels of the images; None for tables."""
 
     kinds: tuple[str, ...] = ()
-    """The kind of value that each column holds, where the records themselves name it."""
+    """The kind of value in each column, if the records name it."""
 
     assumptions: tuple[Assumption, ...] = ()
     """Assumptions about how columns are read that the user should know."""
@@ -127,7 +127,7 @@ Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cells:
-    """One column of a block: its values, and which cannot be used."""
+    """One column of a block: its values, and which of them are invalid."""
 
     values: pa.Array
     """[rows] of the stored type; null where missing or bad."""
@@ -136,17 +136,17 @@ class Cells:
     """[rows] 0 where good, else 1 + the index into `reasons`."""
 
     reasons: tuple[str, ...]
-    """Each with `{}` for the value."""
+    """Reasons, each with `{}` for the value."""
 
     raw: pa.Array
-    """[rows] what the source held, to be shown."""
+    """[rows] the original values, to be shown."""
 
     retype: bool = False
     """True if reading the column as a string would fix it."""
 
 
 def silent(done: int, total: int | None) -> None:
-    """The `Progress` that shows nothing."""
+    """The `Progress` that does nothing."""
 
 
 def good_cells(values: pa.Array, raw: pa.Array) -> Cells:
@@ -155,7 +155,7 @@ def good_cells(values: pa.Array, raw: pa.Array) -> Cells:
 
 
 def with_fault(column: Cells, mask: NDArray[np.bool_], reason: str) -> Cells:
-    """The column with some of its good values made bad."""
+    """The column, with some of its good values marked bad."""
     if not mask.any():
         return column
     code = len(column.reasons) + 1
@@ -164,7 +164,7 @@ def with_fault(column: Cells, mask: NDArray[np.bool_], reason: str) -> Cells:
 
 
 def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
-    """Return a column read in two steps: the values of the second, the faults of both in order."""
+    """Combine two reading steps: the values of the second, the faults of both in order."""
     shift = np.int16(len(first.reasons))
     later = np.where(second.bad > 0, second.bad + shift, np.int16(0))
     return Cells(
@@ -197,9 +197,9 @@ def block_of(
     Args:
         columns: The type of each column.
         cells: Each column's cells, in the same order.
-        numbers: Where the records are.
+        numbers: The positions of the records.
         max_bad_rows: `data.max_bad_rows`; a few more faults are listed.
-        content: What to compute of the good records in addition.
+        content: Additional value to compute for the good records.
     """
     first_bad = np.full(len(numbers.rows), -1)
     for index in range(len(cells) - 1, -1, -1):
@@ -233,7 +233,7 @@ def _stored(
 
 
 def shard_schema(columns: Sequence[Column]) -> pa.Schema:
-    """How a shard stores these columns."""
+    """The type of these columns in a shard."""
     return pa.schema([pa.field(c.name, c.arrow_type) for c in columns])
 
 
@@ -261,10 +261,10 @@ _SHOWN_CHARS = 40
 
 
 def shown(value: Any) -> str:
-    """A bad value as one short text, whatever bytes it holds."""
+    """A bad value as one short text, whatever bytes it contains."""
     text = repr(value) if isinstance(value, str | bytes) else str(value)
     if isinstance(value, float) and abs(value) == sys.float_info.max:
-        # Every JSON number beyond the range of a float is read as this one.
+        # Every JSON number beyond the range of a float is read as this value.
         text = f"{'-' if value < 0 else ''}1.8e308 or more"
     if isinstance(value, bytes):
         try:

@@ -28,27 +28,27 @@ _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),
     "jsonl": (8 << 20, 2000),
 }
-"""Formats that are read by many small Python calls, which the GIL serializes in threads. Sources
-smaller than so many bytes and files are read before worker processes would be ready."""
+"""Formats that are read with many small Python calls, which the GIL serializes in threads. Sources
+with fewer bytes and files than this are read before worker processes would be ready."""
 
 
 def list_source(config: IngestConfig) -> Listing:
     """Find the files of `data.source`, here or in a store.
 
     Raises:
-        DataError: there is none, or something there is not a plain file inside the source.
-        ConfigError: the files are of several formats, or of none that is known.
-        UserError: a store fails, or refuses.
+        DataError: no file exists, or an entry is not a plain file inside the source.
+        ConfigError: the files have several formats, or an unknown one.
+        UserError: a store fails or refuses the request.
     """
     return list_remote(config) if is_uri(config.source) else list_local(config)
 
 
 @contextlib.contextmanager
 def workers_for(config: IngestConfig, listing: Listing) -> Iterator[Workers]:
-    """Workers that read a source while the context is open: `data.workers` of them.
+    """Workers that read a source inside the context: `data.workers` of them.
 
     Args:
-        config: What to read.
+        config: The source.
         listing: Its files.
     """
     small_bytes, small_files = _MANY_CALLS.get(listing.format, (0, 0))
@@ -74,13 +74,13 @@ def open_source(
 
     Args:
         config: What to read.
-        labels: The columns that no record may miss; those that the data has not are ignored.
-        listing: The files, where they were found before.
+        labels: The columns that every record must have; unknown ones are ignored.
+        listing: The files, if they were already listed.
         workers: Read the source; threads by default.
 
     Raises:
-        DataError: there is nothing, or nothing that can be read.
-        ConfigError: the files are of no known format, or of several.
+        DataError: no file exists, or none can be read.
+        ConfigError: the files have an unknown format, or several.
     """
     listing = listing or list_source(config)
     workers = workers or InThreads(config.workers)
@@ -100,7 +100,7 @@ def open_source(
 
 
 def source_fingerprint(config: IngestConfig) -> str:
-    """One name for the content of `data.source`, wherever it lies: 64 hexadecimal digits.
+    """A fingerprint of the content of `data.source`, wherever it is: 64 hexadecimal digits.
 
     Raises:
         DataError: as `list_source`; or a file was written while it was hashed.
@@ -109,9 +109,9 @@ def source_fingerprint(config: IngestConfig) -> str:
 
 
 def fingerprint_of(listing: Listing) -> str:
-    """One name for the content of files that are listed already.
+    """A fingerprint of the content of listed files.
 
-    `ingest` given the same listing reads what this name stands for, or refuses.
+    With the same listing, `ingest` reads exactly this content, or refuses.
 
     Raises:
         DataError: a file was written since it was listed.
@@ -125,7 +125,7 @@ def fingerprint_of(listing: Listing) -> str:
 
 
 def listing_warnings(listing: Listing, config: IngestConfig) -> Iterator[str]:
-    """Name the folders without an image, and the files of a table that are copies if copies count."""
+    """Return warnings: folders without an image, and files of a table that are copies if copies count."""
     for name in listing.empty_classes:
         yield f"folder {name} holds no image: the model will not know this class"
     if config.duplicates != "drop":

@@ -1,4 +1,4 @@
-"""What `s3://bucket/key` and `gs://bucket/key` in `data.source` mean, and that no secret is in it."""
+"""Parses `s3://bucket/key` and `gs://bucket/key` in `data.source`, and refuses secrets in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMES = ("s3", "gs")
 """The stores that are read."""
 
 OPTIONS = ("anonymous", "endpoint_override", "region", "scheme")
-"""What may stand behind `?` in a URI."""
+"""Options after `?` in a URI."""
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _OPTION = r"[A-Za-z_]+=[^&?]*"
@@ -31,11 +31,11 @@ class StoreUri:
     """The bucket's name."""
 
     key: str
-    """An object's key, a prefix or a glob, just as it is written: no %20 for a blank; "" for the
+    """An object's key, a prefix or a glob, exactly as written: no %20 for a space; "" for the
     whole bucket."""
 
     options: dict[str, str]
-    """How the store is reached; see `OPTIONS`."""
+    """Options of access to the store; see `OPTIONS`."""
 
     def location(self, key: str) -> str:
         """The URI of an object of this bucket, for messages."""
@@ -48,11 +48,11 @@ def is_uri(source: str) -> bool:
 
 
 def parse_uri(source: str) -> StoreUri:
-    """Take a URI apart.
+    """Parse a URI.
 
     Raises:
-        ConfigError: the scheme is not supported, there is no bucket, an option is not known, or it holds
-            credentials. What may be a secret is not shown.
+        ConfigError: the scheme is not supported, the bucket is missing, an option is unknown, or the URI holds
+            credentials. Possible secrets are not shown.
     """
     found = _URI.fullmatch(source)
     scheme = found[1].lower() if found else ""
@@ -92,7 +92,7 @@ def _check_options(options: dict[str, str]) -> None:
     for name, value in options.items():
         if name not in OPTIONS:
             raise ConfigError(
-                f"what stands behind `?` in data.source must be one of {', '.join(OPTIONS)}",
+                f"options after `?` in data.source must be {', '.join(OPTIONS)}",
                 got=name,
                 fix=nearest(name, OPTIONS) or "In a glob write `*` or `[...]` instead of `?`.",
             )

@@ -36,12 +36,12 @@ AHEAD = 2
 Threads have one each, plus one in all: their parts are larger."""
 
 LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
-"""Bytes of the parts that are under way: a sixteenth of the memory, within these. More cores would need
+"""Bytes of the parts that are in progress: a sixteenth of the memory, within these. More cores would need
 more memory otherwise. While a part is typed it takes about three times its bytes."""
 
 FILES, FILES_EACH = 256, 6
-"""Descriptors that this process needs for itself, and for each worker: its connection, and two for each
-message that is under way."""
+"""File descriptors that this process needs for itself, and for each worker: its connection, and two for each
+message in progress."""
 
 END_S = 5.0
 """Longest wait for a killed worker to exit, seconds."""
@@ -116,7 +116,7 @@ class InProcesses:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """As `InThreads.map`, with a function of a module, and parts that can be pickled.
+        """Like `InThreads.map`, with a function of a module, and parts that can be pickled.
 
         Raises:
             UserError: a worker was killed; or whatever the function raises.
@@ -238,7 +238,7 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
 
 
 def most_bytes(memory: int) -> int:
-    """Bytes of the parts that may be under way on a machine with this much memory."""
+    """Bytes of the parts that may be in progress on a machine with this much memory."""
     return max(LEAST_BYTES, min(memory // 16, MOST_BYTES))
 
 
@@ -251,8 +251,8 @@ def _in_order(
 ) -> Iterator[Made]:
     """Start up to this many parts, and yield each result after all those before it.
 
-    A single part may be larger than `most_bytes`; then nothing else is under way. What goes wrong while
-    the parts are drawn is raised after the results of those before it.
+    A single part may be larger than `most_bytes`; then no other part is in progress. An error while
+    the parts are drawn is raised after the results of the earlier parts.
     """
     under_way: deque[tuple[Future[Made], int]] = deque()
     held, limit = 0, most_bytes(usable_memory())

@@ -1,4 +1,4 @@
-"""Numbers as people write them: `"3,961,229"`, `$72.50`, `12%`, `857,79`."""
+"""Numbers in written form: `"3,961,229"`, `$72.50`, `12%`, `857,79`."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ import pyarrow.compute as pc
 from stoker.core.errors import ConfigError
 
 _SPACES = " \u00a0\u202f\u2009"
-"""What stands between groups of digits where it is not a mark."""
+"""Separators of groups of digits."""
 
 _EXAMPLE = re.compile(
     rf"(?P<before>[^0-9+-]*)[+-]?(?P<core>[0-9](?:[0-9.,'{_SPACES}]*[0-9])?)(?P<after>[^0-9]*)"
 )
 _GROUPED = re.compile(r"[1-9][0-9]{0,2}(.)[0-9]{3}(?:\1[0-9]{3})*")
-"""No group comes after a 0: 0,123 is less than one."""
+"""No group follows a leading 0: 0,123 is less than one."""
 _UNITS = re.compile(rf"[$€£¥₹%{_SPACES}]*")
-"""What may stand around a number in a guess; in `data.types` it is whatever the example has."""
+"""What may surround a number in a guess; in `data.types`, the surroundings of the example."""
 
 _SIGNS = re.compile("[-+()\u2212\u2013]")
-"""What makes a number negative where people write it so; around an example it would be lost as a unit."""
+"""Written forms of a negative number; around an example they would be lost as a unit."""
 
 _WITH_POINT = r"^\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
-"""What is read as a number without an example, and has a decimal point."""
+"""A number that is read without an example, with a decimal point."""
 
 GUESS_SHARE = 0.99
-"""Share of the values that a guess must read."""
+"""Least share of the values that a guess must be able to read."""
 
 _MARKS = ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", "."))
-"""Groups' and decimal mark, the likeliest first: 1,234 is one thousand and more."""
+"""Group separator and decimal mark, the likeliest first: 1,234 is one thousand and more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberText:
-    """A column of text whose values are numbers as people write them."""
+    """A text column whose values are numbers in written form."""
 
     number: str
     """One such number as an example, with its marks and unit: "1,234.5", "1.234,5 €", "$9.99", "12%".
-    A single mark before three digits groups them, but for a 0 before it: "1,234" is 1234, "0,123" less
+    A single mark before three digits separates groups, unless a 0 precedes it: "1,234" is 1234, "0,123" less
     than one. Units are left out: 12% is 12."""
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class NumberText:
 
     @property
     def pattern(self) -> str:
-        """A regular expression (RE2): sign, sign behind the unit, whole part, decimals."""
+        """A regular expression (RE2): sign, sign after the unit, whole part, decimals."""
         before, core, after = self._parts
         groups, decimal = _marks(core)
         mark = f"[{_SPACES}]" if groups in _SPACES else re.escape(groups)
@@ -76,7 +76,7 @@ class NumberText:
 
     @property
     def decimal(self) -> str:
-        """The mark before the decimals."""
+        """The decimal mark."""
         return _marks(self._parts[1])[1]
 
     @property
@@ -86,9 +86,9 @@ class NumberText:
         return found["before"], found["core"], found["after"]
 
     def plain(self, values: pa.Array) -> pa.Array:
-        """Texts as `1234.5`; what is not such a number stays what it is.
+        """Converts texts to the form `1234.5`; a text that is not such a number is unchanged.
 
-        Where the decimal mark is a comma, "1.5" is not a number: it would be 1.5 next to a 1.500 that is 1500.
+        If the decimal mark is a comma, "1.5" is not a number: it would be 1.5 next to a 1.500 that is 1500.
 
         Args:
             values: [rows] strings.
@@ -96,7 +96,7 @@ class NumberText:
         trimmed = pc.utf8_trim_whitespace(values)
         is_number = pc.match_substring_regex(trimmed, self.pattern)
         cut = pc.replace_substring_regex(trimmed, self.pattern, r"\1\2\3;\4")
-        # What is left of a match: signs, digits, marks of groups, one semicolon.
+        # The rest of a match: signs, digits, group separators, one semicolon.
         cut = pc.replace_substring_regex(cut, r"[^0-9;+-]", "")
         cut = pc.replace_substring(pc.replace_substring_regex(cut, ";$", ""), ";", ".")
         if self.decimal != ".":
@@ -106,7 +106,7 @@ class NumberText:
 
 
 def _marks(core: str) -> tuple[str, str]:
-    """The mark of groups and that of decimals in an example's digits."""
+    """The group separator and the decimal mark in an example's digits."""
     marks = [character for character in core if not character.isdigit()] or ["."]
     first, last = marks[0], marks[-1]
     if first != last:
@@ -117,10 +117,10 @@ def _marks(core: str) -> tuple[str, str]:
 
 
 def guess(texts: Sequence[str]) -> NumberText | None:
-    """How the values of a text column are numbers, if nearly all of them are and nothing else is likely.
+    """The written form of a text column's numbers, if nearly all values have it and no other form is likely.
 
     Args:
-        texts: Some of its values, those that mean "missing" left out.
+        texts: Some of its values, without those that mean "missing".
     """
     cores, before, after = [], set(), set()
     for text in texts:
@@ -154,9 +154,9 @@ def _is_doubtful(
 
     Args:
         cores: The numbers without signs and units.
-        others: Those that do not have the marks.
-        groups: The mark of groups.
-        is_sure: Whether a unit or decimals say that they are numbers.
+        others: The texts without the marks.
+        groups: The group separator.
+        is_sure: Whether a unit or decimals show that they are numbers.
     """
     if any(_MARKED.fullmatch(core) for core in others) or any(
         _ZERO_FIRST.match(core) for core in cores
@@ -173,10 +173,10 @@ def _is_doubtful(
 
 
 _MARKED = re.compile(r"[0-9]+[.,][0-9]+")
-"""A number that has other decimals than the rest: "0,5" where the rest is grouped by commas."""
+"""A number with other decimals than the rest: "0,5" if the rest is grouped by commas."""
 
 _ZERO_FIRST = re.compile(r"0[0-9]")
-"""How codes, phone numbers and dates start, but not numbers."""
+"""Beginnings of codes, phone numbers and dates, but not of numbers."""
 
 _DOTS_OF_ADDRESS = 3
-"""In 192.168.100.200; as a number, one of its parts would be beyond 255 soon."""
+"""Pattern of 192.168.100.200; in numbers, one of the parts would soon exceed 255."""

@@ -18,7 +18,7 @@ from stoker.data.user_dataset.load_dataset import parts_of
 
 
 class ByteFeatures:
-    """Converts the named features to uint8 for the way to the step, and back."""
+    """Converts the named features to uint8 for the transfer to the step, and back."""
 
     def __init__(self, description: Description, forms: Mapping[str, ByteForm]) -> None:
         """Check the named features.

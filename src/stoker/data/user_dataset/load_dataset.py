@@ -163,7 +163,7 @@ def _call_function(function: Callable[..., Any], config: OwnDatasetConfig) -> Da
             raise ConfigError(
                 f"{what} must give a tf.data.Dataset for the split {split!r}",
                 got=Plain(type(returned[split]).__name__ if split in returned else "no such split"),
-                fix="Stoker asks for the splits train and eval.",
+                fix="Stoker needs the splits train and eval.",
             )
     return {split: returned[split] for split in SPLITS}
 
@@ -328,8 +328,8 @@ def _column(name: str, part: Any, *, what: str) -> TensorColumn:
     if part.shape.rank is None:
         raise ConfigError(
             f"{what} must know how many dimensions {name!r} has",
-            got=Plain("a shape that is not known"),
-            fix="Say it: output_signature of from_generator, or tf.ensure_shape in a map.",
+            got=Plain("an unknown shape"),
+            fix="Set it by output_signature of from_generator, or tf.ensure_shape in a map.",
         )
     if part.shape.rank == 0:
         raise ConfigError(

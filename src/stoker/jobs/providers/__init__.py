@@ -1,1 +1,1 @@
-"""Providers: one package for each kind of target; its `kind.py` says what it is."""
+"""Providers: one package for each kind of target, which its `kind.py` defines."""

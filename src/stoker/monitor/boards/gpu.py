@@ -96,7 +96,7 @@ GPUS = Board(
                     queries=_of(f"stoker_gpu_kernel_ran_ratio{{{_GPU}}}"),
                     unit="percentunit",
                     most=1.0,
-                    help="NVML's utilization: one small kernel counts as much as a full card.",
+                    help="NVML's utilization: one small kernel counts as much as one that fills the card.",
                 ),
                 Panel(
                     title="Tensor cores and memory bandwidth",
@@ -111,7 +111,7 @@ GPUS = Board(
                     ),
                     unit="percentunit",
                     most=1.0,
-                    help="Which of both is near its end limits the model.",
+                    help="The one that is close to 100 % limits the model.",
                 ),
                 Panel(
                     title="Memory by run and model",
@@ -120,7 +120,7 @@ GPUS = Board(
                         "GPU {{gpu}} {{run}}{{model}}",
                     ),
                     unit="bytes",
-                    help="Of processes; both empty: a program that is not of Stoker.",
+                    help="Memory of processes; if run and model are empty, the program is not Stoker.",
                 ),
                 Panel(
                     title="Memory used",
@@ -205,7 +205,7 @@ GPUS = Board(
                     ),
                     unit="s",
                     alert="StokerExporterWithoutData",
-                    help="It grows if the driver gives no numbers.",
+                    help="It grows while the driver does not respond.",
                 ),
             ),
         ),

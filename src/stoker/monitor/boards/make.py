@@ -12,13 +12,13 @@ from stoker.monitor.boards.parts import Board, built
 from stoker.monitor.dashboards import FOLDER
 
 _UNKNOWN = ("auto", "auto_count", "auto_min", "id")
-"""Keys that the SDK gives to each variable, but that today's schema of Grafana does not know."""
+"""Keys that the SDK adds to each variable, but that Grafana's current schema does not know."""
 
 
 def text_of(board: Board) -> str:
-    """Return a board as Grafana's JSON; the same board gives the same text."""
+    """Return a board as Grafana's JSON; the text depends only on the board."""
     found = json.loads(JSONEncoder().encode(built(board).build()))
-    del found["style"]  # unknown today, too: the theme is the user's
+    del found["style"]  # also unknown to the schema: the theme is the user's
     for variable in found["templating"]["list"]:
         for key in _UNKNOWN:
             variable.pop(key, None)

@@ -27,7 +27,7 @@ from stoker.monitor.rules.rule import RUNBOOKS
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 WIDTH = 24
-"""Columns of Grafana's grid."""
+"""Number of columns in Grafana's grid."""
 
 _STAT_HEIGHT, _LINES_HEIGHT = 4, 8
 
@@ -42,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """A choice above the panels: values of a label."""
+    """A selector above the panels: values of a label."""
 
     name: str
     label: str
@@ -52,24 +52,24 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One picture."""
+    """One panel."""
 
     title: str
     queries: tuple[Query, ...]
     unit: str
-    """By Grafana's names: percentunit, s, bytes, celsius, watt, reqps, short, none."""
+    """Unit by Grafana's names: percentunit, s, bytes, celsius, watt, reqps, short, none."""
     help: str
     limit: float | None = None
-    """Above it the picture is red: the limit of an alert."""
+    """Values above it are red: the limit of an alert."""
     most: float | None = None
-    """End of the axis; None: by the data."""
+    """Maximum of the axis; None: from the data."""
     alert: str = ""
-    """Alert whose runbook it links to."""
+    """Alert to whose runbook the panel links."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A heading, numbers of now, and lines over time."""
+    """A heading, current values, and lines over time."""
 
     title: str
     stats: tuple[Panel, ...] = ()

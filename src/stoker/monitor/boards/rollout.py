@@ -14,7 +14,7 @@ def _of(expr: str, legend: str) -> tuple[Query, ...]:
 ROLLOUT = Board(
     uid="stoker-rollout",
     title="Stoker: rollout",
-    help="How far is a new version, and is it as good as the one before?",
+    help="How far has a new version progressed, and is it as good as the previous one?",
     variables=(
         Variable(
             name="model", label="Model", query="label_values(stoker_rollout_phase, model_name)"
@@ -64,7 +64,7 @@ ROLLOUT = Board(
                     ),
                     unit="percentunit",
                     most=1.0,
-                    help="That each version is to take.",
+                    help="Share that each version should take.",
                 ),
                 Panel(
                     title="Events",

@@ -15,7 +15,7 @@ def _of(expr: str, legend: str = "{{model_name}}") -> tuple[Query, ...]:
 SERVING = Board(
     uid="stoker-serving",
     title="Stoker: serving",
-    help="Do clients get right answers in time, and what does it take?",
+    help="Do clients get correct answers in time, and at what cost?",
     variables=(
         Variable(
             name="model", label="Model", query="label_values(stoker_request_count, model_name)"
@@ -41,7 +41,7 @@ SERVING = Board(
                     queries=_of(f"model:stoker_request_errors:ratio_rate5m{{{_MODEL}}}"),
                     unit="percentunit",
                     alert="StokerErrorBudgetBurn",
-                    help="Share that failed by the server's fault.",
+                    help="Share that failed because of the server.",
                 ),
                 Panel(
                     title="Too slow",
@@ -49,7 +49,7 @@ SERVING = Board(
                     unit="percentunit",
                     limit=0.01,
                     alert="StokerLatencyBudgetBurn",
-                    help="Share that took longer than slo.p99_ms; 1 % may.",
+                    help="Share that took longer than slo.p99_ms; 1 % is allowed.",
                 ),
                 Panel(
                     title="99th percentile",
@@ -173,7 +173,7 @@ SERVING = Board(
                     ),
                     unit="bytes",
                     alert="StokerServerMemoryGrowth",
-                    help="It must not grow without an end.",
+                    help="It must not grow without limit.",
                 ),
             ),
         ),

@@ -68,7 +68,7 @@ def compose_texts(wiring: Wiring) -> dict[str, str]:
 
 
 def _compose(wiring: Wiring) -> dict[str, Any]:
-    # The host's network: runs and servers listen on its loopback address, which a bridge does not reach.
+    # The host's network: runs and servers listen on its loopback address, which a bridge cannot reach.
     common = {"network_mode": "host", "restart": "unless-stopped"}
     slack = wiring.receiver.slack_file
     return {

@@ -12,10 +12,10 @@ _API = "monitoring.coreos.com/v1"
 _LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/component": "monitoring"}
 
 SERVER_LABELS = {"app.kubernetes.io/component": "model-server"}
-"""Of the pods that `stoker deploy` describes."""
+"""Label of the pods that `stoker deploy` creates."""
 
 TRAIN_LABEL, TRAIN_PORT = "training", "metrics"
-"""Value of `app.kubernetes.io/component`, and name of the port, of pods that train."""
+"""Value of `app.kubernetes.io/component`, and name of the port, of training pods."""
 
 EXPORTER_LABEL = "gpu-exporter"
 
@@ -47,7 +47,7 @@ def _named(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(job: str) -> list[dict[str, Any]]:
-    # The alerts know jobs by these names; prometheus-operator's own names are those of objects.
+    # The alerts use these names of jobs; prometheus-operator's own are names of objects.
     return [{"action": "replace", "targetLabel": "job", "replacement": job}]
 
 
@@ -87,7 +87,7 @@ def _dashboard(name: str, text: str) -> dict[str, Any]:
         "kind": "ConfigMap",
         "metadata": {
             "name": f"dashboard-{name.removesuffix('.json')}",
-            # By which the sidecar of Grafana's chart finds it.
+            # The label by which the sidecar of Grafana's chart finds it.
             "labels": {**_LABELS, "grafana_dashboard": "1"},
         },
         "data": {name: text},

@@ -23,7 +23,7 @@ RECORDINGS = (
 _HELD = 'max by (instance, uuid) (stoker_gpu_process_memory_bytes{run!=""}) > 0'
 
 _SLOWED = "heat.*|power brake"
-"""Reasons that are faults. The power limit is not: it is reached at full load."""
+"""Throttle reasons that are faults. The power limit is not one: it is reached at full load."""
 
 _WHERE = "GPU {{ $labels.gpu }} at {{ $labels.instance }}"
 

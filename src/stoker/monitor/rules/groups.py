@@ -1,4 +1,4 @@
-"""All rules, in groups that Prometheus evaluates one after the other."""
+"""All rules, in the order in which Prometheus evaluates them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.monitor.settings import RuleSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rules of one subject: what is recorded stands before what reads it."""
+    """Rules of one subject: a recording rule precedes the rules that read it."""
 
     name: str
     recordings: tuple[Recording, ...]
@@ -45,7 +45,7 @@ def all_alerts(settings: RuleSettings) -> tuple[Alert, ...]:
 
 
 def rules_spec(settings: RuleSettings) -> dict[str, Any]:
-    """Return the groups as in a rules file, and in the `spec` of a PrometheusRule."""
+    """Return the groups in the form of a rules file and of the `spec` of a PrometheusRule."""
     scale = settings.time_scale
     return {
         "groups": [
@@ -62,5 +62,5 @@ def rules_spec(settings: RuleSettings) -> dict[str, Any]:
 
 
 def rules_text(settings: RuleSettings) -> str:
-    """Return the rules file of Prometheus; the same settings give the same text."""
+    """Return the rules file of Prometheus; the text depends only on the settings."""
     return yaml.safe_dump(rules_spec(settings), sort_keys=False, width=10_000)

@@ -1,4 +1,4 @@
-"""Which models an objective is for: rules of the models that are named in `slo.models`, and of all others."""
+"""The models of an objective: those named in `slo.models`, or all others."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from stoker.monitor.settings import ModelSlo, Slo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """A value, and the models that it is for."""
+    """A value, and the models to which it applies."""
 
     value: float
 
     matcher: str
-    """PromQL's matcher of these models, as it stands between braces; empty: all."""
+    """PromQL's matcher of these models, without braces; empty: all models."""
 
     @property
     def braces(self) -> str:
-        """The matcher as a selector."""
+        """The matcher in braces."""
         return f"{{{self.matcher}}}" if self.matcher else ""
 
     @property
     def more(self) -> str:
-        """The matcher after another one."""
+        """The matcher to append to another one."""
         return f",{self.matcher}" if self.matcher else ""
 
 
 def availabilities(slo: Slo) -> tuple[Objective, ...]:
-    """Return the objectives of availability, percent: of all models without one of their own first."""
+    """Return the objectives of availability, percent: first that of all models without their own."""
     return _objectives(slo, slo.availability, lambda model: model.availability)
 
 
 def p99s_ms(slo: Slo) -> tuple[Objective, ...]:
-    """Return the objectives of latency, milliseconds: of all models without one of their own first."""
+    """Return the objectives of latency, milliseconds: first that of all models without their own."""
     return _objectives(slo, slo.p99_ms, lambda model: model.p99_ms)
 
 
@@ -58,5 +58,5 @@ def _objectives(
 
 def _matcher(operator: str, names: list[str]) -> str:
     pattern = "|".join(map(re.escape, names))
-    # A string of PromQL is escaped as one of JSON is.
+    # A string of PromQL is escaped like one of JSON.
     return f"model_name{operator}{json.dumps(pattern, ensure_ascii=False)}" if names else ""

@@ -1,6 +1,6 @@
-"""Alerts and recording rules as data, and how they become rules of Prometheus.
+"""Alerts and recording rules as data, and their conversion to rules of Prometheus.
 
-PromQL stands here with the windows of production. Rendering divides them by the scale of time:
+PromQL is written with the windows of production. Rendering divides them by the time scale:
 `[5m]`, `[1h:1m]`, `offset 1h`, and `duration(30m)`, which is a number of seconds.
 """
 
@@ -22,16 +22,16 @@ _SECONDS = re.compile(rf"duration\(({_DURATION})\)")
 
 
 class Severity(StrEnum):
-    """Who has to act, and when. Source: Google, Site Reliability Workbook, chapter 5."""
+    """Who has to act, and how soon. Source: Google, Site Reliability Workbook, chapter 5."""
 
     PAGE = "page"
-    """A person, now."""
+    """A person must act now."""
 
     TICKET = "ticket"
-    """A person, within days."""
+    """A person must act within days."""
 
     NONE = "none"
-    """No action is needed: it shows that alerts arrive."""
+    """No action is needed: the alert shows that alerts arrive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class Recording:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self, time_scale: float) -> dict[str, Any]:
-        """Return it as Prometheus reads it."""
+        """Return it in the form that Prometheus reads."""
         found: dict[str, Any] = {"record": self.record, "expr": scaled(self.expr, time_scale)}
         return found | ({"labels": dict(self.labels)} if self.labels else {})
 
@@ -65,19 +65,19 @@ class Alert:
     """One line with the labels of the alert."""
 
     description: str
-    """What it means and the first thing to look at, one sentence."""
+    """What it means and what to check first, one sentence."""
 
     lasts: str = ""
-    """How long the expression must hold (`for`); empty: the first time counts."""
+    """How long the expression must hold (`for`); empty: it fires at once."""
 
     lasts_least: str = ""
-    """Shortest `for` at any scale of time: what the scale does not shorten takes this long."""
+    """Shortest `for` at any time scale: a delay that does not scale."""
 
     keep: str = "5m"
-    """How long it fires on after it held the last time (`keep_firing_for`); empty: not longer."""
+    """How long it keeps firing after the expression no longer holds (`keep_firing_for`); empty: not at all."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Further labels, e.g. the windows of a burn rate."""
+    """Additional labels, e.g. the windows of a burn rate."""
 
     @property
     def runbook(self) -> str:
@@ -85,7 +85,7 @@ class Alert:
         return f"{RUNBOOKS}#{self.name.lower()}"
 
     def as_dict(self, time_scale: float) -> dict[str, Any]:
-        """Return it as Prometheus reads it."""
+        """Return it in the form that Prometheus reads."""
         found: dict[str, Any] = {"alert": self.name, "expr": scaled(self.expr, time_scale)}
         for key, duration, least in (
             ("for", self.lasts, self.lasts_least),
@@ -104,7 +104,7 @@ class Alert:
 
 
 def scaled(expr: str, time_scale: float) -> str:
-    """Return PromQL with every window divided by the scale."""
+    """Return PromQL with every window divided by the time scale."""
 
     def window(found: re.Match[str]) -> str:
         length, step, offset = found.groups()
@@ -122,7 +122,7 @@ def scaled(expr: str, time_scale: float) -> str:
 
 
 def scaled_duration(duration: str, time_scale: float, *, least: str = "") -> str:
-    """Return a duration divided by the scale, as Prometheus writes it: in whole units, at least `least` or 1 ms."""
+    """Return a duration divided by the time scale, in Prometheus's form: in whole units, at least `least` or 1 ms."""
     left = max(_milliseconds(least or "1ms"), round(_milliseconds(duration) / time_scale))
     parts = []
     for unit, size in sorted(_UNIT_MS.items(), key=lambda item: -item[1]):

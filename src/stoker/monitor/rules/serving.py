@@ -1,4 +1,4 @@
-"""Recording rules and alerts of servers and rollouts, besides the burn rates."""
+"""Recording rules and alerts of servers and rollouts, except the burn rates."""
 
 from __future__ import annotations
 

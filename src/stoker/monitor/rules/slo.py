@@ -1,4 +1,4 @@
-"""Burn rates of error budgets: how fast the failures that an objective allows are used up.
+"""Burn rates of error budgets: how fast failures use up the number that an objective allows.
 
 Source: Google, Site Reliability Workbook, chapter 5, "Multiwindow, multi-burn-rate alerts".
 """
@@ -14,10 +14,10 @@ from stoker.monitor.settings import Slo
 from stoker.serve.observability.metrics import LATENCY_BOUNDS_US
 
 WINDOWS = ("5m", "30m", "1h", "6h", "3d")
-"""Of the recorded ratios. Their names keep these windows at every scale of time."""
+"""Windows of the recorded ratios. The names of the ratios contain these windows at every time scale."""
 
 SERVER_ERRORS = "UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS"
-"""Statuses that count; a mistake of the client, such as INVALID_ARGUMENT, does not."""
+"""Statuses that count as errors; a client's mistake, such as INVALID_ARGUMENT, does not."""
 
 LATENCY_BUDGET = 0.01
 """Share of requests that may be slower than `p99_ms`."""
@@ -40,14 +40,14 @@ class _Promise:
     alert: str
     series: str
     matcher: str
-    """Of its models, in braces."""
+    """Matcher of its models, in braces."""
     budget: float
-    """Share of requests that may break the promise."""
+    """Share of requests that may break the objective."""
     text: str
     objective: str
 
     def over(self, window: str) -> str:
-        """The share that breaks it over a window."""
+        """Return the share of requests that breaks it over a window."""
         return f"model:{self.series}:ratio_rate{window}{self.matcher}"
 
 
@@ -72,7 +72,7 @@ def _of_window(window: str, slo: Slo) -> tuple[Recording, ...]:
         ),
         Recording(
             record=f"model:stoker_request_errors:ratio_rate{window}",
-            # A model without errors has no such series: then the share is 0, not unknown.
+            # A model without errors does not have this series: then the share is 0, not unknown.
             expr=f'(sum by (model_name) (rate(stoker_request_count{{status=~"{SERVER_ERRORS}"}}[{window}]))'
             f" or 0 * {requests}) / {requests}",
         ),
@@ -91,7 +91,7 @@ def _slow(objective: Objective, window: str) -> str:
 
 
 def _faster_than(objective: Objective, window: str) -> str:
-    """The rate of requests below a latency, interpolated inside of its bucket as `histogram_quantile` does."""
+    """The rate of requests below a latency, interpolated inside its bucket like `histogram_quantile`."""
     limit_us = objective.value * 1e3
     bounds = (0.0, *LATENCY_BOUNDS_US)
     below, above = next(pair for pair in pairwise(bounds) if limit_us <= pair[1])

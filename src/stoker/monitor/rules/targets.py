@@ -1,4 +1,4 @@
-"""Alerts on monitoring itself: whether alerts arrive, and whether something is measured."""
+"""Alerts about the monitoring itself: whether alerts arrive, and whether metrics are current."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ALERTS = (
         expr="vector(1)",
         severity=Severity.NONE,
         summary="Alerts arrive",
-        description="It always fires; if it stops arriving, Prometheus, Alertmanager or the way from there is broken.",
+        description="It always fires; if it stops arriving, Prometheus, Alertmanager or the path to the receiver is broken.",
         keep="",
     ),
     Alert(
         name="StokerTargetDown",
         expr='up{job=~"stoker-.*"} == 0',
         lasts="2m",
-        lasts_least="8s",  # Prometheus forgets a target that was removed after 5 s at any scale
+        lasts_least="8s",  # Prometheus forgets a removed target after 5 s at any time scale
         severity=Severity.PAGE,
         summary="{{ $labels.job }} at {{ $labels.instance }} does not answer",
         description="The process has ended, hangs, or its port cannot be reached; its other alerts are silent.",
@@ -28,6 +28,6 @@ ALERTS = (
         lasts="1m",
         severity=Severity.TICKET,
         summary="The GPU exporter at {{ $labels.instance }} has had no sample for {{ $value | humanizeDuration }}",
-        description="It answers, but the driver gives it no numbers; alerts on GPUs see old ones or none.",
+        description="It answers, but the driver does not respond; alerts on GPUs see old values or none.",
     ),
 )

@@ -63,7 +63,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
         ),
         Alert(
             name="StokerLossDiverging",
-            # Means with means: the loss of one call is noisy, and that of a good start falls fast.
+            # Means are compared with means: the loss of one call is noisy, and that of a good start falls fast.
             expr="run:stoker_train_loss:avg10m > 2 * min_over_time(run:stoker_train_loss:avg10m[6h])"
             " and min_over_time(run:stoker_train_loss:avg10m[6h]) > 0.001",
             lasts="10m",

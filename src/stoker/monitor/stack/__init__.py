@@ -1,1 +1,1 @@
-"""Prometheus and Alertmanager of this machine: their settings, start, state and end."""
+"""Prometheus and Alertmanager on this machine: their settings, start, state and end."""

@@ -30,7 +30,7 @@ READY_S = 30.0
 """Longest wait for a program to be ready, seconds: Prometheus reads its old data first."""
 
 _RETENTION = ("--storage.tsdb.retention.time=15d", "--storage.tsdb.retention.size=10GB")
-"""What is older or beyond is deleted: time series must not fill the disk of the runs."""
+"""Older or larger data is deleted: time series must not fill the disk of the runs."""
 
 _REASON = re.compile(r'err="((?:[^"\\]|\\.)*)"')
 
@@ -40,7 +40,7 @@ class Stack:
     """The two programs of one state folder."""
 
     folder: Path
-    """Settings, data, logs, and the note of what runs."""
+    """Folder of settings, data, logs, and the record of the running programs."""
 
     prometheus_port: int = 9090
     alertmanager_port: int = 9093
@@ -49,16 +49,16 @@ class Stack:
         """Write the settings and start both programs; on failure, neither runs.
 
         Args:
-            wiring: what is watched, and who is notified.
-            keep_edited: use files that were edited as they are.
+            wiring: the scrape targets and the receivers of alerts.
+            keep_edited: use edited files as they are.
 
         Raises:
-            BusyError: they run already.
+            BusyError: the programs already run.
             ConfigError: a port is taken, a program is missing or of another version, or a file was edited.
-            UserError: a program does not get ready, or the disk is full.
+            UserError: a program does not become ready, or the disk is full.
         """
         with writable(self.folder, what="the state folder", fix="Name another one: --state DIR."):
-            # Of this user alone: the address of a webhook may have a secret in it.
+            # Readable only by this user: the address of a webhook may contain a secret.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(self.folder / "lock"):
                 return self._up(wiring, keep_edited=keep_edited)
@@ -93,7 +93,7 @@ class Stack:
         return started
 
     def down(self) -> tuple[Started, ...]:
-        """End what `up` started and still runs; return it. Time series and settings stay."""
+        """End the programs that `up` started and that still run; return them. Time series and settings remain."""
         if not self.folder.is_dir():
             return ()
         with alone(self.folder / "lock"):
@@ -142,7 +142,7 @@ class Stack:
             flags.append(f"--query.lookback-delta={lookback}")
             flags += [f"--storage.tsdb.path={data_folder(self.folder, program.name)}", *_RETENTION]
         else:
-            # Without a port for other Alertmanagers, which is open to the network by default.
+            # Without a port for other Alertmanagers, which would be open to the network by default.
             data = data_folder(self.folder, program.name)
             flags += [f"--storage.path={data}", "--cluster.listen-address="]
         log = self.folder / f"{name}.log"
@@ -157,14 +157,14 @@ class Stack:
 
 
 def data_folder(state: Path, name: str) -> Path:
-    """Return where a program, by its name, keeps its data below the state folder."""
+    """Return the data folder of a program below the state folder."""
     return state / ("series" if name == PROMETHEUS.name else "alerts")
 
 
 def require_free(port: int, program: Program) -> None:
     """Raise ConfigError if a port of this machine is taken."""
     with socket.socket() as trial:
-        # As the program itself does: a port that was used a moment ago is free.
+        # Like the program itself: a port that was used a moment ago is free.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((HOST, port))
@@ -178,7 +178,7 @@ def require_free(port: int, program: Program) -> None:
 
 
 def is_ready(address: str) -> bool:
-    """Return whether Prometheus or Alertmanager answers that it is ready."""
+    """Return whether Prometheus or Alertmanager reports that it is ready."""
     connection = http.client.HTTPConnection(address, timeout=2.0)
     try:
         connection.request("GET", "/-/ready")
@@ -206,4 +206,4 @@ def _wait_until_ready(started: Started) -> None:
                 got=Plain(reason(Path(started.log)) or "nothing in its log"),
                 fix=f"Its log: {started.log}.",
             )
-        time.sleep(0.05)  # another program's start
+        time.sleep(0.05)  # from another program's start

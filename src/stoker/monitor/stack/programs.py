@@ -1,4 +1,4 @@
-"""Prometheus and Alertmanager on the PATH, in a version that can read the generated files."""
+"""Finds Prometheus and Alertmanager on the PATH, in a version that can read the generated files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ASK_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What is needed of one program."""
+    """Requirements of one program."""
 
     name: str
 
     names: tuple[str, ...]
-    """On the PATH, in the order in which they are tried; Debian has names of its own."""
+    """Its names on the PATH, in the order in which they are tried; Debian uses its own."""
 
     package: str
     """Debian's package."""
@@ -57,7 +57,7 @@ def find_program(program: Program) -> str:
     """Return the path of a program.
 
     Raises:
-        ConfigError: it is not on the PATH, does not run, or has another version.
+        ConfigError: the program is not on the PATH, does not run, or has another version.
     """
     install = f"apt-get install {program.package}, or put {program.names[0]} on the PATH."
     path = next((there for name in program.names if (there := shutil.which(name))), None)

@@ -1,4 +1,4 @@
-"""Which processes `stoker monitor up` started: so that `down` ends these and no others."""
+"""Records which processes `stoker monitor up` started, so that `down` ends these and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.core.files import read_json, write_json
 FILE = "started.json"
 
 GRACE_S = 15.0
-"""Time to write what is in memory, before a program is killed, seconds."""
+"""Time for a program to write its data before it is killed, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Started:
     pid: int
 
     began: str
-    """Its start by the kernel's clock: another process of the same number has another."""
+    """Its start by the kernel's clock: another process with the same ID has another start."""
 
     address: str
     """HOST:PORT."""
@@ -42,7 +42,7 @@ class Started:
         return bool(self.began) and began(self.pid) == self.began  # empty: it ended at once
 
     def end(self) -> None:
-        """Ask it to end, wait, and kill it if it does not."""
+        """Request its end, wait, and kill it if it does not end."""
         for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
             if not self.runs:
                 return
@@ -54,7 +54,7 @@ class Started:
 
 
 def read_started(folder: Path) -> tuple[Started, ...]:
-    """Return what was started with this state folder; empty if nothing.
+    """Return the processes that were started with this state folder; empty if there are none.
 
     Raises:
         DataError: the file is damaged.
@@ -64,7 +64,7 @@ def read_started(folder: Path) -> tuple[Started, ...]:
 
 
 def write_started(folder: Path, started: tuple[Started, ...]) -> None:
-    """Note what was started; if it is nothing, remove the note."""
+    """Record what was started; with nothing, remove the record."""
     if started:
         write_json(folder / FILE, [asdict(each) for each in started])
     else:

@@ -1,4 +1,4 @@
-"""What the started programs say: targets, firing alerts, a full disk."""
+"""The state of the started programs: targets, firing alerts, a full disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.monitor.stack.state import Started
 
 _TAIL_BYTES = 1 << 16
 _LEAST_FREE_BYTES = 1 << 20
-"""With less, the next write of Prometheus may be refused; each takes 32 KiB at least."""
+"""With less free space, the next write of Prometheus may fail; each takes at least 32 KiB."""
 
 _FULL = b"no space left on device"
 
@@ -28,9 +28,9 @@ class ProgramStatus:
     address: str
     pid: int
     state: str
-    """ready, starting or ended."""
+    """`ready`, `starting` or `ended`."""
     problem: str
-    """One line; empty: none."""
+    """A problem, one line; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Status:
 
 
 def read_status(started: tuple[Started, ...]) -> Status:
-    """Ask the programs; one that does not answer has no targets and no alerts."""
+    """Query the programs; one that does not answer has no targets and no alerts."""
     programs = tuple(_program(each) for each in started)
     prometheus = next((each for each in programs if each.name == "Prometheus"), None)
     if prometheus is None or prometheus.state != "ready":
@@ -91,7 +91,7 @@ def _program(started: Started) -> ProgramStatus:
 def _problem(started: Started, state: str) -> str:
     folder = Path(started.log).parent
     for each in (data_folder(folder, started.name), folder):
-        # A full disk takes no line of a log any more.
+        # On a full disk, logs get no more lines.
         with contextlib.suppress(OSError):
             found = os.statvfs(each)
             if found.f_bavail * found.f_frsize < _LEAST_FREE_BYTES:

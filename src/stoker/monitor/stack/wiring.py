@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, and where alerts go: the settings of both programs."""
+"""What Prometheus scrapes, and where alerts are sent: the settings of both programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.monitor.rules.rule import scaled_duration
 from stoker.monitor.settings import RuleSettings
 
 SERVER_PATH = "/monitoring/prometheus/metrics"
-"""Where a server has its metrics, as TensorFlow Serving has."""
+"""Path of a server's metrics, as in TensorFlow Serving."""
 
 TARGETS = ".targets"
 """Folder among the runs: a file for each run that can be scraped."""
@@ -21,10 +21,10 @@ TARGETS = ".targets"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """Where alerts go. Empty: they are shown by Prometheus and Alertmanager only."""
+    """Receivers of alerts. Empty: only Prometheus and Alertmanager show them."""
 
     webhook: str = ""
-    """Address that gets Alertmanager's JSON by POST."""
+    """Address that receives Alertmanager's JSON by POST."""
 
     slack_file: Path | None = None
     """File with the address of a Slack webhook, which is a secret."""
@@ -44,7 +44,7 @@ class Receiver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wiring:
-    """What is watched, by which rules, and who is notified."""
+    """The scrape targets, the rules, and the receivers of alerts."""
 
     runs: tuple[str, ...] = ()
     """Folders of runs."""
@@ -70,11 +70,11 @@ class Wiring:
 
     @property
     def scale(self) -> float:
-        """The rules' scale of time."""
+        """The time scale of the rules."""
         return self.rules.time_scale
 
     def lasting(self, duration: str) -> str:
-        """A duration by the scale of time, at least 1 s, as in the settings of both programs."""
+        """A duration divided by the time scale, at least 1 s, in the form of both programs' settings."""
         short = scaled_duration(duration, self.scale)
         return "1s" if short.endswith("ms") else short
 
@@ -83,8 +83,8 @@ def prometheus_settings(wiring: Wiring, *, alertmanager: str, prometheus: str) -
     """Return prometheus.yml.
 
     Args:
-        wiring: what is watched.
-        alertmanager: HOST:PORT that gets the alerts.
+        wiring: the scrape targets.
+        alertmanager: HOST:PORT that receives the alerts.
         prometheus: HOST:PORT of Prometheus itself.
     """
     every = wiring.lasting("15s")
@@ -97,7 +97,7 @@ def prometheus_settings(wiring: Wiring, *, alertmanager: str, prometheus: str) -
             {"url": f"http://{address}/sd", "refresh_interval": wiring.lasting("1m")}
             for address in wiring.exporters
         ]
-    # What an exporter names may be a server, which is known by its path.
+    # A target from an exporter may be a server, which is recognized by its path.
     found["relabel_configs"] = [
         {
             "source_labels": ["__metrics_path__"],
@@ -175,5 +175,5 @@ def alertmanager_settings(wiring: Wiring) -> dict[str, Any]:
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    """Return settings as YAML, in the order in which they stand."""
+    """Return settings as YAML, in their order."""
     return yaml.safe_dump(settings, sort_keys=False, width=10_000)

@@ -29,11 +29,11 @@ class LogWriter:
     """Appends lines to the files of one name; used by one thread at a time."""
 
     def __init__(self, folder: Path, name: str, *, file_bytes: int = FILE_BYTES) -> None:
-        """Make a writer; the first line makes its file.
+        """Create a writer; the first line creates its file.
 
         Args:
             folder: of the files.
-            name: of its own among all that write there at the same time.
+            name: unique among all that write there at the same time.
             file_bytes: size at which the next file begins.
         """
         self._folder, self._name, self._file_bytes = folder, name, file_bytes
@@ -66,13 +66,13 @@ class LogWriter:
             self._is_synced = False
 
     def sync(self) -> None:
-        """Flush what was appended to the disk."""
+        """Flush the appended lines to the disk."""
         handle = self.to_sync()
         if handle is not None:
             sync_and_close(handle)
 
     def to_sync(self) -> int | None:
-        """A copy of the file's handle if lines of it were not flushed yet, for `sync_and_close` in any thread."""
+        """A copy of the file's handle if some of its lines are not flushed yet, for `sync_and_close` in any thread."""
         if self._file is None or self._is_synced:
             return None
         self._is_synced = True
@@ -87,7 +87,7 @@ class LogWriter:
         self._file = None
 
     def _open(self) -> int:
-        """The file that has room, opened."""
+        """Return the open file that has room."""
         if self._file is not None and self._size < self._file_bytes:
             return self._file
         self.close()
@@ -101,13 +101,13 @@ class LogWriter:
                 break
             os.close(file)
         if self._size and os.pread(file, 1, self._size - 1) != b"\n":
-            self._size += os.write(file, b"\n")  # the machine stopped in its last line
+            self._size += os.write(file, b"\n")  # the machine stopped while it wrote the last line
         self._file = file
         return file
 
 
 def sync_and_close(handle: int) -> None:
-    """Flush a file to the disk, which may take long, and close this handle of it."""
+    """Flush a file to the disk, which may take long, and close this handle."""
     try:
         os.fsync(handle)
     finally:
@@ -116,35 +116,35 @@ def sync_and_close(handle: int) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class _Position:
-    """How far a file was read."""
+    """How far a file has been read."""
 
     offset: int = 0
     is_cut: bool = False
 
 
 class LogReader:
-    """Reads the lines of all writers, and then what they have appended since."""
+    """Reads the lines of all writers, and later the lines that they have appended since."""
 
     def __init__(self, folder: Path, pattern: str) -> None:
-        """Make a reader that has read nothing.
+        """Create a reader that starts at the beginning of each file.
 
         Args:
             folder: of the files.
-            pattern: of the names of their files, such as `outcomes-*`.
+            pattern: matches the names of the files, such as `outcomes-*`.
         """
         self._folder, self._pattern = folder, f"{pattern}.jsonl"
         self._positions: dict[str, _Position] = {}
 
     @property
     def cut(self) -> int:
-        """Files whose last line is not whole, so it was left out."""
+        """Number of files whose last line is incomplete, so it was left out."""
         return sum(each.is_cut for each in self._positions.values())
 
     def blocks(self, *, but: str = "") -> Iterator[bytes]:
-        """Yield whole lines that were not read yet, many at a time, in the order of each file.
+        """Yield complete lines that were not read yet, many at a time, in the order of each file.
 
         Args:
-            but: start of the names of files to leave out.
+            but: files whose name starts with this are left out.
         """
         for path in sorted(self._folder.glob(self._pattern)):
             if but and path.name.startswith(but):
@@ -167,7 +167,7 @@ class LogReader:
 
 
 def objects_of(block: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line; a line that is not one is left out."""
+    """Yield the JSON object of each line; a line that is not a JSON object is left out."""
     for line in block.splitlines():
         with contextlib.suppress(ValueError):
             content = json.loads(line)

@@ -35,7 +35,7 @@ def logs_of(folder: Path, rollout: int) -> Path:
 
 
 def key_text(key: int) -> str:
-    """The hash of a key as the logs hold it."""
+    """The hash of a key, in the form that the logs contain."""
     return f"{key:016x}"
 
 
@@ -43,11 +43,11 @@ class AssignmentLog:
     """The keys of one test in one server; may be used by many threads."""
 
     def __init__(self, folder: Path, *, server: str, max_keys: int) -> None:
-        """Make a log that knows no keys before `refresh`.
+        """Create a log that knows no keys until `refresh`.
 
         Args:
             folder: of the test's logs.
-            server: name of this process, of its own among all that serve the model.
+            server: name of this process, unique among all that serve the model.
             max_keys: keys that are recorded.
         """
         self._mine = f"assignments-{server}-"
@@ -60,9 +60,9 @@ class AssignmentLog:
         self._is_reported = False
 
     def record(self, key: int, version: int) -> None:
-        """Write the arm of a key, if it is the key's first request here.
+        """Write the arm of a key, if this is the key's first request here.
 
-        Where that is not possible, it is logged once, and the next request of the key tries again.
+        If that fails, it is logged once, and the next request of the key tries again.
         """
         if key in self._keys:
             return
@@ -88,7 +88,7 @@ class AssignmentLog:
         """
         with self._reading:
             for block in self._reader.blocks(but=self._mine):
-                # Of 1,000,000 lines a JSON parser makes as many dictionaries; only the keys are needed.
+                # A JSON parser would build a dictionary for each of 1,000,000 lines; only the keys are needed.
                 found = bytes.fromhex(b"".join(_KEY.findall(block)).decode())
                 self._keys.update(np.frombuffer(found, dtype=">u8").tolist())
         with self._lock:
@@ -97,7 +97,7 @@ class AssignmentLog:
             sync_and_close(handle)
 
     def unknown(self, keys: set[int]) -> set[int]:
-        """The keys of which no server has answered a request."""
+        """The keys for which no server has answered a request."""
         if not keys <= self._keys:
             self.refresh()
         return keys - self._keys

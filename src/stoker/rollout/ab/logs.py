@@ -1,4 +1,4 @@
-"""Inside a server: the logs of a model's A/B test, from its begin to its end."""
+"""Inside a server: the logs of a model's A/B test, from its start to its end."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class ABTestLogs:
     """The logs of the test that a model is under, if it is under one; may be used by many threads."""
 
     def __init__(self, folder: Path, *, server: str) -> None:
-        """Make none before `take_up`.
+        """Open no logs until `take_up`.
 
         Args:
             folder: of the rollout's state.
-            server: name of this process, of its own among all that serve the model.
+            server: name of this process, unique among all that serve the model.
         """
         self._folder, self._server = folder, server
         self._logs: _Logs | None = None
 
     def take_up(self, state: RolloutState) -> Callable[[bytes], int] | None:
-        """Open the logs of the test that a state says, and close those of the test before.
+        """Open the logs of the test that a state names, and close those of the previous test.
 
         Returns:
-            The hash of the test's keys; None: there is no test.
+            The hash function of the test's keys; None without a test.
         """
         test = state.test if state.is_test else None
         logs = self._logs
@@ -61,10 +61,10 @@ class ABTestLogs:
         return test.key_hash()
 
     def record(self, route: Route) -> bool:
-        """Note the arm of the key of an answered request, if the test that is under way chose it.
+        """Note the arm of the key of an answered request, if the running test chose it.
 
         Returns:
-            Whether a test is under way, or chose the version, so no gate counts the answer.
+            Whether a test is running, or chose the version, so no gate counts the answer.
         """
         logs = self._logs
         if logs is None:
@@ -76,14 +76,14 @@ class ABTestLogs:
     def refresh(self) -> None:
         """Read the keys of other servers, and flush this one's to the disk; called every second."""
         if self._logs is not None:
-            with contextlib.suppress(OSError):  # unreadable, or full: at the next chance
+            with contextlib.suppress(OSError):  # unreadable, or the disk is full: tried again later
                 self._logs.assignments.refresh()
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
-        """Write what users did, all or none.
+        """Write outcomes, all or none of them.
 
         Raises:
-            ServeError: there is no test, a key did not take part, a value is not possible, the log is full or cannot
+            ServeError: no test is running, a key did not take part, a value is invalid, the log is full or cannot
                 be written.
         """
         logs = self._logs

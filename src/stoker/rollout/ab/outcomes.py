@@ -19,40 +19,40 @@ from stoker.rollout.ab.assignments import key_text
 from stoker.rollout.state.ab_settings import ABTestSettings
 
 BYTES_A_KEY = 512
-"""Bytes of outcomes that a test takes for each of its `max_keys`: about eight outcomes a key."""
+"""Bytes of outcomes that a test accepts for each of its `max_keys`: about eight outcomes per key."""
 
 SHOWN_KEYS = 3
-"""Unknown keys that an error names."""
+"""Most unknown keys that an error message names."""
 
 Unknown = Callable[[set[int]], set[int]]
-"""Gives those of some keys of which no server has answered a request."""
+"""Returns those of some keys for which no server has answered a request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one user did."""
+    """The outcome of one user."""
 
     key: str
     """The value of the header or cookie that the request had."""
 
     value: float
-    """1 or 0, or an amount."""
+    """The outcome: 1 or 0, or an amount."""
 
 
 class UnknownKey(UserError):
-    """No request with this key was answered under the test."""
+    """No request with this key was answered during the test."""
 
 
 class OutcomeLog:
     """The outcomes that one process writes; may be used by many threads."""
 
     def __init__(self, folder: Path, test: ABTestSettings, *, name: str) -> None:
-        """Make a log; the first outcome makes its file.
+        """Create a log; the first outcome creates its file.
 
         Args:
             folder: of the test's logs.
             test: its settings.
-            name: of its own among all that write there at the same time.
+            name: unique among all that write there at the same time.
         """
         self._folder, self._test = folder, test
         self._writer = LogWriter(folder, f"outcomes-{name}")
@@ -63,12 +63,12 @@ class OutcomeLog:
         """Write all of the outcomes, or none if one of them is refused.
 
         Args:
-            outcomes: what users did.
-            unknown: which keys did not take part.
+            outcomes: of users.
+            unknown: returns the keys that did not take part.
 
         Raises:
             UnknownKey: a key did not take part.
-            UserError: a value is not possible, the log or the disk is full.
+            UserError: a value is invalid, the log or the disk is full.
             OSError: the folder cannot be written.
         """
         hashes = [self._key_hash(each.key.encode()) for each in outcomes]
@@ -110,7 +110,7 @@ class OutcomeLog:
 
 
 def add_from_command(folder: Path, test: ABTestSettings, outcomes: Sequence[Outcome]) -> None:
-    """Write outcomes from a process that serves nothing; commands of one machine share a file.
+    """Write outcomes from a process that does not serve; commands on one machine share a file.
 
     Raises:
         As `OutcomeLog.add`.
@@ -125,7 +125,7 @@ def add_from_command(folder: Path, test: ABTestSettings, outcomes: Sequence[Outc
 
 
 def _unknown(folder: Path, keys: set[int]) -> set[int]:
-    """The keys that no assignment log has."""
+    """The keys that are missing from the assignment logs."""
     missing = set(keys)
     for block in LogReader(folder, "assignments-*").blocks():
         missing -= {key for key in missing if f'"key":"{key_text(key)}"'.encode() in block}

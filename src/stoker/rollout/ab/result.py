@@ -26,7 +26,7 @@ from stoker.rollout.statistics.confidence_sequence import (
 )
 
 SHARES_ALPHA = 0.01
-"""Probability that a test whose arms get the keys that the weights say ever warns of it."""
+"""Probability of a false warning when the arms do get the keys that the weights say, over the whole test."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,23 +37,23 @@ class ArmResult:
     """The version of the model."""
 
     share: float
-    """Share of the keys that the weights say."""
+    """Share of the keys according to the weights."""
 
     totals: ArmTotals
     """The outcomes of its keys."""
 
     reported: int
-    """Keys with an outcome, also of 0."""
+    """Number of keys with an outcome; an outcome of 0 counts."""
 
     is_baseline: bool
-    """Whether the others are compared with it."""
+    """Whether this arm is the baseline, with which the others are compared."""
 
     difference: Difference | None
-    """To the baseline; None: too early, or it is the baseline."""
+    """Difference from the baseline; None if it is too early, or if this arm is the baseline."""
 
     @property
     def verdict(self) -> str:
-        """What the interval says of it."""
+        """What the interval says about the arm."""
         if self.is_baseline:
             return "baseline"
         if self.difference is None:
@@ -63,7 +63,7 @@ class ArmResult:
         return "lower" if self.difference.high < 0 else "no difference shown"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         found = self.difference
         return {
             "version": self.version,
@@ -80,16 +80,16 @@ class ArmResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ABResult:
-    """The result of a test as it stands now."""
+    """The current result of a test."""
 
     arms: list[ArmResult]
     """In the order of the test."""
 
     warnings: list[str]
-    """Why the result may be wrong, a sentence each."""
+    """Reasons why the result may be wrong, one sentence each."""
 
     def to_json(self, state: RolloutState, test: ABTestSettings) -> dict[str, Any]:
-        """As JSON can hold it.
+        """As a JSON object.
 
         Args:
             state: the newest one of the test.
@@ -171,7 +171,7 @@ def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[s
         for arm, count in zip(arms, keys, strict=True)
     )
     warning = (
-        f"The arms do not have the keys that the weights say ({seen}), so the difference may come from who is "
+        f"The arms do not have the numbers of keys that the weights imply ({seen}), so the difference may come from users who are "
         "missing: find out why, an arm that cannot be loaded for example, and begin another test."
     )
     return [warning]
@@ -193,7 +193,7 @@ class _Lines:
 
 
 def _lines(folder: Path, kind: str, field: str, dtype: pa.DataType) -> _Lines:
-    """Read the logs of a kind: of each line the key and one more field."""
+    """Read the logs of one kind: the key and one more field of each line."""
     reader = LogReader(folder, f"{kind}-*")
     schema = pa.schema([("at", pa.float64()), ("key", pa.string()), (field, dtype)])
     tables, lines = [schema.empty_table()], 0
@@ -214,7 +214,7 @@ def _table(block: bytes, schema: pa.Schema) -> pa.Table:
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     try:
         table = pj.read_json(io.BytesIO(block), parse_options=options)
-    except pa.ArrowInvalid:  # a damaged line: each by itself
+    except pa.ArrowInvalid:  # a line is damaged: check each line by itself
         rows = [row for row in objects_of(block) if _is_row(row, schema)]
         table = pa.Table.from_pylist(rows, schema=schema)
     table = table.drop_null()
@@ -232,7 +232,7 @@ def _is_row(row: Mapping[str, Any], schema: pa.Schema) -> bool:
 def _values(
     keys: NDArray[np.uint64], outcomes: _Lines
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
-    """Value of each key, whether it has an outcome; and how many outcomes are of other keys."""
+    """Return the value of each key, whether it has an outcome, and how many outcomes belong to other keys."""
     found, has_outcome = np.zeros(len(keys)), np.zeros(len(keys), dtype=bool)
     if not len(keys):
         return found, has_outcome, len(outcomes.keys)

@@ -25,7 +25,7 @@ from stoker.rollout.state.webhook import Moment
 _log = logging.getLogger(__name__)
 
 LEASE = "controller"
-"""The event of a controller that takes its place: it is not reported."""
+"""The event of a controller that replaces another one: it is not reported."""
 
 PAUSES_S = (1.0, 5.0)
 """Pauses between the attempts of one message, seconds; after the last attempt it is dropped."""
@@ -34,7 +34,7 @@ _FILE = "announced.json"
 
 
 class Announcer:
-    """Announces what happened to one model's rollouts, in a thread of its own."""
+    """Announces the changes of one model's rollouts, in a thread of its own."""
 
     def __init__(self, model: str, folder: Path) -> None:
         """Args: model: for the messages; folder: of the rollout's state."""
@@ -42,11 +42,11 @@ class Announcer:
         self._thread: threading.Thread | None = None
 
     def has_news(self, stored: Stored, state: RolloutState) -> bool:
-        """Whether a change is not reported yet.
+        """Whether a change has not been reported yet.
 
         Args:
             stored: the newest state.
-            state: the same.
+            state: the same state, parsed.
         """
         return bool(_listeners(state)) and self._announced() < stored.number
 
@@ -60,7 +60,7 @@ class Announcer:
 
     def _announce_all(self) -> None:
         announced = self._announced()
-        with contextlib.suppress(DataError, OSError):  # the controller reports it
+        with contextlib.suppress(DataError, OSError):  # the controller reports this error
             for stored in StateFiles(self._folder).history():
                 if stored.number > announced:
                     self._announce(stored)

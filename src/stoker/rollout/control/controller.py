@@ -46,19 +46,19 @@ from stoker.rollout.statistics.histogram import quantile
 _log = logging.getLogger(__name__)
 
 TAKEOVER_S = 10.0
-"""Without a sign of life of the controller for this long, by its own clock, a server takes its place."""
+"""A server replaces a controller that has given no sign of life for this long, by the server's own clock."""
 
 GONE_S = 60.0
 """A version whose folder is missing for this long is rolled back, seconds; over NFS a folder can appear a minute late."""
 
 MEASURED_REQUESTS = 1_000
-"""Requests of the baseline from which its latency is known well enough."""
+"""Requests of the baseline after which its latency is known well enough."""
 
 SLOWER = 1.1
-"""An answer is slow when it takes longer than this times the baseline's quantile, and than that and `SLOWER_S`."""
+"""An answer is slow if it takes longer than this times the baseline's quantile, and `SLOWER_S` longer than it."""
 
 SLOWER_S = 1e-3
-"""What a version's answers may take longer in any case, seconds: with less traffic its part of the processor's caches is
+"""Time that answers may always take longer, seconds: with less traffic its share of the processor's caches is
 colder (measured: 60 us at 20 % of the traffic, a fifth of the median of a small model)."""
 
 _QUANTILES = {SLOW_P99: 0.99, SLOW_P50: 0.5}
@@ -66,7 +66,7 @@ _QUANTILES = {SLOW_P99: 0.99, SLOW_P50: 0.5}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """A change of the state, as the history keeps it."""
+    """One change of the state, as the history stores it."""
 
     what: str
     who: str
@@ -74,12 +74,12 @@ class Event:
     at_s: float
 
     def to_json(self) -> dict[str, object]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         return {"what": self.what, "who": self.who, "why": self.why, "at_s": self.at_s}
 
 
 def change(files: StateFiles, after: Stored | None, state: RolloutState, event: Event) -> Stored:
-    """Make a state the newest, with the event that led to it.
+    """Make a state the newest, with the event that caused it.
 
     Raises:
         Conflict: another writer changed the state first.
@@ -98,7 +98,7 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Make a controller, which does nothing until its `step`.
+        """Create a controller, which does nothing until its `step`.
 
         Args:
             folder: of the rollout's state.
@@ -117,10 +117,10 @@ class Controller:
         self._gone_s: float | None = None  # when the candidate's folder was first missed
 
     def step(self) -> Decision | None:
-        """Judge, and change the state if that follows.
+        """Judge the rollout, and change the state if the decision requires it.
 
         Returns:
-            The decision; None where there is no rollout under way, or another server judges it.
+            The decision; None if no rollout is running, or another server judges it.
 
         Raises:
             DataError: a file of the state is damaged.
@@ -133,7 +133,7 @@ class Controller:
         active, news = state.phase in ACTIVE, self._hooks.has_news(stored, state)
         if not active and not news:
             return None
-        with contextlib.suppress(Conflict):  # somebody was first: the next step reads what they did
+        with contextlib.suppress(Conflict):  # another writer was first: read it in the next step
             if self._lease == state.lease != 0:
                 self._beat()
                 if news:
@@ -143,14 +143,14 @@ class Controller:
         return None
 
     def _watch(self, stored: Stored, state: RolloutState) -> None:
-        """Take the place of a controller that has given no sign of life."""
+        """Replace a controller that has given no sign of life."""
         seen = (state.lease, self._read_beat())
         if seen != self._seen[0]:
             self._seen = seen, self._clock()
         if state.lease == 0 or self._clock() - self._seen[1] >= TAKEOVER_S:
             lease = state.lease + 1
             event = Event(what="controller", who=self._name, why=f"lease {lease}", at_s=self._now())
-            # A controller that was stopped and goes on finds a newer state, so its own change is refused.
+            # A paused controller that resumes finds a newer state, so its own change is refused.
             change(self._files, stored, replace(state, lease=lease), event)
             self._lease = lease
             self._beat()
@@ -172,14 +172,14 @@ class Controller:
         return self._follow(stored, state, decision)
 
     def _stage_now(self, state: RolloutState) -> float:
-        """Seconds since the epoch, as they go on from the first look at a stage: a clock that jumps ends no stage."""
+        """Seconds since the epoch, counted from the first look at a stage: a clock that jumps ends no stage."""
         if self._stage_clock[0] != state.began_s:
             passed_s = max(self._now() - state.began_s, 0.0)
             self._stage_clock = state.began_s, self._clock() - passed_s
         return state.began_s + self._clock() - self._stage_clock[1]
 
     def _gone(self, version: int) -> str:
-        """Why a version cannot go on whose folder is missing: no server that starts has it; empty if it can."""
+        """Why a version whose folder is missing cannot continue (no server could load it); empty if it can."""
         if version in version_folders(self._folder.parent):
             self._gone_s = None
             return ""
@@ -189,7 +189,7 @@ class Controller:
         return f"its folder is missing for {missed_s:.0f} s" if missed_s >= GONE_S else ""
 
     def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
-        """Do what was decided, once the webhooks let it go on."""
+        """Carry out a decision, once the webhooks allow it."""
         if decision.action is Action.ADVANCE:
             following = advance(state, now_s=self._now())
             answers = self._hooks.before(state, following, why=decision.reason)
@@ -208,7 +208,7 @@ class Controller:
         return decision
 
     def _measure(self, stored: Stored, state: RolloutState, counts: Counts) -> Decision:
-        """Begin the first stage when the baseline's latency is known."""
+        """Begin the first stage as soon as the baseline's latency is known."""
         seen = counts.get(MEASURED, {}).get(state.baseline, VersionCounts())
         judged = set(_QUANTILES) - set(state.settings.dry_run)
         if judged and seen.requests < MEASURED_REQUESTS:

@@ -25,7 +25,7 @@ from stoker.rollout.state.user_gates import UserGate, code_of
 _FILE = "user-gates.json"
 
 WEBHOOK_EVERY_S = 10.0
-"""Time between two calls of a webhook that does not let the rollout go on, seconds."""
+"""Time between two calls of a webhook that does not let the rollout continue, seconds."""
 
 
 class Hooks:
@@ -39,12 +39,12 @@ class Hooks:
         gate_folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make hooks without an answer yet.
+        """Create hooks that have no answers yet.
 
         Args:
             model: the model.
             folder: of the rollout's state.
-            gate_folder: of the modules of Python gates; None: there is none on this server.
+            gate_folder: of the modules of Python gates; None if this server has none.
             clock: seconds, never backwards.
         """
         self._model, self._folder, self._gate_folder = model, folder, gate_folder
@@ -70,8 +70,8 @@ class Hooks:
         """The answers of the webhooks that are called before a change.
 
         Args:
-            state: as it stands.
-            following: what it changes to.
+            state: the current one.
+            following: the state after the change.
             why: the reason.
         """
         moment = moment_of(following)
@@ -80,7 +80,7 @@ class Hooks:
             if moment is None or moment not in hook.at:
                 continue
             name = f"webhook {number}"
-            # The same for each controller: the number of the lease is not a part of it.
+            # The same for each controller: the number of the lease is not part of it.
             identity = f"{following.stage}-{state.began_s:.3f}"
             content = payload(self._model, moment, following, identity=identity, why=why)
             poll = self._poll(name, WEBHOOK_EVERY_S)
@@ -97,7 +97,7 @@ class Hooks:
         return results
 
     def has_news(self, stored: Stored, state: RolloutState) -> bool:
-        """Whether a change is not reported yet."""
+        """Whether a change has not been reported yet."""
         return self._announcer.has_news(stored, state)
 
     def announce(self) -> None:
@@ -152,7 +152,7 @@ class Hooks:
             "gates": [each.to_json() for each in results],
         }
         if content["gates"] and content != self._written:
-            with contextlib.suppress(OSError):  # shown by `status` only
+            with contextlib.suppress(OSError):  # shown only by `status`
                 write_json(self._folder / _FILE, content)
                 self._written = content
 
@@ -167,7 +167,7 @@ def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
     found: dict[str, GateResult] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((folder / _FILE).read_bytes())
-        # The answers of an earlier stage say nothing of this one; those of the last one stay.
+        # Answers from an earlier stage say nothing about this one; those of the last stage remain.
         same_stage = content["began_s"] == state.began_s or not state.is_active
         if content["rollout"] == state.rollout and same_stage:
             results = [

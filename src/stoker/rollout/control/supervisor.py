@@ -28,19 +28,19 @@ from stoker.serve.routing import VersionInUse
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
-"""How often a change that another writer forestalls is tried again."""
+"""How often a change is tried again when another writer was first."""
 
 MakeController = Callable[[str, Path], Controller]
-"""Makes the controller of a model's state in a folder."""
+"""Creates the controller for a model's state in a folder."""
 
 
 def make_controller(model: str, folder: Path, *, gate_folder: Path | None = None) -> Controller:
-    """A controller that asks the user's gates and webhooks.
+    """Return a controller that queries the user's gates and webhooks.
 
     Args:
         model: the model.
         folder: of its state.
-        gate_folder: of the modules of Python gates; None: there is none.
+        gate_folder: of the modules of Python gates; None if it has none.
     """
     return Controller(folder, hooks=Hooks(model, folder, gate_folder=gate_folder))
 
@@ -49,7 +49,7 @@ class Controllers:
     """A controller for each model that has a rollout."""
 
     def __init__(self, make: MakeController = make_controller) -> None:
-        """Args: make: makes one, with the gates of the user."""
+        """Args: make: creates a controller, with the gates of the user."""
         self._make = make
         self._known: dict[Path, Controller] = {}
         self._said: dict[Path, str] = {}
@@ -76,7 +76,7 @@ class Controllers:
                 self._said[folder] = str(error)
 
     def _scrape(self, model: str, folder: Path) -> None:
-        """Fetch the counts of servers that cannot write here; the next look judges them."""
+        """Fetch the counts of servers that cannot write here; the next look uses them."""
         stored = StateFiles(folder).latest()
         if stored is not None:
             state = state_of(stored.content["state"])
@@ -90,11 +90,11 @@ class RolloutSupervisor:
     """The rollouts of all workers of a server, as `Supervisor` describes it."""
 
     def __init__(self, *, server: str, make: MakeController = make_controller) -> None:
-        """Make a supervisor that knows no rollout before `look`.
+        """Create a supervisor that knows no rollout until `look`.
 
         Args:
-            server: name of this process, of its own among all that serve the models.
-            make: makes the controller of a model.
+            server: name of this process, unique among all that serve the models.
+            make: creates the controller of a model.
         """
         self._server = server
         self._controllers = Controllers(make)
@@ -104,7 +104,7 @@ class RolloutSupervisor:
         self._changing = threading.Lock()
 
     def begin(self, folder: Path) -> None:
-        """Args: folder: what the workers have in common."""
+        """Args: folder: shared by the workers."""
         self._workers = folder
 
     def look(self, in_use: Sequence[VersionInUse]) -> None:
@@ -139,11 +139,11 @@ class RolloutSupervisor:
                 _log.error("%s version %d is rolled back: %s", model, state.candidate, why)
                 with contextlib.suppress(
                     UserError, OSError
-                ):  # a full disk: the state may still change
+                ):  # the disk is full: the state may still change
                     Vetoes(self._workers).add(base, state.rollout, why=why)
                 self._count_lost(base, state, lost, why)
             blamed = True
-            with contextlib.suppress(Conflict):  # another was first: decide again
+            with contextlib.suppress(Conflict):  # another writer was first: decide again
                 self._roll_back(base, stored, why)
                 return True
         return blamed
@@ -175,7 +175,7 @@ class RolloutSupervisor:
 
 
 def _stored(base: Path) -> Stored | None:
-    """The newest whole state of a model; None if it has none, or it cannot be read."""
+    """The newest complete state of a model; None if it has none, or it cannot be read."""
     with contextlib.suppress(OSError):
         return StateFiles(base / FOLDER).latest_whole()
     return None

@@ -19,11 +19,11 @@ class Vetoes:
     """The vetoes in one folder."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Args: folder: of the workers; None: there are no vetoes."""
+        """Args: folder: of the workers; None: vetoes are not used."""
         self._path = None if folder is None else folder / _FILE
 
     def reasons(self) -> dict[tuple[str, int], str]:
-        """Folder of a model's versions and number of a rollout -> why its candidate must not run."""
+        """Return (folder of a model's versions, number of a rollout) -> why its candidate must not run."""
         if self._path is None:
             return {}
         with contextlib.suppress(FileNotFoundError):
@@ -33,7 +33,7 @@ class Vetoes:
         return {}
 
     def add(self, base: Path, rollout: int, *, why: str) -> None:
-        """Keep the candidate of a rollout off the traffic; an operator who starts it again begins another rollout."""
+        """Keep the candidate of a rollout off the traffic; it may run again when an operator starts another rollout."""
         if self._path is not None:
             reasons = {**self.reasons(), (str(base), rollout): why}
             write_json(self._path, [[*key, reason] for key, reason in reasons.items()])

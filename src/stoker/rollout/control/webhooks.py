@@ -1,4 +1,4 @@
-"""Calls of web services before a rollout goes on.
+"""Calls of web services before a rollout continues.
 
 A call is made at least once: a controller that dies after the call and before it has noted the answer leaves the call
 to the next one. So every call has an `id`, which is the same each time.
@@ -16,11 +16,11 @@ from stoker.rollout.state.state import Phase, RolloutState
 from stoker.rollout.state.webhook import Moment
 
 TIMEOUT_S = 10.0
-"""Longest time for a call, seconds."""
+"""Longest duration of a call, seconds."""
 
 
 def moment_of(following: RolloutState) -> Moment | None:
-    """The moment that a change leads to; None: no webhook is called."""
+    """The moment of a change; None: no webhook is called."""
     if following.phase is Phase.ROLLED_BACK:
         return Moment.ROLLBACK
     if following.phase is Phase.COMPLETED:
@@ -33,13 +33,13 @@ def moment_of(following: RolloutState) -> Moment | None:
 def payload(
     model: str, moment: Moment, following: RolloutState, *, identity: str, why: str
 ) -> dict[str, Any]:
-    """What a webhook gets.
+    """Return the JSON object that a webhook receives.
 
     Args:
         model: the model.
         moment: when it is called.
-        following: the state that it leads to.
-        identity: tells this change from all others of the rollout.
+        following: the state after the change.
+        identity: unique to this change within the rollout.
         why: the reason of the change.
     """
     return {
@@ -56,10 +56,10 @@ def payload(
 
 
 def call_webhook(name: str, url: str, content: Mapping[str, Any]) -> GateResult:
-    """Call a webhook: a 2xx passes; anything else, and silence, is inconclusive.
+    """Call a webhook: a 2xx passes; any other status, and no answer, is inconclusive.
 
     Args:
-        name: of the question, for messages.
+        name: of the webhook, for messages.
         url: of the webhook.
         content: see `payload`.
     """

@@ -1,1 +1,1 @@
-"""What versions did in each stage, written by servers and added up."""
+"""Counts of what each version did in each stage: written by servers and added up."""

@@ -1,7 +1,7 @@
 """The keys that have counted in a stage, so that a user counts once, whichever worker process answers.
 
-The workers of a server map one file: a table of 64-bit numbers, in which a key is searched from the place that its
-hash gives. It has no lock: a key is counted twice only if two processes write into one place at the same moment.
+The workers of a server map one file: a table of 64-bit numbers, in which the search for a key starts at the slot of its
+hash. It has no lock: a key is counted twice only if two processes write into one slot at the same moment.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 _SLOTS_BITS = 21
 SLOTS = 1 << _SLOTS_BITS
-"""Places of the table, 8 bytes each: enough for a million keys."""
+"""Slots of the table, 8 bytes each: enough for a million keys."""
 
 PROBES = 64
-"""Places that are searched for a key; one that finds none free is not counted."""
+"""Slots that are searched for a key; a key that finds none free is not counted."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -25,20 +25,20 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Once(IntEnum):
-    """What a key counts for, once each."""
+    """What a key counts for; it counts once for each."""
 
     BAD = 1
     SLOW = 2
     PREDICTED = 3
     BASELINE_BAD = 4
-    """In shadow, where either version answers the same key."""
+    """A key in a shadow stage, where both versions answer it."""
 
 
 class StageKeys:
     """The keys of one stage; used by one thread of a process at a time."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Take up what other processes have counted.
+        """Open the keys that other processes have counted.
 
         Args:
             path: file of the stage, in a folder of its own; None: no other process counts the same keys.
@@ -47,7 +47,7 @@ class StageKeys:
         self._table: memoryview | None = None
 
     def is_first(self, key: int | None, once: Once) -> bool:
-        """Whether a key counts; it does not again. Without a key each request counts."""
+        """Whether a key counts now: only its first request does. A request without a key always counts."""
         if key is None:
             return True
         place, found = self._find(key, once)
@@ -57,12 +57,12 @@ class StageKeys:
         return True
 
     def has(self, key: int, once: Once) -> bool:
-        """Whether a key has counted, or cannot."""
+        """Whether a key has already counted, or cannot count."""
         place, found = self._find(key, once)
         return place is None or found
 
     def _find(self, key: int, once: Once) -> tuple[int | None, bool]:
-        """The place of a key, None if none is left, and whether the key is there."""
+        """Return the slot of a key (None if none is free), and whether the slot already has the key."""
         table, number = self._places(), _number(key, once)
         first = (number * _GOLDEN & _MASK) >> (64 - _SLOTS_BITS)
         for at in range(first, first + PROBES):
@@ -73,7 +73,7 @@ class StageKeys:
         return None, False
 
     def _places(self) -> memoryview:
-        if self._table is None:  # only now: most rollouts have no key
+        if self._table is None:  # created only now: most rollouts have no key
             self._table = memoryview(_mapped(self._path)).cast("Q")
         return self._table
 
@@ -83,13 +83,13 @@ def _number(key: int, once: Once) -> int:
 
 
 def _mapped(path: Path | None) -> mmap.mmap:
-    """The file in memory; where it cannot be had, memory of this process."""
+    """Map the file into memory; if that fails, use memory of this process only."""
     if path is not None:
-        with contextlib.suppress(OSError):  # a full disk
+        with contextlib.suppress(OSError):  # the disk is full
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                # Reserved first: a write into a mapped hole of a full disk would end the process.
+                # Reserve the space first: writing into a hole of a mapped file on a full disk would kill the process.
                 os.posix_fallocate(file, 0, SLOTS * 8)
                 for other in path.parent.iterdir():
                     if other != path:

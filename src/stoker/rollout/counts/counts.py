@@ -27,7 +27,7 @@ from stoker.rollout.state.state import RolloutState
 _log = logging.getLogger(__name__)
 
 MEASURED = -1
-"""Stands for a stage while the baseline is measured."""
+"""Used in place of a stage while the baseline is measured."""
 
 Counts = Mapping[int, Mapping[int, VersionCounts]]
 """Stage -> version -> counts."""
@@ -55,7 +55,7 @@ def write_counts(
         for stage, versions in counts.items()
     }
     content = {"stages": stages, "failed": {str(key): why for key, why in failed.items()}}
-    # Compact: each second, and `indent` would take Python's encoder instead of C's.
+    # Compact: this is written each second, and `indent` would use Python's encoder instead of C's.
     text = json.dumps({**content, "sha256": _digest(content)})
     try:
         write_atomic(path, text)
@@ -66,7 +66,7 @@ def write_counts(
 def read_all(
     folder: Path, *, rollout: int
 ) -> tuple[dict[int, dict[int, VersionCounts]], dict[int, str]]:
-    """Return the counts of all processes, added up, and version -> why a process cannot run it."""
+    """Return the sum of all processes' counts, and version -> why a process cannot run it."""
     found: dict[int, dict[int, VersionCounts]] = {}
     failures: dict[int, str] = {}
     for counts, failed in _contents(folder, rollout):
@@ -79,7 +79,7 @@ def read_all(
 
 
 def read_counts(folder: Path, *, rollout: int) -> dict[int, dict[int, VersionCounts]]:
-    """Return the counts of all processes, added up."""
+    """Return the sum of all processes' counts."""
     return read_all(folder, rollout=rollout)[0]
 
 
@@ -89,7 +89,7 @@ def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
 
 
 def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
-    """Yield what each file holds; a damaged one is left out, and its server writes it again."""
+    """Yield the content of each file; a damaged file is left out, and its server writes it again."""
     for path in sorted(counts_folder(folder, rollout).glob("[!.]*.json")):
         with contextlib.suppress(OSError):
             raw = path.read_bytes()
@@ -101,25 +101,25 @@ def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int,
 
 @functools.lru_cache
 def _say_once(error: str) -> None:
-    """The counts are read each second; their damage is reported once."""
+    """The counts are read each second; damage is reported once."""
     _log.error("%s", error)
 
 
 def _checked(raw: bytes, path: Path) -> Mapping[str, Any]:
-    """The content of a file, if it is what was written."""
+    """Return the content of a file, if it is intact."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         content: dict[str, Any] = json.loads(raw)
         if content.pop("sha256") == _digest(content):
             return content
     raise DataError(
         f"{path} is damaged, so its counts are left out",
-        got=Plain("other bytes than were written"),
+        got=Plain("bytes that differ from those written"),
         fix="Nothing needs to be done while its server runs: it writes the file again.",
     )
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """The same as `fingerprint`, of what JSON can hold: a tenth of its time, since C alone walks through it."""
+    """Same as `fingerprint`, for a JSON object: in a tenth of the time, since only C walks through it."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -140,7 +140,7 @@ def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
 
 
 def _share(stage: Stage) -> float:
-    # Of the requests of a shadow stage that count, each is answered once by either version.
+    # In a shadow stage, each request that counts is answered once by each version.
     return 0.5 if stage.shadow else stage.share
 
 
@@ -150,10 +150,10 @@ def requests_of(counts: Counts, *, stage: int, version: int) -> int:
 
 
 def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]:
-    """The counts and failures of the content of a file.
+    """Parse the counts and failures in a file.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it has another form.
+        KeyError, TypeError, ValueError, AttributeError: the content has another form.
     """
     counts = {
         int(stage): {int(version): _of_json(each) for version, each in versions.items()}
@@ -163,7 +163,7 @@ def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]
 
 
 def counts_folder(folder: Path, rollout: int) -> Path:
-    """The folder of the files of a rollout."""
+    """The folder that contains the files of a rollout."""
     return folder / "counts" / str(rollout)
 
 

@@ -21,18 +21,18 @@ _TIMEOUT_S = 1.0
 """Longest wait for one server, seconds."""
 
 _MOST_BYTES = 16 << 20
-"""Largest answer; the counts of a process are some 10 KiB."""
+"""Largest accepted answer, bytes; the counts of a process take about 10 KiB."""
 
 _HINTS = dict.fromkeys(
     (401, 403), f"; {TOKEN_VARIABLE} of this server must hold a key of the role admin"
 )
 
 _AT_ONCE = 16
-"""Requests at the same time."""
+"""Most requests at the same time."""
 
 
 class Scraper:
-    """Fetches the counts of servers; one that does not answer is named in the log once."""
+    """Fetches the counts of servers; a server that does not answer is logged once."""
 
     def __init__(self) -> None:
         """Start without knowing any server."""
@@ -59,7 +59,7 @@ class Scraper:
                 raise NoAnswerError(f"status {answer.status}{_HINTS.get(answer.status, '')}")
             content = json.loads(answer.body)
             if content["rollout"] != rollout:
-                return  # it has not read the newest state yet
+                return  # the server has not read the newest state yet
             for server, found in content["processes"].items():
                 if is_model_name(server):
                     counts, failed = parse_counts(found)

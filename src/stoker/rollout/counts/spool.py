@@ -1,4 +1,4 @@
-"""Counts of a server whose repository is read-only or full: kept in the folder of its workers, and given out over HTTP."""
+"""Counts of a server whose repository is read-only or full: kept in its workers' folder, and returned over HTTP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stoker.rollout.counts.counts import Counts, counts_folder, write_counts
 
 
 class Spool:
-    """The counts of one model in one server; all its workers and their parent write there."""
+    """The counts of one model in one server; all workers and their parent process write there."""
 
     def __init__(self, workers: Path | None, rollouts: Path) -> None:
-        """Open it.
+        """Open the spool.
 
         Args:
-            workers: folder that the workers have in common; None: counts are not kept.
+            workers: folder that the workers share; None: counts are not kept.
             rollouts: folder of the model's rollout.
         """
         self._rollouts = rollouts
@@ -31,10 +31,10 @@ class Spool:
     def write(
         self, counts: Counts, failed: Mapping[int, str], *, rollout: int, server: str
     ) -> None:
-        """Write counts next to the state; where that is not possible, keep them here.
+        """Write counts next to the state; if that is not possible, keep them here.
 
         Raises:
-            UserError, OSError: they cannot be written next to the state.
+            UserError, OSError: the counts can be written neither there nor here.
         """
         try:
             write_counts(self._rollouts, counts, failed, rollout=rollout, server=server)
@@ -49,7 +49,7 @@ class Spool:
         return StageKeys(None if self._folder is None else self._folder / "keys" / stage)
 
     def read(self, rollout: int) -> dict[str, Any]:
-        """Process -> the content of its file, of what is kept here."""
+        """Process -> the content of its file, for the counts that are kept here."""
         found = {}
         if self._folder is not None:
             for path in counts_folder(self._folder, rollout).glob("*.json"):

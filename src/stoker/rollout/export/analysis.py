@@ -1,4 +1,4 @@
-"""Objects by which Argo Rollouts and Flagger ask the gates of a rollout.
+"""Objects by which Argo Rollouts and Flagger query the gates of a rollout.
 
 Source: argoproj/argo-rollouts, docs/analysis/web.md; fluxcd/flagger, docs/gitbook/usage/webhooks.md.
 """

@@ -18,16 +18,16 @@ class Backend:
     """The servers of one version behind one name."""
 
     host: str
-    """Name of a Kubernetes Service, a host's name or an address."""
+    """Name of a Kubernetes Service, host name or address."""
 
     port: int = REST_PORT
 
 
 def parse_backends(texts: Iterable[str]) -> dict[int, Backend]:
-    """`7=taxi-v7:8501` of several versions.
+    """Parse `7=taxi-v7:8501`, once for each version.
 
     Raises:
-        ConfigError: an item cannot be read, or a version is named twice.
+        ConfigError: an item has another form, or a version is named twice.
     """
     found: dict[int, Backend] = {}
     for text in texts:
@@ -43,10 +43,10 @@ def parse_backends(texts: Iterable[str]) -> dict[int, Backend]:
 
 
 def parse_place(text: str, *, flag: str) -> Backend:
-    """`HOST:PORT`, `[IPV6]:PORT` or `HOST`.
+    """Parse `HOST:PORT`, `[IPV6]:PORT` or `HOST`.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text has none of these forms.
     """
     host, colon, port = text.rpartition(":")
     if not colon or "]" in port:
@@ -61,12 +61,12 @@ def parse_place(text: str, *, flag: str) -> Backend:
 def backends_of(
     versions: Iterable[int], named: dict[int, Backend], *, name: str
 ) -> dict[int, Backend]:
-    """Version -> its servers; those that are not named have a Service of the name NAME-vVERSION.
+    """Return version -> its servers; a version that the user does not name gets a Service called NAME-vVERSION.
 
     Args:
         versions: the versions of a split.
-        named: by the user.
-        name: the model's, as a name of cluster objects.
+        named: the servers that the user named.
+        name: the model's, as a valid name of cluster objects.
     """
     return {
         version: named.get(version) or Backend(host=f"{name}-v{version}") for version in versions

@@ -18,7 +18,7 @@ _ROUTES = "stoker-rollout"
 """Name of the route configuration, by which the listener finds it in the file."""
 
 _TIMEOUT = "60s"
-"""Longest answer of a route. A server's own deadline is 30 s; Envoy's default of 15 s would end before it."""
+"""Longest time for an answer. A server's own deadline is 30 s; Envoy's default of 15 s would end before it."""
 
 
 def envoy_bootstrap(
@@ -28,7 +28,7 @@ def envoy_bootstrap(
     listen: Backend,
     routes_file: Path | None,
 ) -> dict[str, Any]:
-    """A whole configuration for `envoy -c`: one listener, a cluster for each version.
+    """A complete configuration for `envoy -c`: one listener, and a cluster for each version.
 
     Args:
         split: of a model.
@@ -71,7 +71,7 @@ def envoy_bootstrap(
 
 
 def envoy_routes(split: ExportedSplit) -> dict[str, Any]:
-    """The file that a configuration with `routes_file` reads: a discovery response with the split alone."""
+    """The file that a configuration with `routes_file` reads: a discovery response that contains only the split."""
     resource = {
         "@type": f"{_TYPE}.config.route.v3.RouteConfiguration",
         **_route_configuration(split),

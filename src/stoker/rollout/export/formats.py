@@ -1,4 +1,4 @@
-"""What an export can be for, and which options that takes. The command line imports it at each start."""
+"""The formats of an export and the options of each. The command line imports this module at each start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.core.errors import ConfigError, Plain
 
 
 class Format(StrEnum):
-    """What an export is for."""
+    """The format of an export."""
 
     HTTPROUTE = "httproute"
     ENVOY = "envoy"
@@ -53,7 +53,7 @@ def check_applies(to: Format, given: Iterable[str]) -> None:
         given: names of the options that the user gave.
 
     Raises:
-        ConfigError: one belongs to another format.
+        ConfigError: an option belongs to another format.
     """
     for name in given:
         if to not in _APPLIES[name]:

@@ -16,7 +16,7 @@ from stoker.rollout.export.split import ExportedSplit, Rule, whole_weights
 def http_route(
     split: ExportedSplit, backends: Mapping[int, Backend], *, gateway: str, hostname: str
 ) -> dict[str, Any]:
-    """The object.
+    """Build the HTTPRoute object.
 
     Args:
         split: of a model.
@@ -41,7 +41,7 @@ def http_route(
 def _rule(rule: Rule, backends: Mapping[int, Backend]) -> dict[str, Any]:
     match: dict[str, Any] = {"path": {"type": "PathPrefix", "value": "/"}}
     if rule.header:
-        # "Present, whatever its value" has no match of its own in the Gateway API.
+        # "Present, with any value" has no match type in the Gateway API.
         value = rf"(.*;\s*)?{re.escape(rule.cookie)}=.*" if rule.cookie else ".+"
         match["headers"] = [{"type": "RegularExpression", "name": rule.header, "value": value}]
     return {

@@ -1,7 +1,7 @@
 """A split as KServe's InferenceService.
 
 Source: kserve/kserve at aaac4e2 (after 0.20), `CanarySpec` and `validateCanarySpecs` in pkg/apis/serving/v1beta1;
-kserve/kserve#5335: `canaryTrafficPercent` has no effect outside of Knative, and nothing says so.
+kserve/kserve#5335: `canaryTrafficPercent` has no effect outside of Knative, without a warning.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from stoker.rollout.export.split import ExportedSplit, percentages
 
 _DEPLOYMENT_MODES = {KserveMode.KNATIVE: "Knative", KserveMode.STANDARD: "Standard"}
 _KNATIVE_VERSIONS = 2
-"""`canaryTrafficPercent` stands between the newest revision and the last that took all traffic."""
+"""`canaryTrafficPercent` splits between the newest revision and the last one that took all traffic."""
 
 
 def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -> dict[str, Any]:
-    """The object.
+    """Build the InferenceService object.
 
     Args:
         split: of a model.
@@ -28,7 +28,7 @@ def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -
             runtime expects the numbered folder inside it, and no other.
 
     Raises:
-        ConfigError: `storage` does not tell versions apart.
+        ConfigError: `storage` is the same for all versions.
         UserError: KServe cannot express the split.
     """
     if "{version}" not in storage:
@@ -73,7 +73,7 @@ def _knative(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict
 
 def _standard(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict[str, Any]:
     stable = split.state.stable
-    # KServe names the Deployments by it: a candidate that becomes the stable version keeps its pods.
+    # KServe derives the names of Deployments from it: a candidate that becomes the stable version keeps its pods.
     spec: dict[str, Any] = {
         "predictor": {"name": f"v{stable}", **_predictor(split, stable, storage)}
     }
@@ -92,5 +92,5 @@ def _predictor(
     split: ExportedSplit, version: int, storage: str, **container: str
 ) -> dict[str, Any]:
     uri = storage.replace("{model}", split.model).replace("{version}", str(version))
-    # Below `canary` the schema requires the container's name, and elsewhere the webhook refuses it: "" is neither.
+    # The schema requires the container's name below `canary`, and the webhook refuses it elsewhere: "" satisfies both.
     return {"model": {**container, "modelFormat": {"name": "tensorflow"}, "storageUri": uri}}

@@ -1,4 +1,4 @@
-"""What a rollout's state says about traffic, in the terms that gateways know: rules, headers, whole weights."""
+"""What a rollout's state means for traffic, in the terms of gateways: rules, headers, whole weights."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from stoker.core.errors import Plain, UserError
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 
 _SCALES = (100, 1_000, 10_000, 100_000, 1_000_000)
-"""Sums of whole weights, the most readable first; the Gateway API allows a weight of 1,000,000 at most."""
+"""Sums of whole weights, the most readable first; the Gateway API allows a weight of at most 1,000,000."""
 
 _COOKIE = "cookie:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Requests, and the versions that they go to. Of several rules, the first that fits holds."""
+    """Requests, and the versions that they go to. The first of several rules that matches applies."""
 
     weights: Mapping[int, float]
-    """Version -> share of the requests, with a sum of 1; versions that take nothing may be among them."""
+    """Version -> share of the requests, with a sum of 1; it may name versions with a share of 0."""
 
     header: str = ""
     """Only requests with this header, whatever its value; empty: all requests."""
 
     cookie: str = ""
-    """Only requests with this cookie; `header` is `cookie` then."""
+    """Only requests with this cookie; `header` is then `cookie`."""
 
     sticky: bool = False
     """Whether requests of the same header value, or cookie, go to the same version."""
@@ -34,13 +34,13 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedSplit:
-    """The traffic of a model, as its state stands."""
+    """The traffic of a model according to its state."""
 
     model: str
     """Name of the model."""
 
     state: RolloutState
-    """The state that it follows from."""
+    """The state from which the split follows."""
 
     @property
     def name(self) -> str:
@@ -49,24 +49,24 @@ class ExportedSplit:
 
     @property
     def weights(self) -> dict[int, float]:
-        """Version -> share of the requests that are split. While a rollout is under way, both versions are named."""
+        """Version -> share of the requests that are split. While a rollout is running, both versions are named."""
         active = self.state.phase in ACTIVE
         shares = self.state.split(self.model).weights
         return {version: share for version, share in shares.items() if active or share > 0}
 
     @property
     def is_split(self) -> bool:
-        """Whether requests are being dealt out, by weight or by a header."""
+        """Whether requests are currently split, by weight or by a header."""
         return self.state.phase in (Phase.RUNNING, Phase.PAUSED)
 
     @property
     def header(self) -> str:
-        """The header whose requests go to the candidate; empty unless the stage is a header's."""
+        """The header whose requests go to the candidate; empty unless the stage uses a header."""
         return self.state.current.header if self.is_split else ""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Where requests go; the last rule fits all of them."""
+        """The routing rules; the last one matches all requests."""
         key = self.state.settings.key if self.is_split else ""
         baseline = Rule(weights={self.state.baseline: 1.0})
         if self.header:
@@ -79,7 +79,7 @@ class ExportedSplit:
 
     @property
     def versions(self) -> list[int]:
-        """The versions that must be there, in the order of `weights`."""
+        """The versions that must be reachable, in the order of `weights`."""
         return list(self.weights)
 
     @property
@@ -93,7 +93,7 @@ class ExportedSplit:
 
 
 def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
-    """Shares as whole numbers with the most readable sum that loses nothing.
+    """Shares as whole numbers, with the most readable sum that loses nothing.
 
     A share that is not 0 stays at least 1 of 1,000,000.
     """
@@ -111,14 +111,14 @@ def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
 
 
 def percentages(split: ExportedSplit, *, program: str) -> dict[int, int]:
-    """Shares as whole percentages, for programs that take nothing finer, and no headers.
+    """Shares as whole percentages, for programs that accept nothing finer, and no headers.
 
     Args:
         split: of a model.
-        program: named in errors.
+        program: its name, for errors.
 
     Raises:
-        UserError: the stage is a header's, or its percentage is not whole.
+        UserError: the stage uses a header, or its percentage is not whole.
     """
     instead = "Use `--to httproute` or `--to envoy`, or wait for a stage with a whole percentage."
     if split.header:

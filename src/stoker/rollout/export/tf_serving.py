@@ -1,6 +1,6 @@
 """A split for TensorFlow Serving, which has labels instead: `stable`, and `canary` for the candidate.
 
-Labels split nothing by themselves: a client, or a gateway, asks for the one or the other.
+Labels split nothing by themselves: a client, or a gateway, chooses one of them.
 Source: tensorflow/serving, model_server_config.proto and `ServerCore::ReloadConfig`.
 """
 
@@ -33,7 +33,7 @@ _POLL_S = 0.5
 
 
 def labels_of(split: ExportedSplit) -> dict[str, int]:
-    """Label -> version. `canary` is the stable version while there is no candidate, so that it always answers."""
+    """Label -> version. `canary` is the stable version without a candidate, so that it always answers."""
     state = split.state
     candidate = state.candidate if state.phase in ACTIVE else state.stable
     return {STABLE: state.stable, CANARY: candidate}
@@ -42,16 +42,16 @@ def labels_of(split: ExportedSplit) -> dict[str, int]:
 def model_server_config(
     split: ExportedSplit, *, base_path: str, others: Path | None = None, now_s: float
 ) -> model_server_config_pb2.ModelServerConfig:
-    """The configuration of a server.
+    """The configuration of a TensorFlow Serving server.
 
     Args:
         split: of a model.
         base_path: folder of the model's versions, as the server sees it.
-        others: a `model_config_file`, whose other models are kept; None: there are no others.
+        others: a `model_config_file`, whose other models are kept; None if it has none.
         now_s: seconds since the epoch; a version to go back to stays loaded for a while.
 
     Raises:
-        ConfigError: `others` is not such a file.
+        ConfigError: `others` is not a valid `model_config_file`.
     """
     from tensorflow_serving.config import model_server_config_pb2
 
@@ -63,7 +63,7 @@ def model_server_config(
     mine = next((each for each in models if each.name == split.model), None)
     entry = model_server_config_pb2.ModelConfig(name=split.model, model_platform="tensorflow")
     if mine is not None:
-        entry.CopyFrom(mine)  # with its logging, and labels of its own
+        entry.CopyFrom(mine)  # with its own logging and labels
     entry.base_path = base_path
     entry.model_version_policy.specific.versions[:] = _loaded(split, now_s=now_s)
     for label, version in labels_of(split).items():
@@ -87,7 +87,7 @@ def reload_server(
     *,
     limit_s: float,
 ) -> None:
-    """Make a server serve a configuration: the versions first, and the labels when these can be called.
+    """Make a server use a configuration: first the versions, then the labels, once the versions are loaded.
 
     TensorFlow Serving refuses a label for a version that it has not loaded, and it checks labels before it loads
     anything. So the first call has the labels of loaded versions alone.
@@ -99,8 +99,8 @@ def reload_server(
         limit_s: longest that the versions may take to load, seconds.
 
     Raises:
-        UserError: a version could not be loaded, or not in time; the labels are where they were, as far as
-            their versions are loaded.
+        UserError: a version could not be loaded, or not in time; labels keep their versions, as far as
+            these are loaded.
         CallError: the server does not answer, or refuses the configuration.
     """
     wanted = set(labels_of(split).values())
@@ -117,7 +117,7 @@ def reload_server(
             del entry.version_labels[label]
             if label == CANARY and split.state.stable in loaded:
                 entry.version_labels[label] = split.state.stable
-        # A version that `latest` would unload meanwhile, but that a label names, is in the policy already.
+        # A version that `latest` would unload meanwhile, but that a label names, is already in the policy.
         _send(client, first)
         _wait(client, split.model, wanted, limit_s=limit_s)
     _send(client, config)
@@ -154,7 +154,7 @@ def _send(client: GrpcClient, config: Any) -> None:
 
 
 def _states(client: GrpcClient, model: str) -> Mapping[int, tuple[int, str]]:
-    """Version -> its state and the reason of a failure; empty for a model that the server does not know."""
+    """Version -> its state and the reason of a failure; empty if the server does not know the model."""
     request = message("GetModelStatusRequest")
     request.model_spec.name = model
     try:

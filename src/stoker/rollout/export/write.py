@@ -22,25 +22,25 @@ from stoker.rollout.export.tf_serving import config_text, model_server_config
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """What the state does not know about the program in front of the servers."""
+    """What the state does not contain about the program in front of the servers."""
 
     backends: Mapping[int, Backend] = field(default_factory=dict)
-    """Version -> its servers; the others have a Service of the name MODEL-vVERSION."""
+    """Version -> its servers; the others have a Service called MODEL-vVERSION."""
 
     gateway: str = "gateway"
     """The Gateway of an HTTPRoute or of Flagger: NAME or NAMESPACE/NAME."""
 
     hostname: str = ""
-    """Only requests to this host follow an HTTPRoute; empty: all."""
+    """An HTTPRoute applies only to requests to this host; empty: to all."""
 
     listen: Backend = Backend(host="127.0.0.1", port=10_000)  # noqa: RUF009 - frozen
     """Address of Envoy's listener."""
 
     routes_file: Path | None = None
-    """Envoy reads the split from this file, and follows its changes; None: it is in the configuration."""
+    """Envoy reads the split from this file, and follows its changes; None: the split is in the configuration."""
 
     kserve_mode: KserveMode = KserveMode.STANDARD
-    """How KServe deploys."""
+    """How KServe deploys the model."""
 
     storage: str = ""
     """For KServe: URI of a version's storage, with `{version}` in it."""
@@ -56,7 +56,7 @@ class ExportOptions:
 
 
 def export_text(split: ExportedSplit, to: Format, options: ExportOptions) -> str:
-    """The content of the file.
+    """Return the content of the exported file.
 
     Raises:
         ConfigError: an option is missing or wrong.

@@ -1,4 +1,4 @@
-"""A gate that calls a Python function of the user's, in a process of its own that ends in time."""
+"""A gate that calls a Python function of the user, in a separate process with a time limit."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _STDERR = 2
 def call_in_process(
     folder: Path, reference: str, rollout: Mapping[str, Any], *, timeout_s: float
 ) -> bool | float | None:
-    """What the function returns; whatever it does, this process is not hurt.
+    """Call the function and return its value; whatever it does, this process is not harmed.
 
     Args:
         folder: of its module.
         reference: `module:function`.
         rollout: its argument.
-        timeout_s: longest time for it, seconds; then it is killed with all that it started.
+        timeout_s: longest time for it, seconds; then its process and all its children are killed.
 
     Raises:
-        NoAnswerError: it raised, hung, or ended its process.
+        NoAnswerError: the function raised, hung, or ended its process.
     """
     reading, writing = os.pipe()
     try:
         argv = [sys.executable, "-m", "stoker.rollout.gates.gate_process", str(folder), reference]
         try:
-            # What it prints goes to the log: standard output is the server's.
+            # Its prints go to the log: standard output belongs to the server.
             child = Child(
                 f"gate {reference}",
                 [*argv, str(writing)],
@@ -58,7 +58,7 @@ def call_in_process(
 
 
 def _answer(reading: int, child: Child) -> bool | float | None:
-    os.set_blocking(reading, False)  # a process that left the group may hold the other end
+    os.set_blocking(reading, False)  # a process that left the group may hold the other end open
     with contextlib.suppress(BlockingIOError, ValueError, KeyError, TypeError):
         answer = json.loads(os.read(reading, _MOST_BYTES))
         if "error" in answer:

@@ -1,4 +1,4 @@
-"""What is wrong with the gates of a rollout that is to begin."""
+"""Checks the gates of a rollout before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_names(settings: RolloutSettings) -> None:
     """Refuse a user's gate with the name of a built-in one, and a dry run of an unknown gate.
 
     Raises:
-        ConfigError: a name is one of these.
+        ConfigError: a gate has such a name.
     """
     own = [gate.name for gate in settings.user_gates]
     if taken := sorted(set(own) & set(BUILT_IN)):
@@ -31,7 +31,7 @@ def check_names(settings: RolloutSettings) -> None:
 
 
 def check_queries(model: str, begun: RolloutState) -> None:
-    """Let Prometheus judge the queries; while it is silent, a gate is inconclusive.
+    """Have Prometheus check the queries; while it does not answer, the gate is inconclusive.
 
     Raises:
         ConfigError: a query is not PromQL.

@@ -24,7 +24,7 @@ def main(folder: str, reference: str, descriptor: str) -> None:
     Args:
         folder: of its module.
         reference: `module:function`.
-        descriptor: number of the descriptor that the answer is written to.
+        descriptor: number of the file descriptor to write the answer to.
     """
     rollout = json.loads(sys.stdin.readline())
     try:
@@ -39,14 +39,14 @@ def main(folder: str, reference: str, descriptor: str) -> None:
 
 
 def _plain(value: object) -> bool | float | None:
-    """The value as JSON can hold it.
+    """Convert the value to JSON.
 
     Raises:
-        TypeError: it is neither a claim nor a number.
+        TypeError: the value is neither a boolean nor a number.
     """
     if value is None:
         return None
-    if type(value).__name__ in ("bool", "bool_"):  # NumPy's as well
+    if type(value).__name__ in ("bool", "bool_"):  # NumPy's booleans and numbers as well
         return bool(value)
     try:
         return float(value)  # type: ignore[arg-type]

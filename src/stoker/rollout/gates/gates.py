@@ -40,16 +40,16 @@ class VersionCounts:
     """Answers with a status other than 2xx, after the deadline, or with a value that is not finite."""
 
     latency: Counter[int] = field(default_factory=Counter)
-    """Bucket of the latency in seconds -> answers, and requests that run and are already slow."""
+    """Bucket of the latency in seconds -> answers, and running requests that are already slow."""
 
     predictions: Counter[int] = field(default_factory=Counter)
     """Bucket of the predicted number or class -> predictions."""
 
     shadow: Counter[str] = field(default_factory=Counter)
-    """Of a candidate in shadow: what became of copied requests; see `shadow_counts`."""
+    """Of a candidate in shadow: the results of copied requests; see `shadow_counts`."""
 
     def copy(self) -> VersionCounts:
-        """Counts of their own, with the same numbers."""
+        """Separate counts with the same numbers."""
         return VersionCounts(
             requests=self.requests,
             bad=self.bad,
@@ -59,7 +59,7 @@ class VersionCounts:
         )
 
     def add(self, other: VersionCounts) -> None:
-        """Add what another server counted."""
+        """Add the counts of another server."""
         self.requests += other.requests
         self.bad += other.bad
         self.latency.update(other.latency)
@@ -78,11 +78,11 @@ class StageCounts:
     candidate: VersionCounts
 
     is_shadow: bool = False
-    """Whether both answered the same requests; their latency is not comparable then."""
+    """Whether both answered the same requests; their latencies are then not comparable."""
 
 
 class Verdict(StrEnum):
-    """What a gate says of the candidate."""
+    """A gate's verdict on the candidate."""
 
     PASS = "pass"  # noqa: S105 - a verdict
     FAIL = "fail"
@@ -91,26 +91,26 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateResult:
-    """What one gate says now."""
+    """The current result of one gate."""
 
     gate: str
     verdict: Verdict
     detail: str
-    """The figures behind it, one clause."""
+    """The figures behind the verdict, one clause."""
 
     silent_s: float = 0.0
     """How long it has given no answer, seconds."""
 
     needs_baseline: bool = False
-    """Whether it can tell only with the baseline next to the candidate again."""
+    """Whether it needs the baseline next to the candidate again to decide."""
 
     @classmethod
     def no_answer(cls, gate: str, detail: str = "no answer yet") -> Self:
-        """The result of a gate that does not know."""
+        """An inconclusive result."""
         return cls(gate=gate, verdict=Verdict.INCONCLUSIVE, detail=detail)
 
     def to_json(self) -> dict[str, str]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         return {"gate": self.gate, "verdict": self.verdict, "detail": self.detail}
 
 
@@ -141,7 +141,7 @@ def _compared(
     seen = compared_stages(stages, gate, bad)
     found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
     limit = log_threshold(alpha=state.settings.alpha, gates=state.settings.gates)
-    # Latency follows the machine's load: without the baseline next to it, it says nothing of the candidate.
+    # Latency depends on the machine's load: without the baseline next to the candidate, it says nothing.
     if found < limit and gate == BAD and state.share == 1.0:
         suspicion = _suspicion(stages, state, limit)
         if suspicion is not None:
@@ -164,7 +164,7 @@ def compared_stages(
     Args:
         stages: counts of each stage, oldest first.
         gate: its name.
-        bad: gives the answers of a version that are bad in the sense of the gate.
+        bad: counts the answers of a version that are bad according to the gate.
     """
     return [
         BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
@@ -176,10 +176,10 @@ def compared_stages(
 def _suspicion(
     stages: Sequence[StageCounts], state: RolloutState, limit: float
 ) -> GateResult | None:
-    """The result where the candidate gives more bad answers at 100 % than the baseline did before; None: it does not."""
+    """The result if the candidate gives more bad answers at 100 % than the baseline did before; else None."""
     before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
     bad, requests = at_full_traffic(stages)
-    bad = max(bad - state.explained[0], 0)  # counts of a damaged file are missing for a while
+    bad = max(bad - state.explained[0], 0)  # counts from a damaged file are missing for a while
     full = FullTraffic(
         candidate=bad,
         requests=max(requests - state.explained[1], bad),
@@ -216,18 +216,18 @@ def _shifted(stages: Sequence[StageCounts], state: RolloutState) -> GateResult:
     return GateResult(
         gate=SHIFT,
         verdict=Verdict.FAIL if shift > limit else Verdict.PASS,
-        detail=f"predictions moved by at least {shift:.2f}, accepted are {limit:.2f}",
+        detail=f"predictions moved by at least {shift:.2f}, the limit is {limit:.2f}",
     )
 
 
 def compared_with_limits(
     gate: str, found: Sequence[bool | float | None], *, least: float | None, most: float | None
 ) -> GateResult:
-    """The result of a user's gate; a number that is not finite, and nothing at all, are inconclusive.
+    """The result of a user's gate; without a value, or with a number that is not finite, it is inconclusive.
 
     Args:
         gate: its name.
-        found: claims or numbers, of which each must pass.
+        found: booleans or numbers, each of which must pass.
         least: smallest number that passes; None: no limit.
         most: largest number that passes; None: no limit.
     """
@@ -248,7 +248,7 @@ def compared_with_limits(
 
 
 class Action(StrEnum):
-    """What a rollout does next."""
+    """The next step of a rollout."""
 
     WAIT = "wait"
     ADVANCE = "advance"
@@ -259,7 +259,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What a rollout does next, and why."""
+    """The next step of a rollout, and its reason."""
 
     action: Action
     reason: str
@@ -268,10 +268,10 @@ class Decision:
 def decide(
     state: RolloutState, results: Sequence[GateResult], *, requests: int, now_s: float
 ) -> Decision:
-    """What a rollout does next.
+    """Decide the next step of a rollout.
 
     Args:
-        state: where it stands.
+        state: of the rollout.
         results: of all gates.
         requests: answers of the candidate in this stage.
         now_s: seconds since the epoch.
@@ -295,11 +295,11 @@ def decide(
 def without_answer(
     state: RolloutState, silent: Sequence[GateResult], *, strict: bool = False
 ) -> Decision:
-    """What a rollout does where somebody has given no answer: it waits, and pauses after a time.
+    """Decide the next step when an answer is missing: wait, and pause after a time.
 
     Args:
-        state: where it stands.
-        silent: who has given none, and for how long.
+        state: of the rollout.
+        silent: whose answer is missing, and for how long.
         strict: whether it rolls back instead of pausing.
     """
     limit_s = state.settings.inconclusive_limit_s
@@ -310,7 +310,7 @@ def without_answer(
             action=Action.ROLL_BACK, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}"
         )
     if state.phase is not Phase.RUNNING:
-        # The candidate takes no traffic yet, or all of it, and nothing speaks against it.
+        # The candidate takes no traffic yet, or all of it, and no gate speaks against it.
         return Decision(action=Action.WAIT, reason=_clauses(silent))
     return Decision(action=Action.PAUSE, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}")
 
@@ -326,7 +326,7 @@ def _next(state: RolloutState, requests: int, now_s: float) -> Decision:
         left_s += settings.step_time_s if stage.time_s is None else stage.time_s
     if left_s > 0:
         return Decision(action=Action.WAIT, reason=f"{left_s:.0f} s left")
-    # A stage by header has the requests that testers send.
+    # A stage with a header gets only the requests that testers send.
     least = 1 if stage.header else settings.min_requests
     if state.phase is Phase.RUNNING and requests < least:
         return Decision(

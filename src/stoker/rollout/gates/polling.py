@@ -1,4 +1,4 @@
-"""Calls of services that may be slow or silent, made in a thread, so that reading the last answer never waits."""
+"""Calls slow or silent services in a thread, so that reading the last answer never waits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stoker.rollout.gates.gates import GateResult, Verdict
 
 
 class Poll:
-    """One call that is repeated; at most one thread is at work on it."""
+    """One repeated call; at most one thread runs it."""
 
     def __init__(
         self, name: str, *, every_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Ask nothing yet.
+        """Create a poll that has not called yet.
 
         Args:
             name: of the gate.
-            every_s: time between two questions, seconds.
-            clock: seconds, never backwards.
+            every_s: time between two calls, seconds.
+            clock: monotonic, seconds.
         """
         self._name, self._every_s, self._clock = name, every_s, clock
         self._lock = threading.Lock()
@@ -32,11 +32,11 @@ class Poll:
         self._answer: GateResult | None = None
 
     def look(self, about: Hashable, ask: Callable[[], GateResult]) -> GateResult:
-        """The last answer; asks again when it is time.
+        """Return the last answer; call again if it is time.
 
         Args:
-            about: what the question is about: an answer about something else does not count.
-            ask: asks, and ends in time.
+            about: subject of the call: an answer about another subject is not returned.
+            ask: the call, which has a time limit.
         """
         now_s = self._clock()
         with self._lock:
@@ -58,7 +58,7 @@ class Poll:
         answer = GateResult.no_answer(self._name, "a bug: see the log")
         try:
             answer = ask()
-        finally:  # a bug ends the thread with its traceback, and the call is made again
+        finally:  # a bug ends the thread with its traceback, and the call is repeated
             with self._lock:
                 self._asking = False
                 if about == self._about:

@@ -1,4 +1,4 @@
-"""A gate that asks Prometheus: each number of the answer must lie within the gate's limits.
+"""A gate that queries Prometheus: each number of the answer must be within the gate's limits.
 
 Source: Prometheus, HTTP API, instant queries (`/api/v1/query`).
 """
@@ -16,23 +16,23 @@ from stoker.rollout.http_call import HttpAnswer, NoAnswerError, send
 _PATH = "/api/v1/query"
 _FORM = "application/x-www-form-urlencoded"
 _BAD_DATA = "bad_data"
-"""Type of the error of a query that is not PromQL; its status is 400."""
+"""Type of Prometheus' error for a query that is not PromQL; its status is 400."""
 
 
 def check_query(url: str, query: str, *, gate: str, timeout_s: float) -> str:
-    """Ask Prometheus whether a query is PromQL.
+    """Check with Prometheus that a query is PromQL.
 
     Args:
         url: of the server.
-        query: of the gate, with the versions in it.
+        query: of the gate, with the versions filled in.
         gate: its name.
         timeout_s: longest time for an answer, seconds.
 
     Returns:
-        Why that is not known, one clause; empty if it is PromQL.
+        Why this could not be checked, one clause; empty if the query is PromQL.
 
     Raises:
-        ConfigError: it is not PromQL, or gives no numbers.
+        ConfigError: the query is not PromQL, or gives no numbers.
     """
     try:
         answer = _ask(url, query, timeout_s)
@@ -61,7 +61,7 @@ def query_numbers(url: str, query: str, *, timeout_s: float) -> list[float]:
     """The numbers of a query: one for a scalar, one for each series of a vector.
 
     Raises:
-        NoAnswerError: Prometheus gave none.
+        NoAnswerError: Prometheus did not answer with numbers.
     """
     answer = _ask(url, query, timeout_s)
     content = _content(answer)

@@ -1,1 +1,1 @@
-"""In a server: which version takes a request, and what became of it."""
+"""In a server: which version takes a request, and how its answers are counted."""

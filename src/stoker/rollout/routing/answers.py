@@ -1,4 +1,4 @@
-"""Answers that wait to be counted: many at a time, since numpy takes as long for one as for hundreds."""
+"""A queue of answers to be counted: many at a time, since numpy takes as long for one as for hundreds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import AnsweredRun, Route
 
 MOST_WAITING = 1024
-"""Runs that wait at most; counting so many takes about 1 ms."""
+"""Most runs in the queue; counting this many takes about 1 ms."""
 
 MOST_BYTES = 16 << 10
-"""Output above which a run does not wait, so that little memory is held."""
+"""A run with a larger output is counted at once, so that the queue holds little memory."""
 
 Values = NDArray[Any]
-"""[rows, ...] an output that holds numbers."""
+"""[rows, ...] a numeric output."""
 
 _NUMBERS = "fiub"
-"""Kinds of dtypes that hold numbers."""
+"""Numeric kinds of dtypes."""
 
 _NO_VALUES = np.empty(0)
 
@@ -34,11 +34,11 @@ _NO_VALUES = np.empty(0)
 def one_answer(
     route: Route, *, good: bool, took_s: float, outputs: Mapping[str, Values] | None
 ) -> AnsweredRun:
-    """The answer to one request as a run of its own; a bad one as one that nobody waited for.
+    """The answer to one request, as a run with a single request.
 
     Args:
         route: where the request went.
-        good: whether it was answered in time, with a status of success.
+        good: whether it was answered in time and with a successful status.
         took_s: its duration, seconds.
         outputs: output name -> array; None if there are none.
     """
@@ -56,32 +56,32 @@ _Waiting = tuple[
     tuple[int, ...],
     bytes,
 ]
-"""A run with dtype, shape and bytes of its first output of numbers instead of its arrays: to free those of many runs
-later takes longer than to copy their numbers. No class of its own, which would take as long as the copy."""
+"""A run that holds dtype, shape and bytes of its first numeric output instead of its arrays: freeing the arrays of many
+runs later takes longer than copying their numbers. It is not a class, since creating one takes as long as the copy."""
 
 
 class WaitingAnswers:
-    """Answers in the order in which they came; may be used by many threads.
+    """Answers in the order in which they came; thread-safe.
 
-    To let one wait is one call: next to a run of a model, whose memory has replaced the processor's caches, each line
+    Adding one is a single call: next to a run of a model, whose memory has replaced the processor's caches, each line
     of Python takes four times as long as in a loop of its own.
     """
 
     def __init__(self, when_full: Callable[[], None]) -> None:
-        """Start without any.
+        """Start with an empty queue.
 
         Args:
-            when_full: called when all that wait must be counted.
+            when_full: called when the queue is full.
         """
         self._waiting: deque[_Waiting] = deque()
         self._when_full = when_full
         self.clear = self._waiting.clear
-        """Forget all that wait."""
+        """Empty the queue."""
 
-        self._output = ""  # name of the first output that holds numbers, in the last run
+        self._output = ""  # name of the first numeric output in the last run
 
     def add(self, run: AnsweredRun) -> None:
-        """Let answers wait."""
+        """Add answers to the queue."""
         routes, came_s, patience_s, sizes, outputs, ended_s = run
         values = outputs.get(self._output, _NO_VALUES)
         raw = values.tobytes()
@@ -104,16 +104,16 @@ class WaitingAnswers:
         slow_s: float = math.inf,
         times_count: bool = True,
     ) -> bool:
-        """Count all that wait; by one thread at a time.
+        """Count all queued answers; called by one thread at a time.
 
         Args:
             counts: version -> counts of the stage.
             keys: the keys that have counted in the stage.
-            slow_s: time above which an answer is slow in the sense of at least one gate, seconds.
-            times_count: whether durations count, which they do not while a stage warms up.
+            slow_s: time above which an answer is slow for at least one gate, seconds.
+            times_count: whether durations count; they do not while a stage warms up.
 
         Returns:
-            Whether there were any.
+            Whether any answer was counted.
         """
         by_version: dict[int, list[_Waiting]] = defaultdict(list)
         for run in self._taken():
@@ -126,7 +126,7 @@ class WaitingAnswers:
 
     def _taken(self) -> Iterator[_Waiting]:
         try:
-            while True:  # others may add meanwhile
+            while True:  # other threads may add answers meanwhile
                 yield self._waiting.popleft()
         except IndexError:
             return
@@ -146,7 +146,7 @@ def _count(
     owners = np.repeat(np.arange(len(good)), rows)
     finite = np.isfinite(values)
     good[owners[~finite]] = False
-    # A bad answer that was slow stays slow: it may have counted while it ran.
+    # A slow answer that turned out bad still counts as slow: it may have been counted while it ran.
     slow = took_s > slow_s
     bad, timed, predicted = ~good, good | slow, good
     each_counts = all(
@@ -159,7 +159,7 @@ def _count(
             if not route.counts:
                 bad[at] = timed[at] = predicted[at] = False
                 continue
-            if slow[at]:  # a client that is slow each time is one slow client
+            if slow[at]:  # a client whose requests are all slow counts as one slow client
                 timed[at] = keys.is_first(route.key, Once.SLOW)
             if bad[at]:
                 bad[at] = keys.is_first(route.key, Once.BAD)
@@ -185,13 +185,13 @@ def _rows(routes: Sequence[Route], sizes: Sequence[int], shape: tuple[int, ...])
 def _predictions(
     rows: Sequence[int], dtypes: Sequence[np.dtype[Any]], raw: Sequence[bytes]
 ) -> NDArray[np.float64]:
-    """[rows] the prediction of each row, of runs one after the other."""
+    """[rows] the prediction of each row, for consecutive runs."""
     kinds = {
         (dtype, len(each) // number)
         for number, dtype, each in zip(rows, dtypes, raw, strict=True)
         if number
     }
-    if len(kinds) == 1:  # as a rule: one call for all
+    if len(kinds) == 1:  # usually one call for all
         ((dtype, _),) = kinds
         rows, dtypes, raw = [sum(rows)], [dtype], [b"".join(raw)]
     parts = [
@@ -203,7 +203,7 @@ def _predictions(
 
 
 def first_of_numbers(outputs: Mapping[str, Values]) -> str:
-    """The name of the first output by name that holds numbers; empty if no output does."""
+    """The name of the first numeric output in the order of names; empty if no output is numeric."""
     for name in sorted(outputs):
         if _holds_numbers(outputs[name]):
             return name
@@ -221,7 +221,7 @@ def predictions_of(values: Values) -> NDArray[np.float64]:
         values: [rows, ...] numbers.
 
     Returns:
-        The number where there is one a row, else the index of the largest; NaN where one is not finite.
+        The number if a row has a single one, else the index of the largest; NaN where one is not finite.
     """
     table = values.reshape(len(values), -1).astype(np.float64)
     if table.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""Which version a state gives to a request."""
+"""Decides, from a state, which version answers a request."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 from stoker.serve.routing import AnsweredRun, Headers, Route
 
 MOST_ROUTES = 10_000
-"""Keys whose routes are kept: to make a route takes three times as long as to look it up."""
+"""Keys whose routes are cached: computing a route takes three times as long as looking it up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """What one state says, ready to be asked."""
+    """One state, prepared for routing decisions."""
 
     state: RolloutState
     decide: Callable[[Headers], Route]
-    """Gives the route of a request."""
+    """Returns the route of a request."""
 
     copied: float = 0.0
     """Share of the requests that are copied to the candidate."""
 
     taken_s: float = field(default_factory=time.monotonic)
-    """When this process took up the state, by the monotonic clock."""
+    """When this process read the state, by the monotonic clock."""
 
     @property
     def stage(self) -> int:
-        """The stage whose counts its answers are part of."""
+        """The stage for which its answers are counted."""
         return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
 
     @property
@@ -44,7 +44,7 @@ class Routing:
         return min(self.state.slow_s.values(), default=math.inf) if active else math.inf
 
     def is_warming_up(self, now_s: float) -> bool:
-        """Whether a stage has just begun, so that its latency is not judged; a wrong clock does not make it last."""
+        """Whether a stage has just started, so that its latency is not judged; a wrong clock does not prolong this."""
         state, warm_up_s = self.state, self.state.settings.warm_up_s
         known_s = time.monotonic() - self.taken_s
         return (
@@ -55,7 +55,7 @@ class Routing:
 
 
 def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:
-    """The versions whose latencies are compared; the baseline is measured as it will be compared."""
+    """The versions whose latencies are compared; the baseline is measured in the same way as it is compared later."""
     if state.phase not in ACTIVE:
         return ()
     return (state.stable,) if state.phase is Phase.BAKING else tuple(split.weights)
@@ -69,7 +69,7 @@ def copied_share(state: RolloutState) -> float:
 def _shadow_decision(
     state: RolloutState, key_hash: Callable[[bytes], int], answered: Callable[[AnsweredRun], None]
 ) -> Callable[[Headers], Route]:
-    """Routes to the baseline, whose answers count only where the candidate answers the same request."""
+    """Routes to the baseline, whose answers count only for requests that the candidate answers too."""
     share, (header, cookie) = copied_share(state), _place_of(state.settings.key)
 
     def in_shadow(headers: Headers) -> Route:
@@ -80,7 +80,7 @@ def _shadow_decision(
             key=key_hash(key) if key else None,
             counts=False,
             answered=answered,
-            # With a key, requests without one are not part of the rollout.
+            # If the rollout has a key, requests without it are not part of it.
             copied=bool(key or not state.settings.key) and random.random() < share,  # noqa: S311 - a sample
         )
 
@@ -88,7 +88,7 @@ def _shadow_decision(
 
 
 def _place_of(key: str) -> tuple[str, bytes]:
-    """Where the key of a request is: a header, and there a cookie if the name is `cookie:NAME`; else empty."""
+    """Where the key of a request is: a header, and a cookie in it if the name is `cookie:NAME`; else empty."""
     kind, _, cookie = key.partition(":")
     return ("cookie", cookie.encode()) if kind == "cookie" else (key.lower(), b"")
 
@@ -99,12 +99,12 @@ def decision(
     key_hash: Callable[[bytes], int],
     answered: Callable[[AnsweredRun], None],
 ) -> Callable[[Headers], Route]:
-    """The function that routes by a state; all that does not depend on the request is done here, once.
+    """The function that routes by a state; everything that does not depend on the request is computed here, once.
 
     Args:
         state: the state.
         split: its weights.
-        key_hash: gives the hash of a key.
+        key_hash: returns the hash of a key.
         answered: counts answers.
     """
     is_active = state.phase in ACTIVE
@@ -141,7 +141,7 @@ def decision(
 
     def by_key(headers: Headers) -> Route:
         key = _cookie(cookie, headers) if cookie else headers(key_header)
-        if not key:  # an empty one would be one user for all who send it
+        if not key:  # an empty key would be one user for all who send it
             return without_key
         route = known.get(key)
         if route is None:
@@ -155,7 +155,7 @@ def decision(
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:
-    """The value of a cookie, None without it."""
+    """The value of a cookie; None if it is missing."""
     for part in (headers("cookie") or b"").split(b";"):
         given, _, value = part.partition(b"=")
         if given.strip() == name:

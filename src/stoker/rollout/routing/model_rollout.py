@@ -38,7 +38,7 @@ from stoker.serve.routing import (
 _log = logging.getLogger(__name__)
 
 UNREADABLE_S = 30.0
-"""A state that cannot be read for this long is an error in the log, seconds."""
+"""A state that cannot be read for this long is logged as an error, seconds."""
 
 
 class ModelRollout:
@@ -67,13 +67,13 @@ class ModelRollout:
 
         self._routing: Routing | None = None
         self.route: Decide = _no_route
-        """Gives the route of a request."""
+        """Returns the route of a request."""
 
         self.number = 0
-        """Of the state; 0 before there is one."""
+        """Number of the state; 0 before the first one."""
 
     def read(self) -> None:
-        """Take up the newest state; while it cannot be read, the last one stays in force."""
+        """Load the newest state; while it cannot be read, the last one stays in force."""
         try:
             self._take_up(self._files.latest())
         except (DataError, OSError) as error:
@@ -84,7 +84,7 @@ class ModelRollout:
         self.read_s, self._said_unreadable = time.monotonic(), False
 
     def _report(self, error: Exception) -> None:
-        """Log that the state cannot be read: once, when that has lasted."""
+        """Log once that the state could not be read for a long time."""
         unread_s = time.monotonic() - self.read_s
         if unread_s >= UNREADABLE_S and not self._said_unreadable:
             self._said_unreadable = True
@@ -119,18 +119,18 @@ class ModelRollout:
             self.route, self._is_test = routing.decide, state.is_test
 
     def _end_shadow(self, routing: Routing) -> None:
-        """End a shadow stage that is over; the lock is held."""
+        """End a shadow stage that is over; the caller holds the lock."""
         shadow = self._shadow
         if shadow is not None and not (routing.copied and shadow.is_of(routing.state)):
             shadow.close()
             self._shadow = None
 
     def copy(self, route: Route, request: RequestCopy) -> None:
-        """Have the candidate answer a request in shadow; the first one starts its process."""
+        """Have the candidate answer a request in shadow; the first request starts its process."""
         with self._lock:
             routing, shadow = self._routing, self._shadow
             if shadow is None and routing is not None and routing.copied:
-                # Only now: a process that answers no requests needs no other that runs the candidate.
+                # Started only now: a process that answers no requests needs no candidate in shadow.
                 shadow = self._shadow = ShadowStage(
                     self._model,
                     self._folder.parent,
@@ -157,7 +157,7 @@ class ModelRollout:
         )
 
     def blame(self, version: int, why: str) -> None:
-        """Let the controller roll a version back."""
+        """Have the controller roll a version back."""
         with self._lock:
             self._blamed[version] = why
 
@@ -167,12 +167,12 @@ class ModelRollout:
         failed: Mapping[int, str],
         running: Callable[[], Iterable[RunningRequest]],
     ) -> None:
-        """Write what was counted, and what runs and is slow already, if any of it is new.
+        """Write the counts, and the running requests that are already slow, if any of these are new.
 
         Args:
             server: name of this process.
             failed: version -> why it cannot be loaded.
-            running: gives the requests of all models that run.
+            running: returns the running requests of all models.
         """
         self.test.refresh()
         with self._lock:
@@ -199,7 +199,7 @@ class ModelRollout:
         try:
             self._spool.write(counts, failed, rollout=routing.state.rollout, server=server)
             self._said_unwritten = False
-        except (UserError, OSError) as error:  # read-only, or full: written at the next chance
+        except (UserError, OSError) as error:  # read-only or full: written later
             self._changed = True
             if not self._said_unwritten:
                 _log.error("rollout of %s: its counts cannot be written: %s", self._model, error)
@@ -221,19 +221,19 @@ class ModelRollout:
         return {**unloaded, **self._blamed, **self._shadow.failed}
 
     def wanted(self, now_s: float) -> set[int] | None:
-        """The versions that must be loaded; None: the state is not known yet."""
+        """The versions that must be loaded; None if the state is not known yet."""
         if self._routing is None:
             return None
         state = self._routing.state
         if state.phase in (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED) and state.current.shadow:
-            return {state.baseline}  # the candidate runs in a process of its own
+            return {state.baseline}  # the candidate runs in a separate process
         if state.phase in ACTIVE or now_s < state.began_s + state.settings.keep_previous_s:
             return {state.stable, state.candidate, *state.arms} - set(state.rejected)
         return {state.stable}
 
     def count(self, run: AnsweredRun) -> None:
-        """Count answers, at the latest when `write` is called; those of an A/B test at once."""
-        is_of_test = self._is_test or run.routes[0].test  # which may have ended
+        """Queue answers to be counted by `write` at the latest; those of an A/B test are recorded at once."""
+        is_of_test = self._is_test or run.routes[0].test  # the test may have ended
         (self._record if is_of_test else self.waiting.add)(run)
 
     def _record(self, run: AnsweredRun) -> None:
@@ -245,7 +245,7 @@ class ModelRollout:
             self._count_waiting()
 
     def _count_waiting(self) -> None:
-        """Count what waits in the stage that is in force; the lock is held."""
+        """Count the queued answers for the current stage; the caller holds the lock."""
         routing = self._routing
         if routing is None or routing.state.phase not in ACTIVE:
             self.waiting.clear()
@@ -260,7 +260,7 @@ class ModelRollout:
 
 
 def _no_route(_: Headers) -> None:
-    """Before there is a state."""
+    """Raise: no state was read yet."""
 
 
 def _short_hash(key: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Inside a server: sends requests to the versions that the state says, and counts what they answer."""
+"""Inside a server: sends requests to versions according to the state, and counts their answers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from stoker.serve.routing import (
 )
 
 MAX_RUN_S = 10.0
-"""Longest run of a version under rollout, seconds; `--max-run-s` holds for all others."""
+"""Longest run of a version under rollout, seconds; `--max-run-s` applies to all others."""
 
 
 class RolloutRouter:
-    """The rollouts of the models that a server serves. May be used by many threads."""
+    """The rollouts of the models that a server serves. Thread-safe."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class RolloutRouter:
         controllers: Controllers | None = None,
         shadow: ShadowOptions | None = None,
     ) -> None:
-        """Make a router that knows no rollout before `refresh`.
+        """Create a router that knows no rollout until `refresh`.
 
         Args:
-            server: name of this process, of its own among all that serve the models.
-            folder: of the workers of this server, with vetoes; None: it has none.
+            server: name of this process, unique among all that serve the models.
+            folder: of the workers of this server, with vetoes; None if it has none.
             controllers: judge the rollouts, if no other server does; None: another process does.
-            shadow: how versions run in shadow; None: by the defaults.
+            shadow: how versions run in shadow; None: the defaults.
         """
         self._server, self._controllers, self._workers = server, controllers, folder
         self._shadow = shadow or ShadowOptions()
         self._rollouts: dict[str, ModelRollout] = {}
         self.routes: dict[str, Decide] = {}
-        """Model -> what decides, as `Router` describes it."""
+        """Model -> its routing decision, as `Router` describes it."""
 
         self._finding = threading.Lock()
 
@@ -64,7 +64,7 @@ class RolloutRouter:
         served: Mapping[str, Served],
         running: Callable[[], Iterable[RunningRequest]] = no_requests,
     ) -> dict[str, float]:
-        """Read the states, and write what was counted: every second, by one thread."""
+        """Read the states, and write the counts: called every second, by one thread."""
         for model, each in served.items():
             rollout = self._find(model, each.base)
             if rollout is not None:
@@ -82,12 +82,12 @@ class RolloutRouter:
         return MAX_RUN_S if judged else math.inf
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
-        """What the processes of this server counted and could not write next to the state."""
+        """The counts of this server's processes that could not be written next to the state."""
         rollout = self._rollouts.get(model)
         return None if rollout is None else rollout.unwritten()
 
     def hung(self, model: str, version: int) -> None:
-        """Roll back a version under rollout whose run does not end."""
+        """Roll back a version under rollout that has a run that does not end."""
         rollout = self._rollouts.get(model)
         if rollout is not None and rollout.judges(version):
             rollout.blame(version, "a run of it does not end")
@@ -112,7 +112,7 @@ class RolloutRouter:
         return None if decide is None else decide(headers)
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
-        """Write what users did, as `Router` describes it."""
+        """Record outcomes, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is None:
             raise ServeError(Code.NOT_FOUND, f"{model!r} has no A/B test under way")

@@ -1,4 +1,4 @@
-"""Requests that still run and are slow already: a version that hangs answers nothing that could be counted."""
+"""Running requests that are already slow: a version that hangs gives no answers to count."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def count_slow_running(
     slow_s: float,
     counted: StageKeys,
 ) -> int:
-    """Add what is slow already to the latencies of a stage.
+    """Add running slow requests to the latencies of a stage.
 
     Args:
-        counts: version -> what it did in the stage; added to.
+        counts: version -> its counts of the stage, which are increased.
         running: the requests of the model.
         slow_s: latency above which a request is slow, seconds.
-        counted: keys that have counted as slow; each counts once.
+        counted: keys that have already counted as slow; each counts once.
 
     Returns:
         How many requests were added.

@@ -1,1 +1,1 @@
-"""Copies of requests run in a version whose answers nobody gets."""
+"""Shadow traffic: copies of requests run in a version whose answers no client gets."""

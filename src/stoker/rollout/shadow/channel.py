@@ -21,15 +21,15 @@ from stoker.core.config import build
 _COUNT, _LENGTH = struct.Struct("!I"), struct.Struct("!Q")
 
 _MOST_ANSWER_BYTES = 16 << 20
-"""Most bytes of an answer; one holds a few numbers for each row."""
+"""Largest answer, bytes; an answer has a few numbers for each row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowTarget:
-    """What is run in shadow, and what it is compared with."""
+    """The version to run in shadow, and the version to compare it with."""
 
     model: str
-    """The model's name."""
+    """Name of the model."""
 
     baseline: str
     """Folder of the version that answers."""
@@ -41,36 +41,36 @@ class ShadowTarget:
     """See `shadow_compare.compare`."""
 
     allow_ops: tuple[str, ...] = ()
-    """As the server's."""
+    """The same as the server's."""
 
     saved_model_tags: tuple[str, ...] = ("serve",)
-    """As the server's."""
+    """The same as the server's."""
 
     def to_json(self) -> str:
-        """As the process takes it."""
+        """In the form that the process accepts."""
         return json.dumps(asdict(self))
 
 
 def target_of(text: str) -> ShadowTarget:
-    """The target that `to_json` wrote."""
+    """Parse the result of `to_json`."""
     return build(ShadowTarget, json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopiedRequest:
-    """A request as it is sent to the process."""
+    """A request as sent to the process."""
 
     signature: str
     inputs: Mapping[str, NDArray[Any]]
     outputs: Mapping[str, NDArray[Any]] | None
-    """The baseline's answer; None: it failed."""
+    """The baseline's answer; None if it failed."""
 
 
 def send_request(channel: socket.socket, request: CopiedRequest) -> None:
     """Send a request.
 
     Raises:
-        OSError: the process has ended, or does not read within the channel's timeout.
+        OSError: the process has ended, or did not read within the channel's timeout.
     """
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(
@@ -100,22 +100,22 @@ def receive_request(channel: socket.socket) -> CopiedRequest | None:
         if part is None:
             return None
         content.append(part)
-    signature, inputs, outputs = pickle.loads(content[0], buffers=content[1:])  # noqa: S301 - of the server that started this process
+    signature, inputs, outputs = pickle.loads(content[0], buffers=content[1:])  # noqa: S301 - from the server that started this process
     return CopiedRequest(signature=signature, inputs=inputs, outputs=outputs)
 
 
 def send_answer(channel: socket.socket, answer: Mapping[str, Any]) -> None:
-    """Send what JSON can hold to the server."""
+    """Send a JSON object to the server."""
     text = json.dumps(answer).encode()
     channel.sendall(_LENGTH.pack(len(text)) + text)
 
 
 def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
-    """The answer of the process; None when it has ended.
+    """Receive the process' answer; None if it has ended.
 
     Raises:
         TimeoutError: it did not answer within the channel's timeout.
-        ValueError: it answered something else.
+        ValueError: the answer has another form.
     """
     head = _received(channel, _LENGTH.size)
     if head is None:
@@ -131,7 +131,7 @@ def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _received(channel: socket.socket, size: int) -> bytearray | None:
-    """This many bytes; None when the other end has closed."""
+    """Read this many bytes; None if the peer has closed the channel."""
     content = bytearray(size)
     view = memoryview(content)
     while view:

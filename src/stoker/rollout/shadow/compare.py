@@ -1,4 +1,4 @@
-"""Is the answer of a version in shadow one that clients of the primary could use, and is it the same?"""
+"""Compares a shadow version's answer with the primary's: whether clients could use it, and whether it is equal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Outputs = Mapping[str, NDArray[Any]]
 """Output name -> array."""
 
 Shapes = Mapping[str, tuple[int | None, ...] | None]
-"""Output name -> its declared shape, None where any; a size is None where it varies."""
+"""Output name -> its declared shape, None for any shape; a size is None if it varies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,28 +29,28 @@ class Comparison:
     """Whether the baseline failed, or gave a value that is not finite."""
 
     bad: str = ""
-    """What is wrong with the candidate's answer; empty if nothing."""
+    """What is wrong with the candidate's answer; empty if nothing is."""
 
     is_different: bool = False
     """Whether an output differs by more than the tolerance."""
 
     rows: int = 0
-    """Rows whose classes were compared."""
+    """Number of rows whose classes were compared."""
 
     class_changes: int = 0
-    """Rows with another class."""
+    """Number of rows whose class differs."""
 
     baseline: Counter[int] = field(default_factory=Counter)
     """Bucket of the predicted number or class -> predictions of the baseline."""
 
     candidate: Counter[int] = field(default_factory=Counter)
-    """The same of the candidate."""
+    """Bucket of the predicted number or class -> predictions of the candidate."""
 
     took_s: float = 0.0
     """Time of the candidate's call, seconds."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         return {
             **asdict(self),
             "baseline": sorted(self.baseline.items()),
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def comparison_of(content: Mapping[str, Any]) -> Comparison:
-    """The comparison that `to_json` wrote."""
+    """Parse the result of `to_json`."""
     counted = {
         name: Counter({int(bucket): int(times) for bucket, times in content[name]})
         for name in ("baseline", "candidate")
@@ -73,7 +73,7 @@ def compare(
     """Compare a candidate's answer with the baseline's.
 
     Args:
-        baseline: outputs of the baseline; None: it failed.
+        baseline: outputs of the baseline; None if it failed.
         candidate: outputs of the candidate.
         tolerance: numbers are equal when they differ by at most this times the larger of 1 and the baseline's number.
         declared: shapes that clients of the baseline may rely on.
@@ -99,7 +99,7 @@ def compare(
 
 
 def _unusable(baseline: Outputs | None, candidate: Outputs, declared: Shapes) -> str:
-    """What of an answer clients of the baseline could not read; empty if they can."""
+    """Which part of an answer clients of the baseline could not read; empty if they can read all of it."""
     for name in sorted(declared.keys() - candidate.keys()):
         return f"no output {name!r}"
     for name, value in sorted(candidate.items()):
@@ -129,14 +129,14 @@ def _equal(baseline: NDArray[Any], candidate: NDArray[Any], tolerance: float) ->
     if baseline.dtype.kind != "f":
         return bool(np.array_equal(baseline, candidate))
     size = np.maximum(np.abs(baseline.astype(np.float64)), 1.0)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity, in an output that is not judged
+    with np.errstate(invalid="ignore"):  # infinity minus infinity in an output
         near = np.abs(candidate.astype(np.float64) - baseline) <= tolerance * size
     same = (baseline == candidate) | (np.isnan(baseline) & np.isnan(candidate))
     return bool((near | same).all())
 
 
 def _class_changes(baseline: Outputs, candidate: Outputs) -> tuple[int, int]:
-    """Rows with another class, and rows that have one: of the first output of classes."""
+    """Count rows whose class differs, and rows that have a class, in the first output of classes."""
     for name in sorted(baseline):
         before, now = _classes(baseline[name]), _classes(candidate[name])
         if before is not None and now is not None and len(before) == len(now):
@@ -145,7 +145,7 @@ def _class_changes(baseline: Outputs, candidate: Outputs) -> tuple[int, int]:
 
 
 def _classes(values: NDArray[Any]) -> NDArray[Any] | None:
-    """[rows] the class of each row: the largest of several numbers, or a label; None where there is none."""
+    """[rows] the class of each row: the index of the largest number, or the label; None for outputs without classes."""
     if values.ndim not in (1, 2) or not values.size:
         return None
     several = values.ndim == 2 and values.shape[1] > 1
@@ -155,7 +155,7 @@ def _classes(values: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def failed(baseline: Outputs | None, reason: str) -> Comparison:
-    """The comparison with a candidate that gave no answer."""
+    """The comparison for a candidate that did not answer."""
     theirs = None if baseline is None else predicted(baseline)
     is_bad = baseline is None or (theirs is not None and any(map(math.isnan, theirs)))
     return Comparison(baseline_bad=is_bad, bad=reason)

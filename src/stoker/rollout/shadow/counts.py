@@ -1,6 +1,6 @@
-"""What is counted of a shadow stage, and how it is shown.
+"""What is counted in a shadow stage, and how it is shown.
 
-Only copied requests count there: each is answered once by either version, so the gates see equal traffic.
+Only copied requests count there: each is answered once by each version, so the gates see equal traffic.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ DIFFERENT, ROWS, CLASS_CHANGES = "different", "rows", "class_changes"
 
 
 class ShadowTally:
-    """Counts of one shadow stage, as this process adds to them; one thread at a time."""
+    """This process' counts of one shadow stage; used by one thread at a time."""
 
     def __init__(
         self, counts: dict[int, VersionCounts], state: RolloutState, keys: StageKeys
     ) -> None:
-        """Count for a stage.
+        """Start to count for a stage.
 
         Args:
-            counts: version -> counts of the stage, added to.
+            counts: version -> counts of the stage, which are increased.
             state: of the rollout.
             keys: that have counted in the stage.
         """
@@ -39,7 +39,7 @@ class ShadowTally:
         self._candidate = counts.setdefault(state.candidate, VersionCounts())
 
     def copied(self) -> None:
-        """Count a request that was to be copied."""
+        """Count a request that should be copied."""
         self._candidate.shadow[COPIED] += 1
 
     def dropped(self) -> None:
@@ -50,7 +50,7 @@ class ShadowTally:
         """Count two answers to one request.
 
         Args:
-            key: that the request counts for; None: itself.
+            key: of the request; None: the request counts by itself.
             found: the comparison.
             baseline_s: time of the baseline's call, seconds.
         """
@@ -76,31 +76,31 @@ class ShadowTally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowSummary:
-    """A shadow stage in figures."""
+    """The figures of a shadow stage."""
 
     copied: int
-    """Requests that were to be copied."""
+    """Requests that should be copied."""
 
     compared: int
-    """Copies that both versions answered, well or badly."""
+    """Copies that both versions answered, with or without an error."""
 
     dropped: int
-    """Copies that were not made, so that no request waits."""
+    """Copies that were dropped so that no request had to wait."""
 
     bad: int
-    """Copies that the candidate answered badly."""
+    """Copies to which the candidate gave a bad answer."""
 
     baseline_bad: int
-    """Of the same requests, those that the baseline answered badly."""
+    """Among the same requests, those to which the baseline gave a bad answer."""
 
     different: int
-    """Copies with an answer beyond the tolerance."""
+    """Copies whose answers differ by more than the tolerance."""
 
     rows: int
     """Rows whose classes were compared."""
 
     class_changes: int
-    """Rows with another class."""
+    """Rows whose class differs."""
 
     distance: float
     """Kolmogorov distance between the predictions of both versions."""
@@ -109,7 +109,7 @@ class ShadowSummary:
     """Version -> median and 99th percentile of the time in the model, seconds."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         return {**asdict(self), "latency_s": {key: [*both] for key, both in self.latency_s.items()}}
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class ShadowSummary:
 
 
 def summary(counts: Mapping[int, VersionCounts], state: RolloutState) -> ShadowSummary | None:
-    """The figures of a shadow stage; None where nothing was copied.
+    """The figures of a shadow stage; None if nothing was copied.
 
     Args:
         counts: version -> counts of the stage.

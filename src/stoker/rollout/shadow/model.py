@@ -1,4 +1,4 @@
-"""A version in shadow: loaded as a server loads it, called for copies, and compared."""
+"""A version in shadow: loaded as a server loads it, called with copies, and compared."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.servables.servable import LoadOptions, Servable
 
 _THREADS = 1
-"""Threads of each kind that a call has: it takes one core of those that requests leave free."""
+"""Threads of each kind for a call: it uses one of the cores that requests leave free."""
 
 
 class ShadowModel:
-    """The version, in a process of its own."""
+    """The shadow version, in the shadow process."""
 
     def __init__(self, target: ShadowTarget) -> None:
-        """Load it; `failure` says whether that worked."""
+        """Load the version; `failure` says whether that worked."""
         folder = Path(target.candidate)
         options = LoadOptions(
             batching=BatchingConfig(enabled=False),
@@ -40,7 +40,7 @@ class ShadowModel:
         self._tolerance = target.tolerance
         self._declared = _declared(Path(target.baseline))
         self.failure = "" if self._servable.load() else self._servable.reason or "unknown reason"
-        """Why it cannot be called; empty if it can."""
+        """Why the version cannot be called; empty if it can."""
 
     def compare(self, request: CopiedRequest) -> Comparison:
         """Answer a copy, and compare the answer with the baseline's."""
@@ -53,7 +53,7 @@ class ShadowModel:
             return failed(request.outputs, error.line())
         except tf.errors.OpError as error:
             return failed(request.outputs, first_line(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, a client would have got an error
+        except Exception as error:  # noqa: BLE001 - whatever it is, a client would have received an error
             return failed(request.outputs, f"{type(error).__name__}: {error}")
         finally:
             took_s = time.monotonic() - began_s
@@ -68,7 +68,7 @@ class ShadowModel:
 
 
 def _declared(folder: Path) -> Mapping[str, Shapes]:
-    """Signature -> the shapes of its outputs; nothing for a version without a SavedModel."""
+    """Signature -> the shapes of its outputs; empty for a version without a SavedModel."""
     try:
         found = signatures_of(folder)
     except (DataError, OSError):

@@ -1,6 +1,6 @@
 """The process that runs a version in shadow: `python -m stoker.rollout.shadow.process FD SETTINGS`.
 
-A version that hangs, dies or fills its memory does so here, not in the server.
+A version that hangs, dies or fills its memory does so in this process, not in the server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from stoker.rollout.shadow.channel import ShadowTarget, receive_request, send_answer, target_of
 
 LOAD_NICE, CALL_NICE = 5, 10
-"""How far it stands back behind requests, in the scheduler's steps. A load is once, and ends sooner so."""
+"""Its niceness, so that requests go first. A load happens once, and ends sooner this way."""
 
 
 def main(descriptor: int, target: ShadowTarget) -> None:
@@ -23,12 +23,12 @@ def main(descriptor: int, target: ShadowTarget) -> None:
 
     Args:
         descriptor: of the socket to the server.
-        target: what is run.
+        target: the version to run.
     """
     _stand_back(LOAD_NICE)
     logging.basicConfig(format="%(levelname)s %(name)s: shadow: %(message)s", level=logging.WARNING)
     with socket.socket(fileno=descriptor) as channel:
-        # TensorFlow's import takes seconds, and is not needed where the channel cannot be opened.
+        # TensorFlow's import takes seconds, and is not needed if the channel cannot be opened.
         from stoker.rollout.shadow.model import ShadowModel
 
         model = ShadowModel(target)
@@ -39,11 +39,11 @@ def main(descriptor: int, target: ShadowTarget) -> None:
 
 
 def _stand_back(nice: int) -> None:
-    """Give all threads this priority; threads to come inherit it."""
+    """Give all threads this niceness; future threads inherit it."""
     with contextlib.suppress(OSError):
         for thread in Path("/proc/self/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
-        # Where the kernel shares the cores among sessions, the priority of the session counts.
+        # If the kernel shares the cores among sessions, the niceness of the session counts.
         Path("/proc/self/autogroup").write_text(str(nice))
 
 

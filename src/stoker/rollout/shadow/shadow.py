@@ -2,7 +2,7 @@
 
     request's thread -> offer -> a few copies wait -> one thread sends one copy at a time, and counts the comparison
 
-Nothing here makes a request wait: what finds no room, or comes while requests of the primary wait, is dropped.
+Nothing here makes a request wait: a copy that finds no room, or comes while requests of the primary wait, is dropped.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from stoker.serve.routing import CopyResult, RequestCopy, Route
 _log = logging.getLogger(__name__)
 
 MOST_WAITING = 8
-"""Copies that wait at most."""
+"""Most copies in the queue."""
 
 MOST_BYTES = 64 << 20
-"""Bytes of arrays in the copies that wait, at most."""
+"""Most bytes of arrays in the queued copies."""
 
 _CLOSE_S = 1.0
-"""What the process gets to end by itself, seconds."""
+"""Time that the process has to end by itself, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class ShadowLimits:
     """How long the process may take, and how often it may end."""
 
     run_s: float = 10.0
-    """Longest time of a call, seconds, or `baseline_times` as long as the baseline, if that is longer."""
+    """Longest time of a call, seconds; or `baseline_times` as long as the baseline's, if that is longer."""
 
     baseline_times: float = 200.0
     """See `run_s`. Next to a busy thread the process gets a tenth of one core, where the baseline may have 16."""
@@ -55,18 +55,18 @@ class ShadowLimits:
     """Longest time until the version is loaded, seconds."""
 
     ends: int = 3
-    """Deaths or hangs after which the version is given up: the first ones may be chance (no memory left)."""
+    """Deaths or hangs after which the version is abandoned: the first ones may be chance (out of memory)."""
 
     pause_s: float = 1.0
-    """Time before the process is started again, seconds, times its ends so far."""
+    """Time before the process is started again, seconds, times the number of its ends so far."""
 
 
 Sink = Callable[[Route, RequestCopy, Comparison | None], None]
-"""Takes what became of a copy: the comparison; None: it was dropped."""
+"""Receives the result of a copy: the comparison; None: it was dropped."""
 
 
 class Shadow:
-    """The process of one stage, and the copies that wait for it; `offer` may be called by many threads."""
+    """The process of one stage, and the queue of copies for it; many threads may call `offer`."""
 
     def __init__(
         self, target: ShadowTarget, sink: Sink, limits: ShadowLimits = ShadowLimits()
@@ -74,9 +74,9 @@ class Shadow:
         """Start the process; copies are dropped until it has loaded the version.
 
         Args:
-            target: what is run.
+            target: the version to run.
             sink: called once for each copy.
-            limits: of the process.
+            limits: for the process.
         """
         self._target, self._sink, self._limits = target, sink, limits
         self._waiting: deque[tuple[Route, RequestCopy, int]] = deque()
@@ -85,7 +85,7 @@ class Shadow:
         self._is_ready = self._closed = False
         self._child: Child | None = None
         self.failure = ""
-        """Why the version was given up; empty while it was not."""
+        """Why the version was abandoned; empty if it was not."""
         self._thread = threading.Thread(target=self._run, name="stoker-shadow", daemon=True)
         self._thread.start()
 
@@ -104,20 +104,20 @@ class Shadow:
 
     @property
     def pid(self) -> int | None:
-        """The process that is running; None where none is."""
+        """The running process; None if none runs."""
         child = self._child
         return None if child is None else child.pid
 
     def close(self) -> None:
-        """End the process, and drop what waits; returns at once."""
+        """End the process and drop the queue; returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify()
             if self._child is not None:
-                self._child.kill()  # its end is what the thread waits for
+                self._child.kill()  # the thread waits for the end of the process
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end after `close`."""
+        """Wait, after `close`, until the process has ended."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -127,7 +127,7 @@ class Shadow:
                 reason = self._live()
             except (UserError, OSError) as error:
                 reason = f"its process cannot be started: {error}"
-            except Exception:  # noqa: BLE001 - the primary goes on, whatever happens here
+            except Exception:  # noqa: BLE001 - the primary continues, whatever happens here
                 _log.exception("shadow traffic met a bug")
                 reason = "its process gave an answer that cannot be read"
             self._drop_all()
@@ -142,7 +142,7 @@ class Shadow:
                     self._changed.wait_for(lambda: self._closed, self._limits.pause_s * ends)
 
     def _live(self) -> str:
-        """Start the process and send it copies until it ends; how it ended."""
+        """Start the process and send it copies until it ends; return how it ended."""
         ours, its = socket.socketpair()
         with ours:
             with its:
@@ -169,7 +169,7 @@ class Shadow:
                     *(str(channel.fileno()), self._target.to_json()),
                 ],
                 ProcessOptions(
-                    # It never takes memory of a GPU from the version that answers.
+                    # It must not take GPU memory from the version that answers.
                     environ=os.environ
                     | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
                     output=DEVNULL,  # the first line of a server's output is for its caller
@@ -219,7 +219,7 @@ class Shadow:
     def _asked(
         self, channel: socket.socket, child: Child, request: RequestCopy
     ) -> tuple[str, Comparison]:
-        """Why the process is of no more use, and the comparison."""
+        """Return why the process can no longer be used, and the comparison."""
         limit_s = max(self._limits.run_s, self._limits.baseline_times * request.took_s)
         channel.settimeout(limit_s)
         try:
@@ -252,10 +252,10 @@ class Shadow:
 
 
 def result_of(version: int, found: Comparison | None) -> CopyResult:
-    """What the server counts of a copy.
+    """The server's counts for one copy.
 
     Args:
-        version: the version that got it.
+        version: the version that received it.
         found: the comparison; None: it was dropped.
     """
     if found is None:
@@ -275,7 +275,7 @@ def _end_of(child: Child) -> str:
 
 
 def _bytes_of(arrays: Any) -> int:
-    """Bytes that arrays hold, those of their texts too."""
+    """Bytes that arrays hold, including their texts."""
     return sum(
         sum(len(text) for text in array.flat if isinstance(text, bytes))
         if array.dtype == object

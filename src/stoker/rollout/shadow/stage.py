@@ -1,4 +1,4 @@
-"""A shadow stage in one server: the process that runs the candidate, and what is counted."""
+"""A shadow stage in one server: the process that runs the candidate, and its counts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from stoker.serve.routing import RequestCopy, Route
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowOptions:
-    """How versions run in shadow; the same for all of a server."""
+    """How versions run in shadow; the same for the whole server."""
 
     allow_ops: tuple[str, ...] = ()
-    """Operations that a model may have in addition to those that only compute."""
+    """Operations that a model may use in addition to the stateless ones."""
 
     saved_model_tags: tuple[str, ...] = ("serve",)
     """The tags of the graph of a SavedModel that is served."""
@@ -30,7 +30,7 @@ class ShadowOptions:
 
 
 class ShadowStage:
-    """One shadow stage; may be used by many threads."""
+    """One shadow stage; thread-safe."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ShadowStage:
             model: its name.
             base: the folder of its versions.
             state: of the rollout, in the shadow stage; the caller holds `lock`.
-            tally: the counts of the stage, added to.
+            tally: the counts of the stage, which are increased.
             lock: of the counts.
             options: how versions run in shadow.
         """
@@ -67,12 +67,12 @@ class ShadowStage:
         )
 
     def is_of(self, state: RolloutState) -> bool:
-        """Whether it is the stage of this state."""
+        """Whether this is the stage of a state."""
         return (self._state.rollout, self._state.stage) == (state.rollout, state.stage)
 
     @property
     def failed(self) -> Mapping[int, str]:
-        """The candidate with the reason why it was given up; empty while it was not."""
+        """The candidate and the reason why it was abandoned; empty if it was not."""
         reason = self._shadow.failure
         return {self._state.candidate: reason} if reason else {}
 

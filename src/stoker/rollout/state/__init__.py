@@ -1,1 +1,1 @@
-"""The settings of a rollout, where it stands, and the files that keep it."""
+"""The settings and the current state of a rollout, and the files that keep them."""

@@ -17,10 +17,10 @@ MAX_KEYS = 1_000_000
 """Keys of a test that are recorded: about 100 MiB in each server."""
 
 LARGEST_OUTCOME = 1e100
-"""The squares of 1,000,000 of them still add up to a finite number."""
+"""Largest accepted outcome: the squares of 1,000,000 of them still have a finite sum."""
 
 _KEY_BYTES = 8
-"""Length of a key's hash: among 1,000,000 keys two are alike with probability 3 in 100,000,000."""
+"""Length of a key's hash: among 1,000,000 keys, two have the same hash with probability 3 in 100,000,000."""
 
 
 class Metric(StrEnum):
@@ -44,10 +44,10 @@ class ABTestSettings:
     """Secret of the hashes of keys, hexadecimal."""
 
     metric: Metric = Metric.FIRST
-    """What the outcomes of a key become."""
+    """How the outcomes of a key become one value."""
 
     max_value: float | None = None
-    """Largest accepted outcome, the smallest is 0; None: any number, so the result needs more of them."""
+    """Largest accepted outcome, the smallest is 0; None: no bound, so the result needs more keys."""
 
     alpha: float = ALPHA
     """Probability that any interval ever misses its true difference."""
@@ -91,9 +91,9 @@ class ABTestSettings:
         """Refuse an outcome that the test does not accept.
 
         Raises:
-            ConfigError: it is not finite, or out of the bounds.
+            ConfigError: the outcome is not finite, or out of bounds.
         """
-        if not abs(value) <= LARGEST_OUTCOME:  # not a number is not
+        if not abs(value) <= LARGEST_OUTCOME:  # false for NaN too
             raise ConfigError(
                 f"An outcome must be a number of at most {LARGEST_OUTCOME:g}",
                 got=value,
@@ -118,12 +118,12 @@ class ABTestSettings:
         return hash_of
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         return {**asdict(self), "arms": [[*arm] for arm in self.arms], "metric": str(self.metric)}
 
 
 def settings_of(content: Mapping[str, Any]) -> ABTestSettings:
-    """The settings that `to_json` wrote; keys that are not its own are left out.
+    """Parse the result of `to_json`; unknown keys are left out.
 
     Raises:
         KeyError, TypeError, ValueError: a newer Stoker wrote it.
@@ -137,10 +137,10 @@ def settings_of(content: Mapping[str, Any]) -> ABTestSettings:
 
 
 def parse_arms(text: str) -> tuple[tuple[int, float], ...]:
-    """Version and share of each arm of `5=50,6=30,7=20`.
+    """Parse the arms `5=50,6=30,7=20`: version and share of each.
 
     Raises:
-        ConfigError: an arm cannot be read or is there twice, there is one only, or the percentages do not sum to 100.
+        ConfigError: an arm has another form or occurs twice, it is the only one, or the percentages do not sum to 100.
     """
     fix = "Write two or more VERSION=PERCENT that sum to 100, such as 5=50,6=30,7=20."
     arms: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""What may change the state of a rollout. Every function is pure: state in, state out."""
+"""The changes of a rollout's state. Every function is pure: state in, state out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def start(
     now_s: float,
     who: str = "",
 ) -> RolloutState:
-    """Begin a rollout.
+    """Start a rollout.
 
     Args:
-        state: of the model until now; None: it has none yet.
+        state: current one of the model; None if it has none yet.
         candidate: the version to roll out.
         serving: the version that takes the traffic of a model without a state.
         settings: of the rollout.
@@ -31,7 +31,7 @@ def start(
         who: the operator.
 
     Raises:
-        UserError: another rollout is under way, or the candidate serves already.
+        UserError: another rollout is running, or the candidate serves already.
     """
     baseline = serving if state is None else state.stable
     begun = _begun(state, baseline, candidate, settings=settings, now_s=now_s, who=who)
@@ -55,14 +55,14 @@ def begin_test(
     """Split the keys between the arms of an A/B test.
 
     Args:
-        state: of the model until now; None: it has none yet.
+        state: current one of the model; None if it has none yet.
         test: its arms.
         settings: the key.
         now_s: seconds since the epoch.
         who: the operator.
 
     Raises:
-        UserError: a rollout or another test is under way, or there is no key.
+        UserError: a rollout or another test is running, or the settings have no key.
     """
     candidate = next(version for version in test.shares if version != test.baseline)
     begun = _begun(state, test.baseline, candidate, settings=settings, now_s=now_s, who=who)
@@ -87,7 +87,7 @@ def _begun(
     """The next rollout of a model.
 
     Raises:
-        UserError: another one is under way.
+        UserError: another one is running.
     """
     first = RolloutState(
         rollout=1,
@@ -108,7 +108,7 @@ def _begun(
             ),
             fix="Wait for its end, or end it with `stoker rollout rollback` or `stoker rollout promote`.",
         )
-    # Numbers of leases never repeat: an earlier rollout's controller must not take this one for its own.
+    # Lease numbers never repeat: an earlier rollout's controller must not mistake this lease for its own.
     return replace(first, rollout=state.rollout + 1, rejected=state.rejected, lease=state.lease)
 
 
@@ -120,7 +120,7 @@ def end_test(state: RolloutState, version: int, *, now_s: float) -> RolloutState
     """Give all traffic to one arm. The baseline stays loaded for a while, so that going back needs no load.
 
     Raises:
-        UserError: there is no test under way, or the version is not one of its arms.
+        UserError: no test is running, or the version is not one of its arms.
     """
     if state.phase is not Phase.TESTING or state.test is None:
         raise UserError(
@@ -140,11 +140,11 @@ def end_test(state: RolloutState, version: int, *, now_s: float) -> RolloutState
 def first_version(
     version: int, *, settings: RolloutSettings, now_s: float, who: str = ""
 ) -> RolloutState:
-    """Let the state of a model begin with its only version, which takes all traffic.
+    """Create the first state of a model: its only version takes all traffic.
 
     Args:
         version: the only version.
-        settings: of the rollout, which has nothing to do.
+        settings: of the rollout, which is complete at once.
         now_s: seconds since the epoch.
         who: the operator.
     """
@@ -161,7 +161,7 @@ def first_version(
 
 
 def advance(state: RolloutState, *, now_s: float) -> RolloutState:
-    """Go to the first stage, the next one, from the last one to the bake time, from that to the end.
+    """Go to the next stage; after the last one to the bake time, then to the end.
 
     Raises:
         UserError: the rollout is over.
@@ -178,10 +178,10 @@ def advance(state: RolloutState, *, now_s: float) -> RolloutState:
 
 
 def compare_again(state: RolloutState, *, reason: str, now_s: float) -> RolloutState:
-    """Go back from 100 % to the last stage with both versions, which tells a bad version from an outage.
+    """Go back from 100 % to the last stage with both versions, to distinguish a bad version from an outage.
 
     Args:
-        state: at 100 %, of a rollout with a `split_stage`.
+        state: at 100 %, with a `split_stage`.
         reason: shown while it compares.
         now_s: seconds since the epoch.
     """
@@ -205,7 +205,7 @@ def pause(state: RolloutState, *, reason: str) -> RolloutState:
     """Keep the traffic as it is until `resume`; failing gates still roll back.
 
     Raises:
-        UserError: it is not running.
+        UserError: the rollout is not running.
     """
     if state.phase is not Phase.RUNNING:
         raise UserError(
@@ -217,10 +217,10 @@ def pause(state: RolloutState, *, reason: str) -> RolloutState:
 
 
 def resume(state: RolloutState, *, now_s: float) -> RolloutState:
-    """Go on: a paused stage begins again, with its counts; a stage that waits for a person ends.
+    """Continue: a paused stage starts again, with its counts; a stage that waits for a person ends.
 
     Raises:
-        UserError: it does not wait.
+        UserError: the rollout does not wait.
     """
     if state.phase is Phase.PAUSED:
         return replace(state, phase=Phase.RUNNING, began_s=now_s, reason="")
@@ -239,7 +239,7 @@ def roll_back(
     """Take all traffic off the candidate, also after 100 %.
 
     Args:
-        state: of the model until now.
+        state: current one of the model.
         reason: shown, and kept in the history.
         now_s: seconds since the epoch.
         to: the version that takes the traffic; None: the baseline.
@@ -282,7 +282,7 @@ def _check_active(state: RolloutState) -> None:
         )
     if state.phase not in ACTIVE:
         raise UserError(
-            "There is no rollout under way",
+            "A rollout must be running",
             got=Plain(f"version {state.candidate}, {state.phase}"),
             fix="Begin one with `stoker rollout start MODEL VERSION`.",
         )

@@ -1,8 +1,8 @@
-"""A state that several processes and machines agree on through a folder, without a database or clocks.
+"""A state that several processes and machines share through a folder, without a database or clocks.
 
-folder/00000001.json ...        one file for each change; the one with the highest number holds
+folder/00000001.json ...        one file for each change; the highest number is the current state
 
-A file appears whole or not at all, because it is written under another name and then linked. Of two writers
+A file appears complete or not at all, because it is written under another name and then linked. Of two writers
 of the same number one wins; the other reads again. So there is one order of changes, and the files are the history.
 """
 
@@ -29,7 +29,7 @@ _SCRATCH = re.compile(rf"\.([0-9]{{{_DIGITS}}})\.json\..*\.tmp")
 
 
 class Conflict(Exception):
-    """Another writer made this change first: read again, and decide again."""
+    """Another writer made this change first: read the state and decide again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,22 +41,22 @@ class Stored:
 
 
 class StateFiles:
-    """The states of one folder; may be used by many processes on many machines."""
+    """The states in one folder; many processes on many machines may use it."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: of the files; the first `append` makes it."""
+        """Args: folder: of the files; the first `append` creates it."""
         self._folder = folder
         self._latest: Stored | None = None
 
     def latest(self) -> Stored | None:
-        """The newest state, None if there is none yet.
+        """The newest state; None if there is none yet.
 
         Opens the next numbers until one is missing: over NFS, neither a directory's time nor a notification shows
-        what another machine has just made. A state whose file was removed is given up, as its error asks for.
+        what another machine just created. A state whose file was removed is dropped, as its error message instructs.
 
         Raises:
-            DataError: a file is damaged; one that was read before it was damaged still holds.
-            FileNotFoundError: there was a state, and no file is left: a lost mount, for example.
+            DataError: a file is damaged; a state that was read before the damage stays valid.
+            FileNotFoundError: a state existed, and no file is left: a lost mount, for example.
         """
         known = self._latest
         if known is None or self._is_replaced(known):
@@ -72,8 +72,8 @@ class StateFiles:
         """Make a state the newest.
 
         Args:
-            content: what JSON can hold.
-            after: the state that it was decided from; None: there was none.
+            content: a JSON object.
+            after: the state on which the decision is based; None for the first state.
 
         Raises:
             Conflict: `after` is not the newest any more.
@@ -90,7 +90,7 @@ class StateFiles:
         return self._latest
 
     def latest_whole(self) -> Stored | None:
-        """The newest state that is not damaged, None if there is none."""
+        """The newest state that is not damaged; None without one."""
         for number in sorted(self._numbers(), reverse=True):
             with contextlib.suppress(DataError):
                 return self._read(number)
@@ -119,13 +119,13 @@ class StateFiles:
         return []
 
     def _is_replaced(self, known: Stored) -> bool:
-        """Whether a state that was read is not the one of its number any more."""
+        """Whether a state that was read differs from the file with its number."""
         with contextlib.suppress(DataError):
             return self._read(known.number) != known
         return False
 
     def _sweep(self, number: int) -> None:
-        """Remove what killed writers left; one that is only slow gets a `Conflict`."""
+        """Remove the temporary files of killed writers; a writer that is only slow gets a `Conflict`."""
         for path, theirs in self._found(_SCRATCH):
             if theirs <= number:
                 path.unlink(missing_ok=True)
@@ -142,15 +142,15 @@ class StateFiles:
         if content is None or digest != fingerprint(content):
             raise DataError(
                 f"{path} is damaged",
-                got=Plain("other bytes than were written"),
+                got=Plain("bytes that differ from those written"),
                 fix=f"Restore it from a backup, or delete it to go back to state {number - 1}.",
             )
         return Stored(number=number, content=content)
 
 
 def _create(path: Path, content: bytes) -> None:
-    """Write a file that must not exist yet, in one step."""
-    # A name of its own: two threads of a process, or two containers with one process number, write at once.
+    """Create a file in one step; it must not exist yet."""
+    # A unique name: two threads of a process, or two containers with the same process number, may write at once.
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     scratch = Path(name)
     try:
@@ -161,10 +161,10 @@ def _create(path: Path, content: bytes) -> None:
             os.fchmod(file.fileno(), 0o644)
         try:
             os.link(scratch, path)
-        except FileNotFoundError:  # swept by the writer who was first
+        except FileNotFoundError:  # removed by the writer that was first
             raise Conflict from None
         except FileExistsError:
-            # Over NFS a repeated request reports this for a link that it has made itself.
+            # Over NFS, a repeated request reports this for a link that it has created itself.
             if not _is_linked(scratch):
                 raise Conflict from None
         except OSError as error:
@@ -181,6 +181,6 @@ def _create(path: Path, content: bytes) -> None:
 
 
 def _is_linked(scratch: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # swept: another's link is the state
+    with contextlib.suppress(FileNotFoundError):  # removed: the link is another writer's state
         return scratch.stat().st_nlink == 2
     return False

@@ -17,7 +17,7 @@ _STAGE = re.compile(
     rf"|header=(?P<header>[A-Za-z0-9!#$&'*+.^_`|~-]+))(?::{_TIME})?"
 )
 SMALLEST_SHARE = 1e-4
-"""Of 262,144 buckets of keys, 26: with few, a version may get none at all."""
+"""26 of the 262,144 buckets of keys: with fewer, a version may get none at all."""
 
 _FIX = (
     "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one shadow, shadow=PERCENT or "
@@ -45,7 +45,7 @@ class Stage:
     """Shortest time of the stage, seconds; None: the rollout's `step_time_s`."""
 
     def __str__(self) -> str:
-        """The stage as it is written, without its time."""
+        """The stage as the user writes it, without its time."""
         if self.waits:
             return "pause"
         if self.shadow:
@@ -54,10 +54,10 @@ class Stage:
 
 
 def parse_stages(text: str) -> tuple[Stage, ...]:
-    """The stages that a text names: `shadow:10m,header=x-canary,1,10:20m,pause,50,100`.
+    """Parse the stages in a text: `shadow:10m,header=x-canary,1,10:20m,pause,50,100`.
 
     Raises:
-        ConfigError: an item cannot be read, or the percentages do not rise to 100.
+        ConfigError: an item has another form, or the percentages do not rise to 100.
     """
     stages: list[Stage] = []
     for item in text.replace(" ", "").split(","):
@@ -97,10 +97,10 @@ def _seconds(found: re.Match[str]) -> float:
 
 
 def seconds_of(text: str) -> float:
-    """`30s`, `5m`, `2h` or `1d` in seconds.
+    """Convert `30s`, `5m`, `2h` or `1d` to seconds.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text has another form.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None:

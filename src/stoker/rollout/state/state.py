@@ -35,7 +35,7 @@ from stoker.rollout.statistics.evidence import ALLOWED_RATIO, ALPHA
 from stoker.rollout.statistics.prediction_shift import MAX_SHIFT
 
 FOLDER = ".rollout"
-"""Name of the folder of a model's rollout, next to its versions."""
+"""Name of the folder of a model's rollout, next to the versions."""
 
 
 BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
@@ -44,7 +44,7 @@ BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
 
 
 class Phase(StrEnum):
-    """What a rollout is doing. While it measures the baseline, the candidate takes no traffic."""
+    """The phase of a rollout. While the baseline is measured, the candidate takes no traffic."""
 
     MEASURING = "measuring the baseline"
     RUNNING = "running"
@@ -56,25 +56,25 @@ class Phase(StrEnum):
 
 
 ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING, Phase.TESTING)
-"""Phases in which a second rollout cannot start; in all but an A/B test, gates are judged."""
+"""Phases in which a second rollout cannot start; gates are judged in all of them except an A/B test."""
 
 
 _KEY = re.compile(r"(?:cookie:)?[A-Za-z0-9!#$&'*+.^_`|~-]+")
-"""Source: RFC 9110, `token`: names of headers, of gRPC metadata and of cookies."""
+"""Syntax of the names of headers, gRPC metadata and cookies. Source: RFC 9110, `token`."""
 
 _AT_LEAST_0 = (
     *("min_requests", "step_time_s", "warm_up_s", "bake_s"),
     *("inconclusive_limit_s", "keep_previous_s", "shadow_tolerance"),
 )
-"""Settings that are any number from 0 on."""
+"""Settings that may be any number from 0 up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
-    """How a rollout goes from stage to stage."""
+    """How a rollout moves from stage to stage."""
 
     stages: str = "1,10,50,100"
-    """See `parse_stages`."""
+    """The stages; see `parse_stages`."""
 
     key: str = ""
     """Header, metadata key or `cookie:NAME` by which a user stays with a version; empty: each request by itself."""
@@ -83,16 +83,16 @@ class RolloutSettings:
     """Shortest time of a stage that does not name its own, seconds."""
 
     min_requests: int = 500
-    """Requests that the candidate must have answered in a stage before the next one."""
+    """Requests that the candidate must answer in a stage before the next one starts."""
 
     warm_up_s: float = 30.0
-    """Start of a stage in which latency is not judged, seconds."""
+    """Time at the start of a stage in which latency is not judged, seconds."""
 
     bake_s: float = 0.0
     """Time after 100 % in which the gates still roll back, seconds."""
 
     allowed_ratio: float = ALLOWED_RATIO
-    """Bad or slow answers of the candidate for each of the baseline that still count as not worse."""
+    """Bad or slow answers of the candidate for each of the baseline's that still count as not worse."""
 
     alpha: float = ALPHA
     """Probability that a candidate that is not worse is rolled back."""
@@ -110,7 +110,7 @@ class RolloutSettings:
     """Whether a gate without an answer rolls back instead of pausing."""
 
     dry_run: tuple[str, ...] = ()
-    """Gates that are measured and shown without effect."""
+    """Gates that are measured and shown, but have no effect."""
 
     keep_previous_s: float = 1_800.0
     """How long the previous version stays loaded after 100 %, seconds."""
@@ -122,14 +122,14 @@ class RolloutSettings:
     """Gates of the user: Prometheus queries and Python functions."""
 
     webhooks: tuple[Webhook, ...] = ()
-    """Web services that are called before the rollout goes on."""
+    """Web services that are called before the rollout continues."""
 
     notify: tuple[str, ...] = ()
     """URLs that get each change as a message in Slack's form."""
 
     @property
     def gates(self) -> int:
-        """Number of gates, which share `alpha`."""
+        """Number of gates that share `alpha`."""
         return len(BUILT_IN) + len(self.user_gates)
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class RolloutSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutState:
-    """Where a model's rollout stands."""
+    """The state of a model's rollout."""
 
     rollout: int
     """Number of the rollout of this model, from 1; salts the assignment of keys."""
@@ -196,42 +196,42 @@ class RolloutState:
     """Index of the stage."""
 
     who: str = ""
-    """The operator who started it."""
+    """The operator who started the rollout."""
 
     reason: str = ""
-    """Why it is paused or was rolled back."""
+    """Why the rollout is paused or was rolled back."""
 
     previous: int = 0
-    """The baseline before a rollback to another version, which answers until that one is loaded; 0: none."""
+    """The baseline before a rollback to another version; it answers until that version is loaded. 0: none."""
 
     rejected: tuple[int, ...] = ()
     """Versions that were rolled back and take no traffic until an operator starts them again."""
 
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """Gate -> latency above which an answer counts as slow, seconds: above the baseline's quantile, fixed before."""
+    """Gate -> latency above which an answer is slow, seconds: the quantile of the baseline and a margin, fixed at start."""
 
     explained: tuple[int, int] = (0, 0)
-    """Bad answers and requests of the candidate at 100 % that `changes.compare_again` has followed already."""
+    """Bad answers and requests of the candidate at 100 % that already led to `changes.compare_again`."""
 
     lease: int = 0
-    """Number of the controller that may change it."""
+    """Number of the controller that may change the state."""
 
     test: ABTestSettings | None = None
     """The A/B test, also after its end; None: it is a rollout in stages."""
 
     @property
     def current(self) -> Stage:
-        """The stage that it is in."""
+        """The current stage."""
         return parse_stages(self.settings.stages)[self.stage]
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether nothing follows but the bake time."""
+        """Whether only the bake time follows."""
         return self.stage == len(parse_stages(self.settings.stages)) - 1
 
     @property
     def split_stage(self) -> int | None:
-        """Index of the last stage in which both versions take traffic by weight; None: there is none."""
+        """Index of the last stage in which both versions take traffic by weight; None without one."""
         stages = enumerate(parse_stages(self.settings.stages))
         split = [at for at, stage in stages if 0.0 < stage.share < 1.0 and not stage.waits]
         return split[-1] if split else None
@@ -250,12 +250,12 @@ class RolloutState:
 
     @property
     def stable(self) -> int:
-        """The version that takes all traffic once the rollout is over, as it stands now."""
+        """The version that takes all traffic after the rollout, if nothing changes."""
         return self.candidate if self.phase in (Phase.BAKING, Phase.COMPLETED) else self.baseline
 
     @property
     def is_test(self) -> bool:
-        """Whether an A/B test is under way."""
+        """Whether an A/B test is running."""
         return self.phase is Phase.TESTING
 
     @property
@@ -266,11 +266,11 @@ class RolloutState:
         return {self.baseline: 1.0 - self.share, self.candidate: self.share}
 
     def salt(self, model: str) -> str:
-        """What the versions of keys depend on besides the weights."""
+        """What decides the version of a key besides the weights."""
         return f"{model}/{self.rollout}"
 
     def facts(self, model: str) -> dict[str, Any]:
-        """What a query and a function of a user's gate get about a rollout."""
+        """What a query and a Python gate receive about a rollout."""
         return {"model": model, "candidate": self.candidate, "baseline": self.baseline}
 
     def split(self, model: str) -> TrafficSplit:
@@ -278,7 +278,7 @@ class RolloutState:
         return TrafficSplit(self.arms, salt=self.salt(model))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As a JSON object."""
         return {
             **asdict(self),
             "settings": json.loads(json.dumps(asdict(self.settings))),
@@ -290,10 +290,10 @@ class RolloutState:
 
 
 def state_of(content: Mapping[str, Any]) -> RolloutState:
-    """The state that `to_json` wrote; keys that are not its own are left out.
+    """Parse the result of `to_json`; unknown keys are left out.
 
     Raises:
-        DataError: a newer Stoker wrote it, or a hand did.
+        DataError: a newer Stoker wrote it, or it was edited by hand.
     """
     try:
         known = {

@@ -1,4 +1,4 @@
-"""Gates of the user: a Prometheus query or a Python function, and the number or claim that it must give.
+"""Gates of the user: a Prometheus query or a Python function, and the value that it must return.
 
 errors:                                   # gates.yaml: a section for each gate
 prometheus: http://prometheus:9090
@@ -31,7 +31,7 @@ class UserGate:
     """A gate of the user."""
 
     name: str = ""
-    """Its name, of its own among all gates."""
+    """Its name, unique among all gates."""
 
     prometheus: str = ""
     """URL of the Prometheus server that answers `query`."""
@@ -49,7 +49,7 @@ class UserGate:
     """Largest number that passes."""
 
     every_s: float = 10.0
-    """Time between two questions, seconds."""
+    """Time between two calls, seconds."""
 
     timeout_s: float = 10.0
     """Longest time for an answer, seconds."""
@@ -92,7 +92,7 @@ class UserGate:
                 )
 
     def question(self, **facts: str | int) -> str:
-        """The query, with the model and the versions of a rollout in it."""
+        """The query, with the model and the versions of a rollout filled in."""
         query = self.query
         for name, value in facts.items():
             query = query.replace(f"${{{name}}}", str(value))
@@ -100,10 +100,10 @@ class UserGate:
 
 
 def read_gates(path: Path) -> tuple[UserGate, ...]:
-    """The gates of a YAML file.
+    """Read the gates of a YAML file.
 
     Raises:
-        ConfigError: it cannot be read, or a gate has another form.
+        ConfigError: the file cannot be read, or a gate is invalid.
     """
     if not path.is_file():
         raise ConfigError("The file of gates must exist", got=str(path))
@@ -119,11 +119,11 @@ def read_gates(path: Path) -> tuple[UserGate, ...]:
 
 
 def with_code(gates: Sequence[UserGate], folder: Path | None) -> tuple[UserGate, ...]:
-    """Note the source of the Python functions, so that a server with another one is seen.
+    """Record the source of the Python functions, so that a server with another one is noticed.
 
     Args:
         gates: of the user.
-        folder: of their modules; None: there is none.
+        folder: of their modules; None if it has none.
 
     Raises:
         ConfigError: a function does not exist.
@@ -143,6 +143,6 @@ def _code(gate: UserGate, folder: Path | None) -> str:
 
 
 def code_of(folder: Path, reference: str) -> str:
-    """Fingerprint of a function's source, and of what it uses of its folder."""
+    """Fingerprint of a function's source, and of what it uses from its folder."""
     module, _, function = reference.partition(":")
     return source_fingerprint(folder, module, function)[0]

@@ -1,4 +1,4 @@
-"""Settings of the web services that a rollout calls before it goes on, and after a rollback."""
+"""Settings of the web services that a rollout calls before it continues, and after a rollback."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Moment(StrEnum):
     """Before the rollout is completed: it waits for a 2xx."""
 
     ROLLBACK = "rollback"
-    """After a rollback, which waits for nobody."""
+    """After a rollback, which does not wait for an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Webhook:
-    """A web service that is called before the rollout goes on, and after a rollback."""
+    """A web service that is called before the rollout continues, and after a rollback."""
 
     url: str
-    """Gets a POST with JSON."""
+    """Receives a POST with JSON."""
 
     at: tuple[MomentName, ...] = get_args(MomentName)
-    """When it is called."""
+    """When the service is called."""
 
     def __post_init__(self) -> None:
         check_url(self.url, where="A webhook")
@@ -45,10 +45,10 @@ class Webhook:
 
 
 def parse_webhook(text: str) -> Webhook:
-    """The webhook of `URL`, called at every moment, or `stage,rollback=URL`.
+    """Parse the webhook `URL`, called at every moment, or `stage,rollback=URL`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the text has another form.
     """
     moments, equals, url = text.partition("=")
     if not equals or ":" in moments:

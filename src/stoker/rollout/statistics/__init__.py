@@ -1,1 +1,1 @@
-"""What counts prove: evidence against a version, shifts of its predictions, differences of an A/B test."""
+"""Evidence against a version, shifts of its predictions, and differences of an A/B test, from counts."""

@@ -1,4 +1,4 @@
-"""The result of an A/B test, which may be looked at at any time."""
+"""The result of an A/B test, valid whenever it is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ArmTotals:
     """The outcomes of the keys that were assigned to one arm."""
 
     keys: int
-    """Keys with an outcome, or without one, which counts as 0."""
+    """Number of keys; a key without an outcome counts as 0."""
 
     total: float
     """Sum of the keys' outcomes."""
@@ -27,7 +27,7 @@ class ArmTotals:
     """Sum of the squares of the keys' outcomes."""
 
     nonzero: int
-    """Keys whose outcome is not 0."""
+    """Number of keys whose outcome is not 0."""
 
     @property
     def mean(self) -> float:
@@ -57,7 +57,7 @@ def difference(
     bounded: bool = True,
     alpha: float = ALPHA,
 ) -> Difference | None:
-    """An interval of the difference of two means that holds at all looks at once.
+    """An interval of the difference of two means that is valid at all looks at once.
 
     An asymptotic confidence sequence. The variance of an arm is not taken below that of both arms together: a small arm
     of a heavy-tailed amount understates its own (A/A at 10 % of the keys, log-normal amounts of sigma 1.5:
@@ -97,13 +97,13 @@ def _variance(count: int, total: float, squares: float) -> float:
 
 
 CONCENTRATION = 1_000.0
-"""How near to the weights the shares of an alternative are: keys' worth of evidence in its prior."""
+"""How close to the weights the shares of an alternative are: keys' worth of evidence in its prior."""
 
 
 def log_share_evidence(keys: Sequence[int], weights: Sequence[float]) -> float:
-    """Natural logarithm of the evidence that arms do not get the keys that the weights say.
+    """Natural logarithm of the evidence that arms do not get the keys according to the weights.
 
-    If they do, it ever reaches ln(1/a) with probability at most a, however often it is looked at.
+    If they do, it reaches ln(1/a) with probability at most a, at any number of looks.
 
     Args:
         keys: [arms] keys assigned to each arm.

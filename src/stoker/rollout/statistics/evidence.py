@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 FACTORS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
-"""How much worse than allowed a candidate may be, as alternatives that the test tries at once."""
+"""How much worse than allowed a candidate may be: the alternatives that the test considers."""
 
 ALLOWED_RATIO = 1.25
 """Bad answers of the candidate for each of the baseline, at equal traffic, that still count as not worse."""
 
 MOST_NEEDED = 1 << 30
-"""Bad answers beyond which nobody counts."""
+"""Counting stops after this many bad answers."""
 
 ALPHA = 0.001
 """Probability that a rollout of a candidate that is not worse is rolled back, over all gates and looks."""
@@ -25,7 +25,7 @@ ALPHA = 0.001
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadAnswers:
-    """Bad answers while one stage's weights stood."""
+    """Bad answers of one stage, while its weights did not change."""
 
     share: float
     """The candidate's share of the traffic, strictly between 0 and 1."""
@@ -39,7 +39,7 @@ class BadAnswers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullTraffic:
-    """Bad answers of a candidate that takes all traffic, and of the baseline before."""
+    """Bad answers of a candidate with all traffic, and of the baseline before."""
 
     candidate: int
     """Bad answers of the candidate."""
@@ -89,7 +89,7 @@ def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED
 def log_suspicion(full: FullTraffic, *, allowed_ratio: float = ALLOWED_RATIO) -> float:
     """Natural logarithm of the evidence that a candidate with all traffic gives more bad answers than the baseline before.
 
-    It convicts nobody: an outage that would hit both versions alike looks the same.
+    It is not proof: an outage that would hit both versions alike looks the same.
 
     Args:
         full: counts at 100 %.

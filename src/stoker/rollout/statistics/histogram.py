@@ -1,6 +1,6 @@
-"""Counts of numbers in buckets that are the same everywhere, so that those of several servers add up.
+"""Counts of numbers in buckets that are the same everywhere, so that counts of several servers can be added.
 
-A bucket is what the first 14 bits of a float32 tell apart: 32 buckets between two powers of two, 3 % wide each.
+The first 14 bits of a float32 are its bucket: 32 buckets between two powers of two, 3 % wide each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DROPPED_BITS = 18
-"""Of 23 bits of a float32's fraction; 5 are left."""
+"""Bits of a float32's fraction that are dropped: 18 of 23; 5 remain."""
 
 
 def buckets_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -24,13 +24,13 @@ def buckets_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
     """
     largest = np.finfo(np.float32).max
     bits = np.clip(values, -largest, largest).astype(np.float32).view(np.int32).astype(np.int64)
-    # The bits of a negative number fall as the number rises.
+    # The bits of a negative number decrease as the number increases.
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits) >> _DROPPED_BITS
 
 
 @functools.lru_cache(maxsize=4096)
 def upper_edge(bucket: int) -> float:
-    """The smallest number above all of a bucket's."""
+    """The smallest number above all numbers of a bucket."""
     bits = (bucket + 1) << _DROPPED_BITS
     return float(np.copysign(np.int32(abs(bits)).view(np.float32), bits))
 
@@ -40,7 +40,7 @@ def quantile(counts: Mapping[int, int], share: float) -> float:
 
     Args:
         counts: bucket -> numbers in it.
-        share: of the numbers that are below, in (0, 1].
+        share: of the numbers that are at most the quantile, in (0, 1].
     """
     left = share * sum(counts.values())
     for bucket in sorted(counts):
@@ -51,19 +51,19 @@ def quantile(counts: Mapping[int, int], share: float) -> float:
 
 
 def count_above(counts: Mapping[int, int], limit: float) -> int:
-    """How many numbers are in buckets that end above a limit."""
+    """The number of values in buckets that end above a limit."""
     return sum(count for bucket, count in counts.items() if upper_edge(bucket) > limit)
 
 
 def count(values: NDArray[np.floating]) -> Counter[int]:
-    """Bucket -> numbers in it."""
+    """Bucket -> number of values in it."""
     return Counter(buckets_of(values.ravel()).tolist())
 
 
 def aligned(
     one: Mapping[int, int], other: Mapping[int, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Both counts as arrays over the same buckets, in their order."""
+    """Both counts as arrays over the same buckets, in ascending order."""
     buckets = sorted(one.keys() | other.keys())
     first, second = (
         np.array([counts.get(bucket, 0) for bucket in buckets], np.int64) for counts in (one, other)

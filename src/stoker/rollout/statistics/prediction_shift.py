@@ -1,4 +1,4 @@
-"""What a version predicts, and how far apart the predictions of two versions are at least."""
+"""The shift between the predictions of two versions, with a lower bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_SHIFT = 0.2
 """Default of the largest accepted Kolmogorov distance between the predictions of two versions."""
 
 FIRST_LOOK = 100
-"""Predictions of a version before the bound says anything."""
+"""Predictions that each version must give before the bound can exceed 0."""
 
 
 def least_shift(
@@ -50,10 +50,10 @@ def _band(count: int, alpha: float) -> float:
 
 
 def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    """[rows] the predicted number or class of each row, from the first output that holds numbers.
+    """[rows] the predicted number or class of each row, from the first numeric output.
 
     Returns:
-        The number where there is one a row, else the index of the largest; None if no output holds numbers.
+        The number if a row has a single one, else the index of the largest; None without a numeric output.
     """
     for name in sorted(outputs):
         values = outputs[name]

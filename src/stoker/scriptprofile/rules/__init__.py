@@ -1,1 +1,1 @@
-"""What a profile of a script finds: one file a kind of cost, each finding with its line."""
+"""The rules of a script's profile: one file per kind of cost; each finding names its line."""

@@ -25,11 +25,11 @@ BY_COUNT = {
     "eager_loop", "retracing", "float64_data", "float64_model", "outside_scope", "host_sync",
     "one_gpu_of_several", "xla_not_used", "tensor_core_shapes", "cpu_op",
 }  # fmt: skip
-"""Findings that do not depend on how long something took."""
+"""Findings that do not depend on durations."""
 
 
 def this_machine() -> Machine:
-    """Cores and memory that this process may use."""
+    """The cores and memory that this process may use."""
     return Machine(cores=len(os.sched_getaffinity(0)), memory_bytes=usable_memory())
 
 
@@ -38,14 +38,14 @@ class Diagnosed:
     """All findings about the watched processes."""
 
     findings: tuple[ScriptFinding, ...]
-    """The finding about device time first, then by what it saves of the script's time."""
+    """The finding about device time first, then by the saved share of the script's time."""
 
     minor: tuple[ScriptFinding, ...]
-    """Findings that are worth little here."""
+    """Findings with little effect here."""
 
 
 def diagnose(processes: Iterable[WatchedProcess], machine: Machine) -> Diagnosed:
-    """Every finding; processes that run the same lines give it once."""
+    """Every finding; processes that run the same lines report it once."""
     processes = list(processes)
     found = _once(finding for process in processes for finding in _of_process(process, machine))
     minor = _once(
@@ -61,7 +61,7 @@ def diagnose(processes: Iterable[WatchedProcess], machine: Machine) -> Diagnosed
 
 
 def _weight(finding: ScriptFinding) -> tuple[bool, float]:
-    """The finding about device time comes first, then by what it saves of the script's time at most."""
+    """The finding about device time comes first, then by the largest possible saving of the script's time."""
     saved = 1.0 - 1.0 / finding.gain[1] if finding.gain else 0.0
     return finding.kind != DEVICE_TIME, -finding.of_script * saved
 

@@ -1,4 +1,4 @@
-"""A finding about a script: which line, why it costs, what to change, and the expected gain."""
+"""A finding about a script: the line, the reason of the cost, the change, and the expected gain."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Literal
 from stoker.scriptprofile.observations import Place
 
 Sureness = Literal["measured", "likely", "possible"]
-"""Measured in this run; follows from what was observed; depends on what was not observed."""
+"""Measured in this run; derived from observations; or dependent on unknowns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptFinding:
-    """One thing that costs, or that is silently wrong."""
+    """One cost, or one silent error."""
 
     kind: str
     """Its name for programs: `sequential_map`."""
@@ -22,25 +22,25 @@ class ScriptFinding:
     """The line to change."""
 
     observation: str
-    """What was observed, a clause with figures."""
+    """The observation, a clause with figures."""
 
     why: str
-    """Why that costs, a sentence."""
+    """Why it costs time, a sentence."""
 
     change: str
-    """What to write instead: code to paste, or a sentence where code says less."""
+    """The change: code to paste, or a sentence if code says less."""
 
     gain: tuple[float, float] | None
-    """From, to: how many times more steps a second. None where it is not about speed."""
+    """Range of the factor in steps per second. None if it is not about speed."""
 
     sure: Sureness
-    """How sure the finding is; a gain is always an estimate until it has been tried."""
+    """How certain the finding is; a gain is always an estimate until it has been tried."""
 
     of_script: float = 1.0
-    """The share of the script's time without imports that its gain is about; 1 where not known."""
+    """The share of the script's time, without imports, that the gain affects; 1 if unknown."""
 
     def gain_text(self) -> str:
-        """`1.2x to 2.5x`, or what else it brings."""
+        """`1.2x to 2.5x`, or another benefit."""
         if self.gain is None:
             return "not speed"
         low, high = self.gain
@@ -68,18 +68,18 @@ DEVICE_TIME = "device_time"
 """Kind of the finding about the most expensive kernel class: its gain is an upper bound."""
 
 LEAST_GAIN = 1.05
-"""A smaller gain is not reported as one."""
+"""A smaller gain is not reported."""
 
 MOST_GAIN = 20.0
-"""No estimate goes further: a share that is nearly all is not known that well."""
+"""Largest estimate: a share that is nearly everything is not known precisely enough."""
 
 
 def gain_of(share: float, *, least: float = 0.3) -> tuple[float, float]:
-    """The gain where between a part and all of a share of the step goes away.
+    """The gain if at least a part, and at most all, of a share of the step is saved.
 
     Args:
-        share: Of the step's time, in [0, 1].
-        least: The part of it that goes at least.
+        share: Share of the step's time, in [0, 1].
+        least: The part of it that is certainly saved.
     """
     share = min(max(share, 0.0), 1.0 - 1.0 / MOST_GAIN)
     return 1.0 / (1.0 - least * share), 1.0 / (1.0 - share)

@@ -1,4 +1,4 @@
-"""What is silently wrong where GPUs are there: some of them idle, or their units for 16 bits."""
+"""Silent errors on machines with GPUs: idle GPUs, or idle 16-bit units."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stoker.scriptprofile.observations import Place, to_place
 from stoker.scriptprofile.rules.finding import DEVICE_TIME, ScriptFinding
 
 MULTIPLE = 8
-"""Sides of 16-bit products that tensor cores take without padding.
+"""Sides of 16-bit products must be multiples of this, so that tensor cores need no padding.
 
 Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core requirements".
 """
 
 NAMED = 3
-"""Layers that are named; the others are counted."""
+"""Number of layers that are named; the others are counted."""
 
 
 def gpu_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
@@ -62,7 +62,7 @@ def _line_of(loop: Loop, layer: str) -> Place:
 
 
 def _one_of_several(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
-    # A strategy that the model is outside of is a finding of its own.
+    # A model outside a strategy's scope has its own finding.
     several = any(replicas > 1 for _, _, replicas in process.strategies)
     devices = loop.model.get("devices", ())
     if process.gpus < 2 or several or loop.model.get("replicas", 1) > 1 or len(devices) != 1:

@@ -1,4 +1,4 @@
-"""Findings about the input of a loop: lines of its dataset that make training wait, or waste memory.
+"""Findings about a loop's input: lines of its dataset that make training wait, or waste memory.
 
 Each rule reads the stages of the dataset, the last one (nearest to the model) first, and what each costs:
 its share of the input's CPU time. `input_findings` runs the rules.
@@ -17,30 +17,30 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line, array_line
 
 LEAST_WAIT = 0.05
-"""Share of the step: below it the input does not matter, and its noise is as large."""
+"""Share of the step: with less, the input does not matter, and noise is as large."""
 
 LEAST_UNMEASURED = 0.2
-"""The same if W is unknown, so that Keras and Python are part of the share."""
+"""The same share if W is unknown, so that Keras and Python are part of it."""
 
 LEAST_SHARE = 0.2
-"""Of the input's CPU time: a stage below it is not worth a line."""
+"""Share of the input's CPU time: a stage with less is not reported."""
 
 LEAST_START, LEAST_START_S = 0.1, 0.25
-"""Waits before epochs that are worth a line: a share of the training's time, and seconds each."""
+"""Waits before epochs that are reported: a share of the training's time, and seconds each."""
 
 LARGE_START = 0.25
-"""Share of the training's time from which on shorter waits before epochs are, too."""
+"""Share of the training's time from which on shorter waits before epochs are also reported."""
 
 LEAST_WORK = 0.3
-"""Of a wait before an epoch, what all of a pass's work has to come to if it is to be the reason."""
+"""Share of a wait before an epoch that a pass's total work must have to be its reason."""
 
 BATCHES = {"batch", "padded_batch", "ragged_batch"}
 
 MOST_MEMORY = 0.25
-"""Of the machine's memory, for one buffer or one cache."""
+"""Share of the machine's memory, for one buffer or one cache."""
 
 NAMED = 3
-"""Largest number of operations in the message."""
+"""Most operations in a message."""
 
 ROW_WISE = {
     "ParseSingleExample": "tf.io.parse_example(serialized, features)",
@@ -64,10 +64,10 @@ ROW_WISE = {
 _ROW_ONLY = re.compile(
     r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
 )
-"""Operations that cannot be batched, or whose own work is what costs."""
+"""Operations that cannot be batched, or whose own work is expensive."""
 
 LEAST_BATCH = 2
-"""Rows in a batch."""
+"""Rows per batch."""
 
 _ENDLESS = (
     ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then follows the other "
@@ -81,7 +81,7 @@ _ENDLESS_ARRAYS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What the script ran on."""
+    """The machine of the script."""
 
     cores: int
     memory_bytes: int
@@ -89,7 +89,7 @@ class Machine:
 
 
 def input_findings(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
-    """Findings about a loop's dataset; those about speed only where the step waits for it."""
+    """Findings about a loop's dataset; those about speed only if the step waits for it."""
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
     starts = loop.epoch_starts if isinstance(loop, FitLoop) and _matters(loop) else None
@@ -113,13 +113,13 @@ class _Waiting:
     """How long training waits for its input."""
 
     share: float
-    """Of its time, in [0, 1]."""
+    """The share of its time, in [0, 1]."""
 
     text: str
 
 
 def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
-    """How long its steps and epochs wait; None where that does not matter."""
+    """The waits of its steps and epochs; None if they do not matter."""
     known = loop.input_wait()
     wait = 0.0 if known is None else known.share
     if starts is None:
@@ -127,7 +127,7 @@ def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
         if known is None or wait < least:
             return None
         return _Waiting(share=wait, text=known.text)
-    # Of the time outside of waits before epochs, the steps wait their own part.
+    # The steps wait their own share of the time outside waits before epochs.
     share = starts.share + (1.0 - starts.share) * wait
     return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
 
@@ -137,24 +137,24 @@ def _matters(loop: FitLoop) -> bool:
     starts = loop.epoch_starts
     if starts is None or loop.feed is not None or starts.share < LEAST_START:
         return False
-    # One wait may have been anything's on this machine; of short ones, and of what Keras builds again
-    # for arrays, it takes more to be sure.
+    # A single wait may have any cause on this machine; short ones, and those in which Keras rebuilds
+    # for arrays, need more evidence.
     often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.user_stages())
     often |= len(loop.starts) > 2 and starts.share >= LARGE_START
-    # Where steps wait longer, all together, it is that which has to be fixed.
+    # If the steps wait longer in total, that must be fixed first.
     most = starts.share >= (1.0 - starts.share) * (loop.wait or 0.0)
     return often and most and _may_be_the_input(loop, starts)
 
 
 def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
-    """Whether what the input does before a first batch, at most a pass over it, can take so long.
+    """Whether the input's work before a first batch, at most a whole pass, can take this long.
 
-    Else it is something else's: tf.data's own tuner stops at a pass's end now and then, and so does a
+    Otherwise it has another cause: tf.data's own tuner sometimes pauses at the end of a pass, and so does a
     busy machine.
     """
     rows, ran = loop.batches_a_pass * loop.rows, stages_of(loop.nodes, loop.stages)
     if not loop.costs or not rows or any(stage not in ran for stage in loop.user_stages()):
-        # Not all that the input does is known: a shuffle may have read all that is below it.
+        # Not all of the input's work is known: a shuffle may have read everything below it.
         return True
     return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * LEAST_WORK
 
@@ -183,13 +183,13 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
 
 
 def map_share(loop: Loop, stage: Stage) -> float | None:
-    """What a map takes of the input's CPU time, in [0, 1]; None where TensorFlow kept no figures of it."""
+    """A map's share of the input's CPU time, in [0, 1]; None if TensorFlow recorded none."""
     shares = [cost.share for cost in loop.costs if cost.stage is stage]
     return sum(shares) if shares else None
 
 
 def _costly_maps(loop: Loop) -> Iterator[tuple[int, Stage, float | None]]:
-    """The user's maps that may take enough of the input's CPU time: place in the chain, stage, share."""
+    """The user's maps that may take enough of the input's CPU time: index in the chain, stage, share."""
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
         if stage.kind == "map" and stage.in_user_code and (share is None or share >= LEAST_SHARE):
@@ -210,7 +210,7 @@ def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
         why="Without prefetch the input stands still while the step computes, and the step while "
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
-        # At best the shorter one of both disappears behind the longer one.
+        # At best the shorter of both is hidden behind the longer one.
         gain=(1.0, 1.0 / max(wait, 1.0 - wait)),
         sure="measured" if loop.nodes else "likely",
     )
@@ -238,7 +238,7 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
                 why="One core prepares the data while the others have nothing to do.",
                 change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
                 gain=gain_of(parallel),
-                # Where others were seen its own stage was gone: a shuffle above had read it all.
+                # If others were seen but its own stage was gone: a shuffle above had read everything.
                 sure=_sure(share, loop),
             )
 
@@ -266,18 +266,18 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
 
 
 def nodes_of(nodes: Sequence[Node], stages: Sequence[Stage], kind: str) -> dict[Place, Node]:
-    """Line -> the stage that TensorFlow ran for it, of all stages of a kind."""
+    """Line -> the stage that TensorFlow ran for it, for all stages of a kind."""
     pairs = zip(nodes, stages_of(nodes, stages), strict=True)
     return {stage.place: node for node, stage in pairs if stage and stage.kind == kind}
 
 
 def is_sequential(stage: Stage, node: Node | None) -> bool:
-    """Whether a map does one element at a time, as it was written and as it ran."""
+    """Whether a map processes one element at a time, both as written and as run."""
     if stage.arguments.get("num_parallel_calls") is not None:
         return False
     if node is None or node.name == "Map":
         return True
-    # TensorFlow has made it parallel by itself, unless it may have one call only.
+    # TensorFlow has made it parallel, unless it may have only one call.
     calls, tuned = node.parameters.get("parallelism", (1.0, False))
     return not tuned and calls <= 1
 
@@ -289,13 +289,13 @@ def _sure(share: float | None, loop: Loop) -> Sureness:
 
 
 def is_cached(loop: Loop, stage: Stage) -> bool:
-    """Whether what a stage made was read from a cache in later passes."""
+    """Whether a stage's results were read from a cache in later passes."""
     above = loop.stages[: loop.stages.index(stage)]
     return loop.passes > 1 and any(each.kind in ("cache", "snapshot") for each in above)
 
 
 def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
-    # Inside of what AutoGraph has converted the nearest line of the user's is the map's.
+    # Inside code converted by AutoGraph, the nearest user line is the map's.
     others = [str(place) for place in stage.python_calls if place != stage.place]
     at = f" in {', '.join(others[:3])}" if others else ""
     return ScriptFinding(
@@ -312,7 +312,7 @@ def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
 
 
 def given_by_generator(loop: Loop, number: int) -> tuple[str, str]:
-    """The kind of a finding about a generator, stage `number`, and what it gives: a sample or a batch."""
+    """The kind of a finding about a generator, stage `number`, and its elements: samples or batches."""
     if any(each.kind in BATCHES for each in loop.stages[:number]):
         return "generator_rows", "sample"
     return "generator_batches", "batch"
@@ -379,7 +379,7 @@ def _where_to_cache(loop: Loop, number: int) -> str:
 
 
 def _size(loop: Loop, number: int) -> int | None:
-    """Bytes of all that a stage gives in a pass; None where that is not known."""
+    """Bytes of all elements of a stage in a pass; None if unknown."""
     stage = loop.stages[number]
     elements = _elements(loop, stage)
     each = stage.element_bytes
@@ -418,17 +418,17 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
 
 
 def _elements(loop: Loop, stage: Stage) -> int:
-    """Elements of a pass, by declaration or by what whole passes gave at most; 0 if unknown."""
+    """Elements of a pass, as declared or as whole passes gave at most; 0 if unknown."""
     if stage.cardinality > 0:
         return stage.cardinality
     batches = loop.batches_a_pass
     above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
-    # Where nothing above it makes batches, its elements are batches themselves.
+    # If nothing above it makes batches, its elements are batches.
     return batches * (max(1, loop.rows) if above & BATCHES else 1)
 
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:
-    # Last one first: the finding belongs to the first stage that is the user's.
+    # Last one first: the finding belongs to the first stage of the user's.
     wide = [stage for stage in loop.stages if stage.in_user_code and "float64" in stage.dtypes]
     if not wide or (loop.stages and "float64" not in loop.stages[0].dtypes):
         return

@@ -1,7 +1,7 @@
-"""Findings that are worth little here, each with the reason.
+"""Findings with little effect here, each with the reason.
 
-A script without prefetch does not get "nothing was found" only because TensorFlow has added one, or
-because its step does not wait: with another model, or on a faster device, the same lines cost.
+A script without prefetch should not get "nothing was found" just because TensorFlow has added one, or
+because its step does not wait: with another model, or on a faster device, the same lines cost time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.scriptprofile.rules.python_rules import (
 
 
 def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[ScriptFinding]:
-    """What is not a finding about a loop here, and would be one elsewhere.
+    """Issues that have little effect here, but would be findings elsewhere.
 
     Args:
         loop: A line that trains.
@@ -47,14 +47,14 @@ def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[Scrip
     ]
     dear = {place for kind, place in known if kind in ("python_map", "generator_rows")}
     for each in minor:
-        # Where Python makes each element, more threads do not help: that has been reported.
+        # If Python makes each element, more threads do not help; that has been reported.
         if (each.kind, each.place) not in known and each.place not in dear:
             yield each
 
 
 def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.in_user_code]
-    # A strategy fetches ahead by itself.
+    # A strategy prefetches by itself.
     spread = loop.model.get("distributed")
     if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
         return
@@ -74,7 +74,7 @@ def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
-    """A generator, or a map that calls Python, whose step does not wait for it now."""
+    """A generator, or a map that calls Python, for which the step does not wait now."""
     for number, stage in enumerate(loop.stages):
         if not stage.in_user_code or is_cached(loop, stage):
             continue
@@ -141,7 +141,7 @@ def _batch(loop: Loop) -> Iterator[ScriptFinding]:
     elif python < MUCH_PYTHON:
         why = f"Python takes {python:.1%} of a step, outside of the call that does it"
     else:
-        # It is not the batch's fault: else it would have been found.
+        # The batch is not the cause: otherwise it would have been found.
         return
     yield ScriptFinding(
         kind="small_batch",
@@ -178,7 +178,7 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def _worth(loop: Loop, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
-    """Why it is worth little, and the gain at most."""
+    """Why it has little effect, and the largest possible gain."""
     wait, whole = loop.wait, None if loop.split is None else loop.split.input_share()
     if done is not None:
         return f"little here: TensorFlow itself {done}", (1.0, 1.0)

@@ -1,6 +1,6 @@
-"""The line that a person would change: from a call in a user's file back to where its value was written.
+"""The line to change: traces a value from a call in the user's file back to where it was written.
 
-Only what the file says for sure is followed: an assignment, a parameter's default or the only call that
+Only unambiguous steps are followed: an assignment, a parameter's default or the only call that
 gives it, an option's default, a field of a class, a key of a dict.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from stoker.scriptprofile.observations import Place
 
 MOST_HOPS = 8
-"""From one name to the next: more help no reader."""
+"""Most steps from one name to the next: more do not help a reader."""
 
 _SAME_DATA = {"reshape", "copy", "ravel", "flatten", "transpose", "squeeze"}
-"""Methods of an array that give its values with its dtype."""
+"""Methods of an array that return its values with its dtype."""
 
 _FOR_ALL_LAYERS = {"set_floatx", "set_dtype_policy", "set_global_policy"}
 
@@ -33,13 +33,13 @@ def argument_line(
 
     Args:
         place: A line of the call.
-        call: Name of the function or method; empty for any that is given the argument by name.
+        call: Name of the function or method; empty: any that gets the argument by name.
         argument: Its name.
-        position: Where it stands, if it may be given by position.
-        value: What it was: an assignment of another constant was not it.
+        position: Its position, if it may be a positional argument.
+        value: Its value: assignments of other constants are skipped.
 
     Returns:
-        None where the file cannot be read, or the argument was not given.
+        None if the file cannot be read, or the argument is missing.
     """
     for file, each in _calls(place, call):
         given = {keyword.arg: keyword.value for keyword in each.keywords}.get(argument)
@@ -51,12 +51,12 @@ def argument_line(
 
 
 def array_line(place: Place, call: str, number: int) -> Place | None:
-    """The line where an array that a dataset is made of was computed; None where it is not known.
+    """The line where an array of a dataset was computed; None if unknown.
 
     Args:
         place: A line of the call that makes the dataset.
         call: Its name.
-        number: Of the array, in the order of `tf.nest.flatten`.
+        number: Index of the array, in the order of `tf.nest.flatten`.
     """
     for file, each in _calls(place, call):
         leaves = list(_leaves(each.args[0])) if each.args else []
@@ -68,7 +68,7 @@ def array_line(place: Place, call: str, number: int) -> Place | None:
 
 
 def dtype_line(place: Place, dtype: str) -> Place | None:
-    """The line of a file that asks for a dtype, of all layers or of one; None where there is none."""
+    """The line of a file that sets a dtype, for all layers or for one; None without one."""
     file = _File.read(place.file)
     if file is None:
         return None
@@ -81,10 +81,10 @@ def dtype_line(place: Place, dtype: str) -> Place | None:
 
 
 def step_line(calls: Sequence[tuple[Place, int]]) -> Place | None:
-    """The `def` of the function that is called for each step; None where it holds the loop, too.
+    """The `def` of the function that is called for each step; None if it also contains the loop.
 
     Args:
-        calls: Of each function that ran when gradients were computed its line and its first one, the
+        calls: For each function that ran when gradients were computed, its line and its first line, the
             innermost function first.
     """
     step = None
@@ -148,14 +148,14 @@ class _File:
     @staticmethod
     @lru_cache(maxsize=64)
     def read(file: str) -> _File | None:
-        """The file as it is now; None where it cannot be read."""
+        """The current content of the file; None if it cannot be read."""
         try:
             return _File(ast.parse(Path(file).read_bytes()))
         except (OSError, SyntaxError, ValueError, RecursionError):
             return None
 
     def function(self, first_line: int) -> _Function | None:
-        """The function that begins there, at its decorator if it has one."""
+        """The function that begins at a line, including its decorators."""
         for node in self.nodes:
             if isinstance(node, _Function):
                 lines = [node.lineno, *(each.lineno for each in node.decorator_list)]
@@ -164,12 +164,12 @@ class _File:
         return None
 
     def is_in_a_loop(self, line: int, function: _Function) -> bool:
-        """Whether a line of a function stands in one of its loops."""
+        """Whether a line of a function is in one of its loops."""
         loops = ast.For | ast.AsyncFor | ast.While
         return any(isinstance(each, loops) and _holds(each, line) for each in ast.walk(function))
 
     def origin(self, node: ast.expr, value: object = None) -> ast.expr:
-        """The expression that wrote a value, as far as it can be followed."""
+        """The expression that wrote a value, as far as it can be traced."""
         for _ in range(MOST_HOPS):
             before = self._before(node, value)
             given_otherwise = value is not None and _value(before) not in (None, value)
@@ -179,7 +179,7 @@ class _File:
         return node
 
     def _before(self, node: ast.expr, value: object) -> ast.expr | None:
-        """One hop back."""
+        """One step back."""
         match node:
             case ast.Name():
                 return self._bound(node, value)
@@ -198,13 +198,13 @@ class _File:
         return None
 
     def _bound(self, name: ast.Name, value: object = None) -> ast.expr | None:
-        """What a name was assigned last, in its function or else in one around it."""
+        """The last assignment of a name, in its function or else in an enclosing one."""
         own = scope = self._scope(name)
         while True:
             found = [
                 given
                 for where, target, given in self._assigned
-                # What a function reads of the module may be assigned below it.
+                # A name of the module that a function reads may be assigned below it.
                 if where is scope and (target.lineno < name.lineno or scope is not own)
                 if target.id == name.id and (value is None or _value(given) in (None, value))
             ]
@@ -221,7 +221,7 @@ class _File:
         return node
 
     def _parameter(self, function: _Function, name: str) -> ast.expr | None:
-        """What a parameter is given: by the only call of the function, else its default."""
+        """The value of a parameter: from the only call of the function, else its default."""
         of = function.args
         names = [each.arg for each in (*of.posonlyargs, *of.args) if each.arg != "self"]
         calls = [node for node in self.calls if _name(node.func) == function.name]
@@ -236,7 +236,7 @@ class _File:
         return defaults.get(name)
 
     def _field(self, owner: ast.expr, name: str) -> ast.expr | None:
-        """An option's default, what an instance was made with, or a field of its class."""
+        """An option's default, an argument of the instance's creation, or a field of its class."""
         made = _name(owner.func) if isinstance(owner, ast.Call) else _name(owner)
         words = {word.arg: word.value for word in getattr(owner, "keywords", ())}
         if made == "parse_args":
@@ -263,7 +263,7 @@ def _value(node: ast.expr | None) -> object:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.Name, ast.expr]]:
-    """The names that a statement assigns, and what each is given."""
+    """The names that a statement assigns, and their values."""
     match node:
         case (
             ast.Assign(targets=[target], value=given)
@@ -276,7 +276,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.Name, ast.expr]]:
 
 
 def _pairs(target: ast.expr, given: ast.expr) -> Iterator[tuple[ast.Name, ast.expr]]:
-    """Names and what each is given: a tuple's parts where both sides have as many."""
+    """Names and their values: the parts of tuples if both sides have the same number."""
     if isinstance(target, ast.Name):
         yield target, given
     elif isinstance(target, (ast.Tuple, ast.List)):

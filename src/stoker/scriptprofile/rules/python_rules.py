@@ -1,4 +1,4 @@
-"""What Python does between two calls of the compiled step, while the device waits."""
+"""Python's work between two calls of the compiled step, while the device waits."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line
 
 LEAST_PYTHON = 0.2
-"""Share of a step that Python takes: below it nothing is worth a change."""
+"""Share of a step that Python takes; with less, nothing is reported."""
 
 MUCH_PYTHON = 0.4
-"""Share of a step that Python takes, from which on a batch is called too small."""
+"""Share of a step that Python takes, from which on a batch counts as too small."""
 
 TINY_STEP_S = 3e-3
-"""Several such steps in one call cost less than in as many calls, of some 0.3 ms each."""
+"""Several steps of this duration in one call cost less than in as many calls, of some 0.3 ms each."""
 
 HARDLY_ANY, MUCH_BUSY = 0.05, 0.5
-"""MFU below which, and U from which on, a tiny step is taken for little more than its call."""
+"""If MFU is below and U above these, a tiny step counts as little more than its call."""
 
 SMALL_BATCH = 64
-"""Rows: a larger one is not called small."""
+"""Rows: a larger batch is not called small."""
 
 LARGER = 4
-"""How many times the batch is proposed: at best the step takes no longer."""
+"""Factor of the proposed batch: at best the step takes no longer."""
 
 
 def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
-    """Steps of `fit` that are too short for a call each.
+    """Steps of `fit` that are too short for one call each.
 
-    That is measured where Python takes much of them between the calls, and possible where they are
+    This is measured if Python takes much of them between the calls, and possible if they are
     hardly any arithmetic.
     """
     one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
@@ -63,7 +63,7 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
 
 
 def _is_hardly_any(loop: Loop, split: StepSplit) -> bool:
-    """Whether a tiny step is little more than its call and the starts of its operations."""
+    """Whether a tiny step is little more than its call and the launches of its operations."""
     is_busy = split.busy is not None and split.busy >= MUCH_BUSY
     is_tiny = split.step_s < TINY_STEP_S and loop.mfu is not None and loop.mfu < HARDLY_ANY
     return is_tiny and is_busy
@@ -81,7 +81,7 @@ def _share_of(split: StepSplit, python: float) -> str:
 
 
 def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
-    """Findings about what Python does between the calls of the compiled step."""
+    """Findings about Python's work between the calls of the compiled step."""
     split = loop.split
     if split is None:
         return
@@ -92,7 +92,7 @@ def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
             yield _slow_hook(loop, split, hook, share)
     if split.python is None:
         return
-    # A larger batch, or several steps a call, do not help against the cost of your own callback.
+    # A larger batch, or several steps per call, do not help against the cost of the user's own callback.
     python = max(0.0, split.python - sum(share for _, share in hooks))
     yield from _one_step_a_call(loop, split, python)
     yield from _small_batch(loop, split, python)
@@ -119,10 +119,10 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
 
 
 def batch_line(loop: Loop) -> Place:
-    """The line where the number of rows of a batch was written; else the line that trains."""
+    """The line that sets the batch size; else the line that trains."""
     for stage in loop.stages:
         if stage.kind in ("batch", "padded_batch"):
-            # Another library's call was given it by name.
+            # The call of another library got it by name.
             call, position = (stage.kind, 0) if stage.in_user_code else ("", None)
             size = stage.arguments.get("batch_size")
             found = argument_line(stage.place, call, "batch_size", position=position, value=size)
@@ -133,7 +133,7 @@ def batch_line(loop: Loop) -> Place:
 
 
 def larger_batch(loop: Loop) -> str:
-    """What to write instead of a batch that is small."""
+    """The replacement for a small batch."""
     return (
         f"A batch of {loop.rows * LARGER} (and a learning rate to suit it: another batch is another "
         "training)."

@@ -1,4 +1,4 @@
-"""What the step itself costs, and need not; and what is silently wrong with the model."""
+"""Avoidable costs of the step itself, and silent errors of the model."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from stoker.scriptprofile.rules.python_rules import python_findings
 from stoker.scriptprofile.rules.wait_rules import batch_call_findings
 
 MOST_TRACES = 4
-"""Of one function: twice for its first call that makes variables, and an epoch's short batch."""
+"""Traces of one function without a finding: two for its first call that creates variables, and an epoch's short batch."""
 
 PASSING_CALLS = 5
-"""Of one tf.function: one that is made in a loop is called no more often."""
+"""Calls of one tf.function: one that is made in a loop is called no more often."""
 
 MOST_NAMED = 3
-"""Arguments that changed."""
+"""Number of changed arguments that are named."""
 
 SYNC_SHARE = 0.8
-"""Of a loop's steps that read a value: it is done in each."""
+"""Share of a loop's steps that read a value, from which on every step counts as reading it."""
 
 LEAST_SYNCS = 20
-"""Fewer say nothing of a habit."""
+"""With fewer steps, this says nothing."""
 
 
 def step_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
@@ -96,7 +96,7 @@ def _host_sync(loop: Loop, *, gpus: int) -> Iterator[ScriptFinding]:
         kind="host_sync",
         place=place,
         observation=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
-        "their time" + ("" if gpus else " (there is no GPU here, where it would cost more)"),
+        "their time" + ("" if gpus else " (on a GPU it would cost more)"),
         why="Python waits until the device has ended the step, so that the next one is not prepared "
         "meanwhile.",
         change="Keep the tensor (total += loss), and read it once every 100 steps: "
@@ -172,9 +172,9 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def function_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Functions that were traced again and again."""
+    """Functions that were traced repeatedly."""
     for function in process.functions:
-        # A function of each of several models is made again, too, and then called many times.
+        # A function of each of several models is also made several times, but then called many times.
         is_passing = function.calls <= PASSING_CALLS * function.made
         if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
             yield _made_again(function, process)
@@ -230,7 +230,7 @@ _ONE_SHAPE = (
 
 
 def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str]]]:
-    """The arguments that changed, those with the most different values first, and these."""
+    """The changed arguments, those with the most different values first, with these values."""
     values: dict[str, dict[str, None]] = {}
     for cause in causes:
         for name, value in cause.items():

@@ -1,4 +1,4 @@
-"""Steps that wait for their input: Python feeds them batch by batch, or no other rule knows why."""
+"""Steps that wait for their input: Python feeds them batch by batch, or no other rule explains the wait."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import LEAST_UNMEASURED, LEAST_WAIT
 
 LEAST_UNPARTED = 0.2
-"""Share of the step that is input or Python, where the two cannot be separated."""
+"""Share of the step that is input or Python, if the two cannot be separated."""
 
 LEAST_CALLS = 0.5
-"""Calls of `train_on_batch` for a step, from which on a loop consists of them."""
+"""Calls of `train_on_batch` per step, from which on a loop consists of them."""
 
 
 def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
-    """What Python makes for each step of a `fit`, where that is waited for."""
+    """The work of Python for each step of a `fit`, if training waits for it."""
     feed = loop.feed if isinstance(loop, FitLoop) else None
     if feed is None or loop.split is None:
         return
@@ -28,7 +28,7 @@ def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
         share, waits = wait, f"the step waits {wait:.0%} of its time"
     elif wait is None and unparted is not None and unparted >= LEAST_UNPARTED:
         share = unparted
-        waits = f"{unparted:.0%} of the step is input and Python, which cannot be told apart here"
+        waits = f"{unparted:.0%} of the step is input and Python, which cannot be separated here"
     else:
         return
     yield ScriptFinding(
@@ -89,7 +89,7 @@ def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptF
 
 
 LEAST_BOUND = 0.1
-"""Share of the step that waits, from which on it is a finding where nothing else is."""
+"""Share of the step spent waiting, from which on it is a finding without another explanation."""
 
 _FIRST = {
     "batch": ".batch(..., num_parallel_calls=tf.data.AUTOTUNE)",
@@ -102,7 +102,7 @@ _FIRST = {
     "map": ".batch(...) before .map(...), where the function can do a whole batch",
     "from_tensor_slices": ".batch(...) as the first stage: rows that are read one by one cost each",
 }
-"""Stage that costs most -> what is tried first."""
+"""The most expensive stage -> what to try first."""
 
 _ANYHOW = (
     "num_parallel_calls=tf.data.AUTOTUNE on what maps and reads, .batch(...) before .map(...), "
@@ -127,13 +127,13 @@ def _decodes_large(stage: Stage) -> bool:
 
 
 def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
-    """A wait for input, for a loop about whose input nothing else was found."""
+    """A wait for input, for a loop whose input has no other finding."""
     split, known = loop.split, loop.input_wait()
     least = LEAST_BOUND if known is None or known.measured else LEAST_UNMEASURED
     if split is None or known is None or known.share < least:
         return
     if isinstance(loop, FitLoop) and not loop.user_stages():
-        return  # of arrays: nothing of it is the user's
+        return  # for arrays: none of its stages is the user's
     wait = known.share
     dearest = _dearest(loop)
     by_hand = bool(loop.model.get("distributed")) and isinstance(loop, DatasetLoop)

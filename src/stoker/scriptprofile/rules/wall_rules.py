@@ -12,16 +12,16 @@ from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import is_sequential, nodes_of
 
 LEAST_PART = 0.10
-"""From this share of the time without imports, a part is a finding."""
+"""Share of the time without imports, from which on a part is a finding."""
 
 LEAST_WALL_S, LEAST_CPU_S, LONG_S = 2.0, 1.0, 10.0
 """It also needs this many seconds on both clocks, or this long: load makes short parts long."""
 
 LEAST_LOOP = 0.05
-"""Share of a script's time without imports: loops that take less get no advice about speed."""
+"""Share of a script's time without imports: loops with less get no advice about speed."""
 
 MANY_CALLS = 20
-"""From this number of calls of `predict`, each one costs more than its rows."""
+"""From this number of calls of `predict`, the cost per call dominates."""
 
 NAMES = {
     "imports": "imports",
@@ -39,7 +39,7 @@ NAMES = {
 
 
 def wall_time(process: WatchedProcess) -> Mapping[str, float]:
-    """Part of the process's time -> seconds, the largest first; empty if unknown.
+    """Part of the process's time -> seconds, largest first; empty if unknown.
 
     They add up to the time from the process's start to its last report.
     """
@@ -64,7 +64,7 @@ def wall_time(process: WatchedProcess) -> Mapping[str, float]:
 
 
 def share_of_script(loop: Loop, process: WatchedProcess) -> float:
-    """What a line that trains takes of the script's time without imports, in [0, 1]; 1 if unknown."""
+    """The share of a training line in the script's time without imports, in [0, 1]; 1 if unknown."""
     parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     fits = sum(part.wall_s for part in process.wall_parts if part.place == loop.place)
@@ -73,7 +73,7 @@ def share_of_script(loop: Loop, process: WatchedProcess) -> float:
 
 
 def wall_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Parts of a script's time, other than training, that take much of it."""
+    """Parts of a script's time, other than training, that are large."""
     parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     for part in process.wall_parts:
@@ -131,7 +131,7 @@ _SAID = {
         "Save less often, or weights only: ModelCheckpoint(save_best_only=True, save_weights_only=True)",
     ),
 }
-"""Kind of a part -> its name, why it is slow, what to do."""
+"""Kind of a part -> its name, the reason, the advice."""
 
 _MANY = (
     "Each call builds an iterator and a dataset, which costs milliseconds whatever it predicts.",
@@ -164,20 +164,20 @@ def _json(part: WallPart) -> dict[str, object]:
 
 
 CACHES = ("cache", "snapshot")
-"""Stages that keep what was read in the first pass."""
+"""Stages that keep the results of the first pass."""
 
 _WORKS = ("map", "from_generator", "interleave", "flat_map", "filter")
-"""Stages of which one is named where TensorFlow kept no figures."""
+"""Stages of which one is named if TensorFlow recorded no figures."""
 
 
 def filling_s(loop: Loop) -> float:
-    """What the first pass takes for the work below its cache, seconds; 0 where there is none."""
+    """Duration of the first pass's work below its cache, seconds; 0 without any."""
     first = loop.first_pass
     if first is None or not _below_cache(loop):
         return 0.0
     work = _work_below_cache(loop, first)
     if work and first.nodes_s > 0:
-        # The first pass traces and compiles, too: its input took no longer than it worked.
+        # The first pass also traces and compiles: its input took no longer than it worked.
         return min(first.longer_s, first.wall_s * sum(work_s for _, work_s in work) / first.nodes_s)
     ran = stages_of(first.nodes, loop.stages)
     # A cache below which nothing ran was filled by an earlier loop.
@@ -186,7 +186,7 @@ def filling_s(loop: Loop) -> float:
 
 
 def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
-    """That a first pass takes long, at the line of its most expensive stage.
+    """The finding that a first pass takes long, at the line of its most expensive stage.
 
     Args:
         loop: A line that trains.
@@ -195,7 +195,7 @@ def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
     first, filled_s = loop.first_pass, filling_s(loop)
     if first is None or filled_s < LEAST_PART * base_s:
         return
-    # On a machine without other programs it would have taken less.
+    # The time that it would have taken without other programs on the machine.
     if filled_s * (1.0 - first.away) < LEAST_WALL_S:
         return
     work = _work_below_cache(loop, first)
@@ -234,7 +234,7 @@ def _below_cache(loop: Loop) -> list[Stage]:
 
 
 def _work_below_cache(loop: Loop, first: FirstPass) -> list[tuple[Stage, float]]:
-    """The stages that ran below the cache, and how long each was at work, its parallel calls at once."""
+    """The stages that ran below the cache, and the duration of each one's work, with parallel calls at once."""
     below = _below_cache(loop)
     pairs = zip(first.nodes, stages_of(first.nodes, loop.stages), strict=True)
     return [
@@ -245,7 +245,7 @@ def _work_below_cache(loop: Loop, first: FirstPass) -> list[tuple[Stage, float]]
 
 
 def _likely_dearest(loop: Loop) -> Stage | None:
-    """The stage that is likely the most expensive one, where TensorFlow kept no figures."""
+    """The stage that is probably the most expensive one, if TensorFlow recorded no figures."""
     likely = [stage for stage in _below_cache(loop) if stage.kind in _WORKS]
     alone = [stage for stage in likely if is_sequential(stage, None)]
     return next(iter(alone or likely), None)

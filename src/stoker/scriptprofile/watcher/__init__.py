@@ -1,1 +1,1 @@
-"""What runs inside of the script's process; it imports nothing of Stoker."""
+"""The code that runs inside the script's process; it imports nothing from Stoker."""

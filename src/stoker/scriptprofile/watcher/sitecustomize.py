@@ -1,7 +1,7 @@
-"""What Python runs at its start, because `stoker profile` put this folder first on its path.
+"""Python runs this module at its start, because `stoker profile` puts this folder first on its path.
 
-It runs in every Python process below the script, of any kind and version: it imports nothing but
-the standard library, says nothing, and stops nothing.
+It runs in every Python process below the script, of any kind and version: it imports only
+the standard library, prints nothing, and stops nothing.
 """
 
 import importlib.machinery
@@ -13,7 +13,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pat
 
 
 def _run_the_one_we_hide() -> None:
-    """Python takes the first sitecustomize of its path: the next one has to run all the same."""
+    """Python runs only the first sitecustomize on its path: the next one must still run."""
     others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
@@ -28,7 +28,7 @@ def _attach() -> None:
     if not folder:
         return
     try:
-        from stoker_watch import import_hook  # type: ignore[import-not-found] # found by our own place
+        from stoker_watch import import_hook  # type: ignore[import-not-found] # found in our folder
 
         import_hook.wait_for_tensorflow(folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the script must run
@@ -36,7 +36,7 @@ def _attach() -> None:
 
         with suppress(OSError), open(os.path.join(folder, "failed"), "a") as stream:  # noqa: PTH118, PTH123
             stream.write(f"{type(error).__name__}: {error}\n")
-    # The script sees the path that it would have had.
+    # The script sees its original path.
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
 
 

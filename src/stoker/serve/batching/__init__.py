@@ -1,1 +1,1 @@
-"""Requests that wait for the same model are run as one; nothing waits where the model is idle."""
+"""Joins requests that wait for the same model into one run; a request to an idle model does not wait."""

@@ -1,4 +1,4 @@
-"""A loaded model whose requests are joined where they had to wait for it."""
+"""A loaded model that joins requests which had to wait for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batcher:
-    """Calls one model; may be used by many threads."""
+    """Calls one model; thread-safe."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class Batcher:
         runs: Runs | None = None,
         may_not_end: bool = False,
     ) -> None:
-        """Call a model for requests.
+        """Prepare to call a model for requests.
 
         Args:
-            model: What is called.
-            config: The limits.
+            model: The model to call.
+            config: How requests are joined.
             name: The model's.
             metrics: The counts.
-            runs: Watches over runs; nobody does if None.
-            may_not_end: Whether a run could last for ever, and is left to a thread of its own.
+            runs: Watches over runs; None: runs are not watched.
+            may_not_end: Whether a run could last forever; it then gets a thread of its own.
         """
         self._runs = runs
         self._apart = may_not_end
@@ -80,16 +80,16 @@ class Batcher:
     def call(
         self, signature: str, inputs: Mapping[str, Array], *, deadline: Deadline | None = None
     ) -> Outputs:
-        """Run one signature once; as `LoadedModel.call`, maybe together with other requests.
+        """Run one signature once; like `LoadedModel.call`, maybe together with other requests.
 
         Args:
             signature: One of `signatures`.
             inputs: Input name -> array.
-            deadline: How long the client waits; for ever if None.
+            deadline: How long the client waits; None: without limit.
 
         Raises:
-            UserError: the inputs are not the signature's, or the model refused them.
-            ServeError: too many requests wait, or the client does not any more.
+            UserError: the inputs do not match the signature, or the model refused them.
+            ServeError: too many requests wait, or the client waits no longer.
         """
         deadline = deadline or Deadline()
         deadline.check()
@@ -132,14 +132,14 @@ class Batcher:
         Args:
             signature: One for which `is_quick` is true.
             inputs: Input name -> the rows of all requests, one after the other.
-            sizes: How many rows each has; all are one request's if empty.
+            sizes: How many rows each has; empty: all belong to one request.
 
         Returns:
-            Output name -> array; None where the model is at work, the rows are too many, or
+            Output name -> array; None if the model is busy, there are too many rows, or
             requests must not be joined.
 
         Raises:
-            UserError: the inputs are not the signature's, or the model refused them.
+            UserError: the inputs do not match the signature, or the model refused them.
         """
         known = self.signatures[signature]
         arrays = checked_inputs(known, inputs)
@@ -158,7 +158,7 @@ class Batcher:
         *,
         budget_s: float = math.inf,
     ) -> int:
-        """Run every signature once with each size that batches are padded to, the smallest first.
+        """Run every signature once with each size that batches are padded to, smallest first.
 
         A signature without a sample runs on zeros. If it refuses them (an empty text does not
         decode as an image), its first requests warm it up instead. If a size does not fit in
@@ -230,7 +230,7 @@ class Batcher:
         self._queues[name] = self._queue(name, self._config.up_to(rows))
 
     def close(self) -> None:
-        """Give the memory back; no call may be running, none may follow."""
+        """Free the memory; no call may be running, and none may follow."""
         self._queues = {}
         self._model.close()
 
@@ -242,7 +242,7 @@ class Batcher:
         *,
         wrong: Sequence[UserError],
     ) -> Outputs:
-        """Inputs of a shape other than the signature declares: the graph accepts or refuses them.
+        """Whether inputs have a shape other than the signature declares: the graph accepts or refuses them.
 
         TensorFlow Serving checks no shape.
 
@@ -266,7 +266,7 @@ class Batcher:
             deadline.record.ran(began_s, time.monotonic(), came_s=began_s)
 
     def _watched(self, run: Callable[[], Outputs], deadline: Deadline) -> Outputs:
-        """Make a run outside of the queues, watched for its time."""
+        """Run the model outside of the queues, with its time watched."""
         if self._runs is None:
             return run()
         if self._apart:
@@ -295,7 +295,7 @@ class Batcher:
     def _larger(
         self, queue: Queue, arrays: Sequence[Array], rows: int, deadline: Deadline
     ) -> Outputs:
-        """A request of more rows than a batch may have."""
+        """Answer a request that has more rows than a batch may have."""
         most = queue.max_batch_size
         if self._config.larger == "refuse":
             raise ServeError(

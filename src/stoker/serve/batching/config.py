@@ -12,7 +12,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.serve.text_files import read_text_file
 
 PARAMETERS_FILE = "batching_params.pbtxt"
-"""The file in a version's folder that holds its own parameters, where those are asked for."""
+"""The file in a version's folder with batching parameters for this version, if versions may have their own."""
 
 
 WarmSizes = Literal["auto", "on", "off"]
@@ -33,11 +33,11 @@ class BatchingConfig:
     """Most rows in one call, over all requests joined."""
 
     batch_timeout_micros: int = 0
-    """Longest that the first request of a batch waits for company, microseconds; 0 waits for
-    nobody: what came while the last batch ran is the next one."""
+    """Longest that the first request of a batch waits for others, microseconds. 0: it does not wait; the requests
+    that came during the last run are the next batch."""
 
     max_enqueued_batches: int = 64
-    """Most full batches that may wait; a request beyond them is refused."""
+    """Most full batches in the queue; a request beyond them is refused."""
 
     num_batch_threads: int = 1
     """Batches of one signature that run at once."""
@@ -46,14 +46,14 @@ class BatchingConfig:
     """The sizes that a batch is padded to, ascending; any size if empty."""
 
     only_allowed_sizes: bool = False
-    """Whether the check for joining requests may not run other sizes: XLA would compile them."""
+    """Whether the check of joined answers must not run other sizes, because XLA would compile them."""
 
     pad_variable_length_inputs: bool = False
     """Whether inputs of other lengths are padded to the longest, each with its first value."""
 
     larger: Literal["alone", "split", "refuse"] = "alone"
-    """What becomes of a request of more rows than a batch may have. In pieces a model that looks
-    across rows answers otherwise, so that is done only where it is asked for."""
+    """What happens to a request with more rows than a batch may have. A model whose rows depend on each other gives
+    other answers if the request is split, so it is split only on request."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_enqueued_batches", "num_batch_threads"):
@@ -77,20 +77,20 @@ class BatchingConfig:
             )
 
     def padded(self, rows: int) -> int:
-        """The size that a batch of so many rows is run with."""
+        """The padded size for a batch of so many rows."""
         return next((size for size in self.allowed_batch_sizes if size >= rows), rows)
 
     def up_to(self, rows: int) -> BatchingConfig:
-        """The same with batches of at most this many rows, limited to one of the allowed sizes."""
+        """The same configuration with batches of at most this many rows, rounded to an allowed size."""
         sizes = tuple(size for size in self.allowed_batch_sizes if size <= rows)
         return dataclasses.replace(self, max_batch_size=rows, allowed_batch_sizes=sizes)
 
 
 def read_batching_parameters(path: Path) -> BatchingConfig:
-    """TensorFlow Serving's `batching_parameters_file`; what it leaves out is as TensorFlow Serving has it.
+    """Read TensorFlow Serving's `batching_parameters_file`, with TensorFlow Serving's defaults.
 
     Raises:
-        ConfigError: the file is not there, or not in its form.
+        ConfigError: the file does not exist, or has another form.
     """
     found = read_text_file(
         path, "BatchingParameters", full_name="tensorflow.serving.BatchingParameters"

@@ -1,4 +1,4 @@
-"""Several requests as one call: inputs one after the other, outputs cut apart again."""
+"""Joins several requests into one call: concatenates the inputs and splits the outputs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Array]
 
 Key = tuple[tuple[str, tuple[int, ...]], ...]
-"""Dtype and inner shape of every input: requests with the same can be joined."""
+"""Dtype and inner shape of every input: requests with equal keys can be joined."""
 
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-8}
-"""Most by which a joined answer may differ from the single one, as a share of the largest value.
+"""Largest accepted difference between a joined and a single answer, as a share of the largest value.
 
 A kernel for another batch size adds up in another order: of 1,000 terms that is 1e-5 in float32.
 """
@@ -29,21 +29,21 @@ _MAX_PADDED = 1 << 24
 
 
 class TooLongError(Exception):
-    """Padded, the inputs would take too much memory: each is run alone."""
+    """The padded inputs would take too much memory: each request runs alone."""
 
 
 class NotByRowsError(Exception):
-    """An output has not one row for each row of the inputs."""
+    """An output does not have one row for each row of the inputs."""
 
 
 def can_be_joined(signature: Signature) -> bool:
-    """Whether every input and output is declared with an open first axis."""
+    """Whether every input and output declares a first axis of any length."""
     specs = [*signature.inputs.values(), *signature.outputs.values()]
     return all(_is_open(spec) for spec in specs)
 
 
 def rows_of(arrays: Sequence[Array]) -> int:
-    """The common first length of the arrays; 0 where there is none."""
+    """The common first length of the arrays; 0 if they differ."""
     if len(arrays) == 1:
         return arrays[0].shape[0] if arrays[0].ndim else 0
     lengths = {array.shape[:1] for array in arrays}
@@ -51,7 +51,7 @@ def rows_of(arrays: Sequence[Array]) -> int:
 
 
 def have_all_axes(signature: Signature, arrays: Sequence[Array]) -> bool:
-    """Whether each input has as many axes as declared, so that its first axis is certainly its rows."""
+    """Whether each input has as many axes as declared, so that its first axis certainly holds the rows."""
     return all(
         spec.shape is None or array.ndim == len(spec.shape)
         for spec, array in zip(signature.inputs.values(), arrays, strict=True)
@@ -59,7 +59,7 @@ def have_all_axes(signature: Signature, arrays: Sequence[Array]) -> bool:
 
 
 def key_of(arrays: Sequence[Array], *, variable: bool) -> Key:
-    """What must be equal in requests that are joined.
+    """What must be equal in requests to join them.
 
     Args:
         arrays: The inputs in the signature's order, each with a first axis.
@@ -71,11 +71,11 @@ def key_of(arrays: Sequence[Array], *, variable: bool) -> Key:
 
 
 def join(requests: Sequence[Sequence[Array]], *, size: int) -> list[Array]:
-    """The inputs of all requests one after the other, filled up with the first row.
+    """The inputs of all requests, concatenated and padded with the first row.
 
     Args:
         requests: For each request its inputs, of equal keys.
-        size: Rows of what comes back; not fewer than the requests have.
+        size: Rows of the result; at least as many as the requests have.
     """
     joined = []
     for parts in zip(*requests, strict=True):
@@ -91,8 +91,8 @@ def cut(outputs: Outputs, rows: Sequence[int], *, size: int) -> list[dict[str, A
 
     Args:
         outputs: The joined outputs.
-        rows: The rows of each request, in their order.
-        size: Rows that were fed.
+        rows: The number of rows of each request, in order.
+        size: Number of rows of the joined call.
 
     Raises:
         NotByRowsError: an output has another number of rows.
@@ -109,14 +109,14 @@ def cut(outputs: Outputs, rows: Sequence[int], *, size: int) -> list[dict[str, A
 
 
 def rejoined(pieces: Sequence[Outputs], rows: Sequence[int]) -> dict[str, Array]:
-    """The outputs of a request that was run in pieces, one after the other.
+    """Concatenate the outputs of a request that was run in pieces.
 
     Args:
         pieces: The outputs of each piece.
         rows: The rows of each piece.
 
     Raises:
-        UserError: an output has not one row for each row of the inputs.
+        UserError: an output does not have one row for each row of the inputs.
     """
     for piece, length in zip(pieces, rows, strict=True):
         for name, array in piece.items():
@@ -130,7 +130,7 @@ def rejoined(pieces: Sequence[Outputs], rows: Sequence[int]) -> dict[str, Array]
 
 
 def agree(joined: Outputs, single: Outputs) -> bool:
-    """Whether a joined answer is the single one, floats within the tolerance of another order."""
+    """Whether a joined answer equals the single one; floats may differ by the tolerance."""
     return all(_agree(joined[name], single[name]) for name in single)
 
 
@@ -153,7 +153,7 @@ def _is_open(spec: TensorSpec) -> bool:
 
 
 def _same_shapes(parts: Sequence[Array]) -> list[Array]:
-    """The parts, each padded to the longest of every inner axis with its own first value."""
+    """The parts, with every inner axis padded to the longest; each part is padded with its own first value."""
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) == 1:
         return list(parts)
@@ -172,16 +172,16 @@ def _same_shapes(parts: Sequence[Array]) -> list[Array]:
 Item = TypeVar("Item")
 
 MANY = 16
-"""Requests from which on they are looked at for being more than one run takes. Fewer hardly ever are,
-and where they are, threads answer them."""
+"""Least number of requests for which splitting them into several runs is considered. Fewer rarely exceed one run,
+and if they do, threads answer them."""
 
 
 def in_runs(items: Sequence[Item], rows: Callable[[Item], int], *, most: int) -> list[list[Item]]:
-    """Requests in their order, as many together as one run takes.
+    """Group requests, in order, so that each group fits in one run.
 
     Args:
         items: The requests.
-        rows: How many rows one has.
+        rows: Returns the number of rows of one.
         most: The most rows of a run; a request that has more is alone.
     """
     parts: list[list[Item]] = [[]]

@@ -1,6 +1,6 @@
-"""The requests to one signature: run at once where it is idle, joined where they had to wait.
+"""The requests to one signature: run at once if it is idle, joined if they had to wait.
 
-There is no thread of its own and no timer. The first request runs the model in its own thread;
+The queue has no thread and no timer. The first request runs the model in its own thread;
 those that come meanwhile wait. When it ends, one of them leads the next batch, of all that waited.
 """
 
@@ -41,15 +41,15 @@ Run = Callable[[Sequence[Array]], Outputs]
 """Runs the model once on inputs in the signature's order."""
 
 QUICK_S = 1e-3
-"""Longest that a run may take as a rule which is waited for in a loop that has others to hear."""
+"""Usual duration up to which the event loop may wait for a run, although it serves others too."""
 
 _GROWTH = 1.5
-"""How much longer one run can make what is held for usual."""
+"""Most by which one run can raise the estimate of the usual duration."""
 
-_NOT_BY_ROWS = "an output has not one row for each row of the inputs"
+_NOT_BY_ROWS = "an output does not have one row for each row of the inputs"
 
 HELD_AGAINST_SINGLE = 3
-"""Joined batches of each signature that are run singly too, before joining is trusted."""
+"""Number of joined batches of each signature that are also run one by one, before joining is trusted."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -63,28 +63,28 @@ class Request:
     """Rows of every input, at least 1."""
 
     key: Key
-    """What a request that it is joined with must have too."""
+    """What must be equal in requests that it is joined with."""
 
     deadline: Deadline
     """How long its client waits."""
 
     came_s: float = field(default_factory=time.monotonic)
-    """When it came, by the monotonic clock."""
+    """When it arrived, by the monotonic clock."""
 
     told: threading.Event = field(default_factory=threading.Event)
-    """Set when its outcome is there, or when it is to lead."""
+    """Set when its outcome is known, or when it must lead the next batch."""
 
     leads: bool = False
-    """Whether its thread is to run the next batch."""
+    """Whether its thread must run the next batch."""
 
     outcome: Outputs | Exception | None = None
-    """Its answer, or why it has none."""
+    """Its answer, or the reason why it has none."""
 
     def result(self) -> Outputs:
         """Its answer.
 
         Raises:
-            Exception: what kept it from being answered.
+            Exception: the reason why it has no answer.
         """
         if self.outcome is None:
             raise ServeError(Code.INTERNAL, "the batch ended without an answer")
@@ -94,7 +94,7 @@ class Request:
 
 
 class Queue:
-    """The requests to one signature of one model; may be used by many threads."""
+    """The requests to one signature of one model; thread-safe."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Queue:
         runs: Runs | None = None,
         may_not_end: bool = False,
     ) -> None:
-        """Take requests.
+        """Create an empty queue.
 
         Args:
             run: The model.
@@ -115,8 +115,8 @@ class Queue:
             name: For the log.
             metrics: The counts.
             model_name: For the counts.
-            runs: Watches over every run; nobody does if None.
-            may_not_end: Whether a run is left to a thread of its own; with `runs` only.
+            runs: Watches over every run; None: runs are not watched.
+            may_not_end: Whether a run gets a thread of its own; only with `runs`.
         """
         self._model_name = model_name
         self._runs = runs
@@ -139,7 +139,7 @@ class Queue:
 
     @property
     def joins(self) -> bool:
-        """Whether requests are joined still: not since a joined answer differed from the single."""
+        """Whether requests are still joined: not after a joined answer differed from the single one."""
         return self._trusted
 
     @property
@@ -148,10 +148,10 @@ class Queue:
         return self._config.max_batch_size
 
     def submit(self, request: Request) -> Outputs:
-        """Answer a request, alone or in company.
+        """Answer a request, alone or together with others.
 
         Raises:
-            ServeError: too many wait, or the client does not any more.
+            ServeError: too many requests wait, or the client waits no longer.
             Exception: what the model raised on this request.
         """
         with self._changed:
@@ -163,10 +163,10 @@ class Queue:
             else:
                 self._check_room(request)
                 self._waiting.append(request)
-                self._changed.notify_all()  # a leader may be waiting for company
+                self._changed.notify_all()  # a leader may be waiting for more requests
         if self._apart and request.leads:
             assert self._runs is not None
-            request.leads = False  # its thread waits as those of the others do
+            request.leads = False  # its thread waits like those of the others
             self._runs.start(lambda: self._lead_on(request))
         if not request.leads:
             request.deadline.when_cancelled(lambda: self._drop(request))
@@ -178,23 +178,23 @@ class Queue:
 
     @property
     def is_quick(self) -> bool:
-        """Whether a run may be waited for where nothing else is done meanwhile."""
+        """Whether a run is short enough to wait for it in the event loop."""
         return self._trusted and not self._may_wait and self._usual_s <= QUICK_S
 
     def run_now(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
-        """Run the model for the rows of several requests, if it is free, and without waiting.
+        """Run the model for the rows of several requests without waiting, if it is free.
 
         Args:
             arrays: The inputs in the signature's order, each of the rows of all requests.
             sizes: How many rows each request has.
 
         Returns:
-            The outputs; None where the model is at work, or requests must not be joined.
+            The outputs; None if the model is busy, or requests must not be joined.
 
         Raises:
             Exception: what the model raised.
         """
-        with self._lock:  # as `_changed`, whose own way in takes longer
+        with self._lock:  # like `_changed`, whose own entry takes longer
             free = self._running < self._config.num_batch_threads and not self._waiting
             if self._stuck or not free:
                 return None
@@ -220,12 +220,12 @@ class Queue:
         if size > rows:
             outputs = {name: array[:rows] for name, array in outputs.items()}
         self._took(time.monotonic() - began_s)
-        # What failed is asked again by each request alone, and counted there.
+        # If it fails, each request is run again alone, and counted there.
         self._count((), sizes, size)
         return outputs
 
     def _prove(self, arrays: Sequence[Array], sizes: Sequence[int]) -> bool:
-        """Hold what is joined first against single answers; whether requests may be joined."""
+        """Compare the first joined answers with single ones; return whether requests may be joined."""
         variable = self._config.pad_variable_length_inputs
         if self._held < HELD_AGAINST_SINGLE and not variable:
             key, parts, first = key_of(arrays, variable=variable), [], 0
@@ -253,14 +253,14 @@ class Queue:
             )
 
     def _wait(self, request: Request) -> None:
-        """Wait for the outcome, or for the turn to lead, or until the deadline has passed."""
+        """Wait for the outcome, for the turn to lead, or until the deadline has passed."""
         left_s = request.deadline.left_s
         if request.told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0):
             return
         with self._changed:
             if request in self._waiting:
                 self._waiting.remove(request)
-            elif request.leads:  # it was chosen just now: it passes the turn on
+            elif request.leads:  # it was just chosen as leader: it passes the turn on
                 self._pass_on()
             request.leads = False
             request.outcome = request.deadline.lost() or ServeError(
@@ -268,17 +268,17 @@ class Queue:
             )
 
     def _drop(self, request: Request) -> None:
-        """Take a request out whose client has gone; one that runs already is left to run."""
+        """Remove a request whose client has gone; a running one continues."""
         with self._changed:
             waits = request in self._waiting
             if waits:
                 self._waiting.remove(request)
-            if waits or self._apart:  # the run is not his thread's: he need not wait for its end
+            if waits or self._apart:  # the run is in another thread, which this one leaves
                 request.outcome = request.deadline.lost()
                 request.told.set()
 
     def _lead_on(self, request: Request) -> None:
-        """Lead for one after the other, in a thread that is none of theirs."""
+        """Run one batch after the other, in a thread that belongs to none of the requests."""
         following: Request | None = request
         while following is not None:
             following = self._lead(following)
@@ -311,7 +311,7 @@ class Queue:
         return self._runs.watched(lambda: self._give_up(batch))
 
     def _give_up(self, batch: Sequence[Request]) -> None:
-        """The run will not end: tell all that wait for it, and take no more."""
+        """Fail all waiting requests and accept no more, because the run will not end."""
         with self._changed:
             self._stuck = True
             for request in [*batch, *self._waiting]:
@@ -320,10 +320,10 @@ class Queue:
             self._waiting.clear()
 
     def _pass_on(self) -> Request | None:
-        """Let the one that has waited longest lead, or leave the model idle; the lock is held.
+        """Let the oldest request lead, or mark the model idle; the caller holds the lock.
 
         Returns:
-            The request, if this thread runs its batch; None if its own thread does, or nothing waits.
+            The request, if this thread runs its batch; None if its own thread does, or no request waits.
         """
         while self._waiting:
             following = self._waiting.popleft()
@@ -338,7 +338,7 @@ class Queue:
         return None
 
     def _gather(self, leader: Request) -> list[Request]:
-        """The leader and all that can go with it, in the order in which they came."""
+        """The leader and all requests that can join it, in the order in which they arrived."""
         most = self._config.max_batch_size
         timeout_s = self._config.batch_timeout_micros / 1e6
         batch, rows = [leader], leader.rows
@@ -362,7 +362,7 @@ class Queue:
         return leader.rows + sum(other.rows for other in self._waiting if other.key == leader.key)
 
     def _run(self, batch: Sequence[Request]) -> None:
-        """Fill in the outcome of each; what one of them breaks, it breaks for itself alone."""
+        """Set the outcome of each request; an error of one request affects only that request."""
         rows = sum(request.rows for request in batch)
         size = self._config.padded(rows) if self._trusted else rows
         self._count([r.came_s for r in batch], [r.rows for r in batch], size)
@@ -371,11 +371,11 @@ class Queue:
         self._took(time.monotonic() - began_s)
 
     def _took(self, seconds: float) -> None:
-        """Learn from a run how long one takes as a rule."""
+        """Update the usual duration of a run."""
         self.quick_runs += seconds <= QUICK_S
         if self._usual_s == math.inf:
             self._usual_s = seconds
-        else:  # one that the machine held up, or of a new size, is not the rule
+        else:  # an outlier (a busy machine, a new size) does not change the usual duration
             usual_s = self._usual_s + (seconds - self._usual_s) / 4
             self._usual_s = min(usual_s, self._usual_s * _GROWTH)
 
@@ -386,7 +386,7 @@ class Queue:
         try:
             inputs = join([request.inputs for request in batch], size=size)
             answers = cut(self._run_model(inputs), [request.rows for request in batch], size=size)
-        except Exception as error:  # noqa: BLE001 - whatever it is, each is run alone and meets its own
+        except Exception as error:  # noqa: BLE001 - each request runs alone and gets its own
             if isinstance(error, NotByRowsError):
                 self._distrust(_NOT_BY_ROWS)
             for request in batch:
@@ -398,7 +398,7 @@ class Queue:
             self._hold_against_single(batch)
 
     def _hold_against_single(self, batch: Sequence[Request]) -> None:
-        """Answer each singly too; that is the answer where the two differ, now and from now on."""
+        """Also answer each request alone; if the answers differ, the single ones count from now on."""
         self._held += 1
         alone = self._refilled if self._config.only_allowed_sizes else self._single
         for request in batch:
@@ -417,11 +417,11 @@ class Queue:
     def _single(self, request: Request) -> Outputs | Exception:
         try:
             return self._run_model(request.inputs)
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
+        except Exception as error:  # noqa: BLE001 - it is raised in the request's thread
             return error
 
     def _refilled(self, request: Request) -> Outputs | Exception:
-        """The request alone, padded with its last row to a size that was run before.
+        """Run the request alone, padded with its last row to a size that was run before.
 
         Joined requests were padded with a first row, or with other requests. An answer that depends
         on the padding differs.
@@ -431,7 +431,7 @@ class Queue:
         try:
             filled = [np.repeat(array, times, axis=0) for array in request.inputs]
             return cut(self._run_model(filled), [request.rows], size=size)[0]
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
+        except Exception as error:  # noqa: BLE001 - it is raised in the request's thread
             return error
 
     def _queued(self) -> AbstractContextManager[None]:
@@ -443,9 +443,9 @@ class Queue:
         """Count a batch.
 
         Args:
-            came_s: When each of its requests came into the queue; empty where none had to wait.
+            came_s: When each of its requests entered the queue; empty if none had to wait.
             sizes: The rows of each.
-            size: Rows of the batch, with those that fill it up.
+            size: Rows of the batch, padding included.
         """
         counts = self._counts
         if counts is None:

@@ -17,7 +17,7 @@ _COMPILED = ("_XlaMustCompile", "_XlaCompile")
 def with_sizes(
     config: BatchingConfig, wanted: WarmSizes, *, compiled: bool, gpu: bool
 ) -> BatchingConfig:
-    """The configuration with the sizes that a model's batches are padded to.
+    """The configuration with the sizes to which a model's batches are padded.
 
     Args:
         config: The configuration without them.
@@ -26,7 +26,7 @@ def with_sizes(
         gpu: Whether it runs on a GPU: cuDNN chooses its kernels for each new size.
 
     Returns:
-        With powers of two up to the largest size, if no sizes are given and padding is wanted.
+        The configuration; with powers of two up to the largest size if none are given and padding is wanted.
     """
     needs_sizes = wanted == "on" or (wanted == "auto" and (compiled or gpu))
     if not config.enabled or not needs_sizes:

@@ -1,1 +1,1 @@
-"""What the server does, without a protocol: REST and gRPC convert to and from it."""
+"""What the server does, without a protocol; REST and gRPC convert requests for it."""

@@ -14,33 +14,33 @@ from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.routing import Route
 
 PROVEN_RUNS = 1_000
-"""Quick runs that each version that a rollout compares must have had before one of them runs in the event loop."""
+"""Quick runs that each compared version of a rollout must have had before one of them runs in the event loop."""
 
 
 @functools.lru_cache(maxsize=256)
 def of_version(name: str, version: int) -> ModelSpec:
-    """Return one version of a model; kept, since every request needs it."""
+    """Return one version of a model; cached, since every request needs it."""
     return ModelSpec(name=name, version=version)
 
 
 @dataclass(kw_only=True, slots=True)
 class AtOnce:
-    """Requests alike, for one version of one model."""
+    """Similar requests for one version of one model."""
 
     model: ModelSpec
-    """What is asked; with the version that a rollout sends them to."""
+    """The model, with the version that a rollout chose."""
 
     signature: str
-    """Its name; empty for the default."""
+    """The signature's name; empty for the default."""
 
     came_s: Sequence[float]
-    """When each came, by the monotonic clock."""
+    """When each request arrived, by the monotonic clock."""
 
     sizes: Sequence[int] = ()
-    """How many rows each has; all are one request's if empty."""
+    """How many rows each request has; empty: all belong to one request."""
 
     entrypoint: str = "REST"
-    """The protocol that brought them."""
+    """The protocol of the requests."""
 
     routes: Sequence[Route] = ()
     """Where a rollout sent each; empty without a rollout."""
@@ -51,7 +51,7 @@ class AtOnce:
 
 @dataclass(kw_only=True, slots=True)
 class RunAtOnce:
-    """What one run gave for the rows of several requests."""
+    """The result of one run for the rows of several requests."""
 
     model: str
     """The model's name."""
@@ -84,7 +84,7 @@ class _Counts:
 
 
 class AtOnceCounts:
-    """Counts requests that were answered in the event loop; may be used by many threads."""
+    """Counts requests that were answered in the event loop; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics, versions: VersionMetrics) -> None:
         """Args: metrics: the counts by model; versions: those by version."""

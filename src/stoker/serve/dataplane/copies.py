@@ -1,4 +1,4 @@
-"""Copies of calls for a version in shadow: taken where inputs are decoded, and counted."""
+"""Copies of calls for a version in shadow: made where inputs are decoded, and counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopiedCall:
-    """A call of a model that another version is to make too."""
+    """A call that another version of the model must repeat."""
 
     model: str
     """The model's name."""
@@ -31,31 +31,31 @@ class CopiedCall:
 
 
 class Copies:
-    """Hands calls to a router that wants them copied; may be used by many threads."""
+    """Passes calls to a router that wants copies; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics) -> None:
-        """Args: metrics: the counts, and what shows that requests wait."""
+        """Args: metrics: the counts, which also show whether requests wait."""
         self._metrics = metrics
         self._cores = usable_cores()
 
     def call(
         self, router: Router, route: Route, call: CopiedCall, run: Callable[[], Tensors]
     ) -> Tensors:
-        """Make a call, and hand over a copy of it with its answer.
+        """Make a call, and pass on a copy of it with its answer.
 
         Args:
-            router: what asked for copies.
+            router: receives the copies.
             route: where the request went.
-            call: what is called.
+            call: the call to make.
             run: calls the model.
 
         Raises:
-            Exception: what the call raised. Where that is an error of the model, it is copied too.
+            Exception: what the call raised. An error of the model is copied too.
         """
         began_s = time.monotonic()
         try:
             outputs = run()
-        except ServeError:  # the queue is full or the client is gone: the model was not asked
+        except ServeError:  # the queue is full or the client is gone: the model did not run
             raise
         except Exception:
             self._hand_over(router, route, call, None, time.monotonic() - began_s)
@@ -82,7 +82,7 @@ class Copies:
         )
         try:
             router.copy(call.model, route, copy)
-        except Exception:  # noqa: BLE001 - the answer is there, and goes to the client
+        except Exception:  # noqa: BLE001 - the answer exists, and goes to the client
             _log.exception("a request of %s cannot be copied", call.model)
 
     def _primary_waits(self) -> bool:

@@ -54,7 +54,7 @@ class TensorMetadata:
     """The protocol's name of its type."""
 
     shape: tuple[int, ...]
-    """The length of each axis, -1 where any is taken."""
+    """The length of each axis, -1 if it varies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,17 +68,17 @@ class ModelMetadata:
     """The versions that can be called."""
 
     inputs: tuple[TensorMetadata, ...]
-    """Of the default signature, or of the only one."""
+    """The inputs of the default signature, or of the only one."""
 
     outputs: tuple[TensorMetadata, ...]
-    """As `inputs`."""
+    """The outputs, as `inputs`."""
 
 
 def spec_of(name: str, version: str) -> ModelSpec:
-    """The model that is meant; the newest version where none is named.
+    """The requested model, with the newest version if the request names none.
 
     Raises:
-        ServeError: there is no name, or the version is not a number.
+        ServeError: the name is missing, or the version is not a number.
     """
     if not name:
         raise invalid("the model's name must not be empty")
@@ -92,7 +92,7 @@ def spec_of(name: str, version: str) -> ModelSpec:
 
 
 def is_ready(plane: DataPlane, spec: ModelSpec) -> bool:
-    """Whether a model, or the version that is named, can be called."""
+    """Whether a model, or its given version, can be called."""
     try:
         return any(one.state is State.AVAILABLE for one in plane.status(spec))
     except ServeError:
@@ -100,10 +100,10 @@ def is_ready(plane: DataPlane, spec: ModelSpec) -> bool:
 
 
 def model_metadata(plane: DataPlane, spec: ModelSpec) -> ModelMetadata:
-    """What a client must know to ask.
+    """What a client must know to call a model.
 
     Raises:
-        ServeError: it cannot be called.
+        ServeError: the model cannot be called.
     """
     signatures = plane.signatures(spec)
     signature = signatures.get(DEFAULT_SIGNATURE) or next(iter(signatures.values()))
@@ -127,12 +127,12 @@ def ask(
     entrypoint: str,
     deadline: Deadline,
 ) -> PredictResponse:
-    """Ask a model.
+    """Call a model.
 
     Args:
-        plane: What answers.
-        spec: Which model.
-        read_inputs: What reads the inputs against the signature.
+        plane: Answers the request.
+        spec: The model.
+        read_inputs: Reads the inputs according to the signature.
         parameters: Those of the request.
         wanted: The outputs by name; all if empty.
         entrypoint: "REST" or "GRPC".
@@ -162,7 +162,7 @@ def dtype_of(datatype: Any, *, name: str) -> str:
     """TensorFlow's name of a type.
 
     Raises:
-        UserError: there is no such type.
+        UserError: the type is unknown.
     """
     found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if found is None:
@@ -176,11 +176,11 @@ def datatype_of(array: Any, *, name: str) -> str:
     """The protocol's name of an output's type.
 
     Raises:
-        UserError: it has none.
+        UserError: the protocol does not have the type.
     """
     dtype = "string" if array.dtype == object else array.dtype.name
     if dtype not in DATATYPES:
-        raise UserError(f"output {name!r} is of a type that the protocol has not", got=dtype)
+        raise UserError(f"output {name!r} has a type that the protocol does not have", got=dtype)
     return DATATYPES[dtype]
 
 

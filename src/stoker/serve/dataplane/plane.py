@@ -1,4 +1,4 @@
-"""What the server does, without a protocol: REST and gRPC only convert to and from this."""
+"""What the server does, without a protocol: REST and gRPC only convert requests and answers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Counted:
 
 
 class DataPlane:
-    """Answers requests; may be used by many threads."""
+    """Answers requests; thread-safe."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DataPlane:
         allow_unavailable_labels: bool = False,
         tensor_content: bool = False,
     ) -> None:
-        """Args: models: what is served; metrics: the counts; the rest as in `ServeConfig`."""
+        """Args: models: what is served; metrics: the counts; the others as in `ServeConfig`."""
         self.allow_unavailable_labels = allow_unavailable_labels
         self.tensor_content = tensor_content
         self.models = models
@@ -96,11 +96,11 @@ class DataPlane:
         self._draining = False
         self._was_ready = False
         self._routed_now: dict[int, RequestRecord] = {}
-        # Model and signature -> the versions that were quick at their last request under a rollout.
+        # (model, signature) -> the versions whose last request during a rollout was quick.
         self._proven: dict[tuple[str, str], set[int]] = defaultdict(set)
 
     def predict(self, request: PredictRequest) -> PredictResponse:
-        """Ask a model.
+        """Call a model.
 
         Raises:
             ServeError: the request cannot be answered; the code says whose fault that is.
@@ -125,12 +125,12 @@ class DataPlane:
             return response
 
     def route(self, spec: ModelSpec, headers: Headers) -> Route | None:
-        """Where a rollout sends a request; None: to the version that it names, or the newest.
+        """Return where a rollout sends a request; None: to the version that it names, or the newest.
 
         Every request of every protocol is routed here, once.
 
         Args:
-            spec: What is asked.
+            spec: The requested model.
             headers: The request's headers or metadata.
         """
         router = self.router
@@ -144,15 +144,15 @@ class DataPlane:
     def predict_at_once(
         self, asked: AtOnce, read_inputs: Callable[[Signature], Tensors]
     ) -> RunAtOnce | None:
-        """Ask a model for several requests by one run, if it is quick and free, in this thread.
+        """Answer several requests with one run in this thread, if the model is quick and free.
 
         Args:
             asked: The requests; `answered_at_once` counts them.
-            read_inputs: Gives the rows of all, one after the other.
+            read_inputs: Returns the rows of all requests, concatenated.
 
         Returns:
-            None where each has to be asked by itself, with `predict`: it would take long, the
-            model is at work, or something is wrong in one of them.
+            None if each request must use `predict`: the run would take long, the
+            model is busy, or one of the requests is invalid.
         """
         model, name = asked.model, asked.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
@@ -173,14 +173,14 @@ class DataPlane:
                 proven = self._proven[model.name, name]
                 proven.add(servable.version)
                 is_quick = proven.issuperset(compared)
-            elif compared and (model.name, name) in self._proven:  # no entry for invented names
+            elif compared and (model.name, name) in self._proven:  # no series for invented names
                 self._proven[model.name, name].discard(servable.version)
             if not is_quick:
                 return None
             inputs = read_inputs(batcher.signatures[name])
             began_s = time.monotonic()
             outputs = batcher.call_at_once(name, inputs, asked.sizes)
-        except Exception:  # noqa: BLE001 - whatever it is, each is asked alone and meets its own
+        except Exception:  # noqa: BLE001 - each request runs alone and gets its own error
             return None
         finally:
             servable.release()
@@ -208,7 +208,7 @@ class DataPlane:
             )
 
     def most_rows(self, model: ModelSpec) -> int:
-        """The most rows of one run of a model; 0 where it is not there."""
+        """The most rows of one run of a model; 0 if it is not loaded."""
         try:
             with self.models.get(model.name, model.version).use(
                 model.version, label=model.label
@@ -279,7 +279,7 @@ class DataPlane:
             return Metadata(model=found, signature_defs=model.signature_defs)
 
     def reload(self, configs: Sequence[ModelConfig], *, deadline: Deadline) -> None:
-        """Serve these models and no other, once all of them can be called.
+        """Serve exactly these models, once all of them can be called.
 
         Raises:
             ServeError: a repository is served, a model cannot be loaded, or a label moved to a
@@ -288,7 +288,7 @@ class DataPlane:
         if self.models.root is not None:
             raise ServeError(
                 Code.FAILED_PRECONDITION,
-                "This server serves every model of a repository, so there is no configuration to "
+                "This server serves every model of a repository, so it has no configuration to "
                 "reload. Start it with --model_config_file, or push to the repository.",
             )
         for config in configs:
@@ -301,7 +301,7 @@ class DataPlane:
             )
 
     def _check_log(self, config: ModelConfig) -> None:
-        """Who may call must not choose which files are written."""
+        """Refuse logging: a client must not choose which files are written."""
         if config.request_log not in (None, self.models.request_log_of(config.name)):
             raise ServeError(
                 Code.FAILED_PRECONDITION,
@@ -309,27 +309,27 @@ class DataPlane:
             )
 
     def unready(self) -> str:
-        """Why requests should go elsewhere, empty when the server is ready."""
+        """Why requests should go elsewhere; empty when the server is ready."""
         if self._draining:
             return "the server is ending"
         waits = self.models.waiting_for()
         if not waits:
             self._was_ready = True
         if not waits or (self._was_ready and self.models.can_answer()):
-            return ""  # a model that comes later does not take the others out of service
+            return ""  # a model that is added later does not make the others unavailable
         return f"waiting for {', '.join(waits)}"
 
     @property
     def draining(self) -> bool:
-        """Whether the server is ending, and clients should turn away."""
+        """Whether the server is ending, so that clients should turn away."""
         return self._draining
 
     def drain(self) -> None:
-        """Be ready no more; requests are still answered."""
+        """Stop being ready; requests are still answered."""
         self._draining = True
 
     def _routed(self, spec: ModelSpec, record: RequestRecord) -> ModelSpec:
-        """The model with the version that a rollout decides on, unless the request names one."""
+        """Return the model with the version that a rollout chooses, unless the request names one."""
         route = record.route or self.route(spec, record.headers)
         if route is None:
             return spec
@@ -341,10 +341,10 @@ class DataPlane:
         record.route = None
         if versions.serves(route.otherwise):
             return ModelSpec(name=spec.name, version=route.otherwise)
-        return spec  # both are still loading: the newest that is there answers
+        return spec  # both are still loading: the newest loaded version answers
 
     def running(self) -> list[RunningRequest]:
-        """The requests that a rollout sent to a version, and that are not answered yet."""
+        """The unanswered requests that a rollout sent to a version."""
         now_s = time.monotonic()
         return [
             RunningRequest(model=each.model, route=each.route, took_s=now_s - each.began_s)
@@ -376,7 +376,7 @@ class DataPlane:
         *,
         api: str,
     ) -> Tensors:
-        """Call a model, and have a version in shadow do the same where the route says so."""
+        """Call a model, and have a version in shadow repeat the call if the route requires it."""
         begun_s, route = time.monotonic(), request.deadline.record.route
         run = functools.partial(model.call, signature, inputs, deadline=request.deadline)
         if self.router is not None and route is not None and route.copied:
@@ -397,7 +397,7 @@ class DataPlane:
             self.on_answered(Answered(log=log, response=response, **given))
 
     def _sample(self, model: str, version: int, signature: str, inputs: Tensors) -> None:
-        """Let the inputs be compared with the training data.
+        """Pass the inputs to the comparison with the training data.
 
         Besides the default signature, only those that take Examples need have raw columns in them.
         """
@@ -470,7 +470,7 @@ class DataPlane:
             self._versions.count(model, None, code, took_s=0.0)
 
     def count(self, request: Counted, code: Code, *, took_s: float) -> None:
-        """Count a finished request: all by their status, and the time of successful ones.
+        """Count a finished request: its status, and the time if it succeeded.
 
         Args:
             request: The model that it names, and its call; a name may be empty.
@@ -499,7 +499,7 @@ def _api(tasks: Sequence[Task]) -> str:
 
 @contextmanager
 def _as_serve_error() -> Iterator[None]:
-    """The one place where an exception gets its code: the edge of the request handlers."""
+    """Convert an exception to an error with a code; the only place that does so."""
     try:
         yield
     except ServeError:
@@ -511,7 +511,7 @@ def _as_serve_error() -> Iterator[None]:
         raise ServeError(Code.RESOURCE_EXHAUSTED, first_line(error)) from error
     except tf.errors.OpError as error:
         _log.exception("the model failed")
-        # A variable or table without content: the model's fault, but this code is HTTP's 400.
+        # A variable or table without content is the model's fault, but this code is HTTP's 400.
         is_incomplete = isinstance(error, tf.errors.FailedPreconditionError)
         code = Code.INTERNAL if is_incomplete else Code(error.error_code)
         raise ServeError(code, "the model failed; the log says how") from error

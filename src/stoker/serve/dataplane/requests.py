@@ -1,4 +1,4 @@
-"""What the dataplane is asked and answers: the messages that REST and gRPC convert to and from."""
+"""The messages of the dataplane, which REST and gRPC convert to and from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensors = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """Which model is meant."""
+    """The requested model."""
 
     name: str
     """The model's name."""
@@ -34,22 +34,22 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictRequest:
-    """One question to a model."""
+    """A Predict request."""
 
     model: ModelSpec
-    """Which model is asked."""
+    """The requested model."""
 
     read_inputs: Callable[[Signature], Tensors]
-    """Input name -> array, read against the signature of the very version that will answer."""
+    """Input name -> array, read according to the signature of the version that answers."""
 
     signature: str = ""
     """The signature's name, `serving_default` if empty."""
 
     output_filter: tuple[str, ...] = ()
-    """The outputs that are wanted, all if empty."""
+    """The requested outputs; empty: all."""
 
     entrypoint: str = ""
-    """The protocol that brought it, for the metrics: "REST" or "GRPC"."""
+    """The protocol of the request, for the metrics: "REST" or "GRPC"."""
 
     is_counted: bool = False
     """Whether the protocol counts it in the metrics, even if it never reaches a model."""
@@ -60,7 +60,7 @@ class PredictRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictResponse:
-    """The answer, and who gave it."""
+    """The answer, and the version that gave it."""
 
     model: ModelSpec
     """The model with the version that answered."""
@@ -77,19 +77,19 @@ class InferRequest:
     """Examples to be classified, regressed, or both."""
 
     model: ModelSpec
-    """Which model is asked."""
+    """The requested model."""
 
     tasks: Sequence[Task]
-    """What is asked of it, at least one; each signature once."""
+    """The tasks, at least one; each signature once."""
 
     examples: Sequence[bytes]
-    """Serialized `tf.train.Example`s, one a row."""
+    """Serialized `tf.train.Example`s, one per row."""
 
     context: bytes = b""
-    """A serialized Example whose features every row has too."""
+    """A serialized Example whose features every row has as well."""
 
     entrypoint: str = ""
-    """The protocol that brought it."""
+    """The protocol of the request."""
 
     is_counted: bool = False
     """Whether the protocol counts it in the metrics, even if it never reaches a model."""
@@ -114,19 +114,19 @@ class Answered:
     """A request with its answer, for the log of requests."""
 
     log: RequestLogConfig
-    """Where it goes, and how often one does."""
+    """Which requests are logged, and where."""
 
     response: PredictResponse | InferResponse
     """The answer."""
 
     inputs: Tensors = field(default_factory=dict)
-    """What was predicted on."""
+    """The Predict request."""
 
     examples: Sequence[bytes] = ()
-    """What was classified or regressed."""
+    """The Classify or Regress request."""
 
     context: bytes = b""
-    """The features that all of those have."""
+    """The features that all Examples have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,15 +137,15 @@ class VersionStatus:
     """Its number."""
 
     state: State
-    """Where it is in its life."""
+    """Its state."""
 
     reason: str
-    """Why it ended, empty if it did as it should."""
+    """Why it ended; empty without an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """How a version is called."""
+    """How a version can be called."""
 
     model: ModelSpec
     """The model with the version that was found."""

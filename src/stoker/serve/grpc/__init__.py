@@ -1,1 +1,1 @@
-"""gRPC as TensorFlow Serving speaks it; converts and nothing else."""
+"""gRPC with TensorFlow Serving's services; only converts."""

@@ -24,7 +24,7 @@ def read_spec(request: object) -> ModelSpec:
     """Return the model that a request names.
 
     Raises:
-        ServeError: it does not name one.
+        ServeError: the request names no model.
     """
     if not request.HasField("model_spec"):  # type: ignore[attr-defined] # a generated message
         raise ServeError(Code.INVALID_ARGUMENT, "Missing ModelSpec")
@@ -35,7 +35,7 @@ def spec_of(spec: model_pb2.ModelSpec) -> ModelSpec:
     """Return the model that a spec names.
 
     Raises:
-        ServeError: it does not name one.
+        ServeError: the spec names no model.
     """
     if not spec.name:
         raise ServeError(Code.INVALID_ARGUMENT, "ModelSpec has no name specified.")

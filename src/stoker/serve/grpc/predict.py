@@ -1,4 +1,4 @@
-"""Predict: its messages to and from the dataplane's, and calls that are answered in the loop."""
+"""Predict: converts its messages to and from the dataplane's, and answers small calls in the event loop."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def read_inputs(request: predict_pb2.PredictRequest, signature: Signature) -> Te
     """The tensors of a request, with the signature's defaults for missing ones.
 
     Raises:
-        UserError: one is damaged.
-        ServeError: one is missing, or is not an input of the signature.
+        UserError: a tensor is damaged.
+        ServeError: a tensor is missing, or is not an input of the signature.
 
     Source: TensorFlow Serving, `predict_util.cc`, and TensorFlow, `saved_model/util.cc`, for the texts.
     """
@@ -96,7 +96,7 @@ def response_of(
 
 
 Alike = tuple[ModelSpec, bool, str, tuple[tuple[str, str, tuple[int, ...]], ...]]
-"""What calls have in common that one run can answer: the model, whether a rollout chose its version, the
+"""What calls must have in common to be answered by one run: the model, whether a rollout chose its version, the
 signature, and each input's name, dtype and shape of a row."""
 
 
@@ -105,7 +105,7 @@ class _Small:
     """One call."""
 
     number: int
-    """Its place among those that came together."""
+    """Its index among the calls that arrived together."""
 
     request: predict_pb2.PredictRequest
     context: Context
@@ -118,17 +118,17 @@ class _Small:
 
 
 class PredictAtOnce:
-    """Small calls, answered in the loop: all alike that came in one of its turns are one run."""
+    """Small calls, answered in the event loop: similar calls that arrive in one turn share one run."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: what answers; calls: what notes each."""
+        """Args: plane: answers the calls; calls: records each of them."""
         self._plane = plane
         self._calls = calls
 
     def answer(
         self, calls: Sequence[tuple[predict_pb2.PredictRequest, Context]]
     ) -> list[bytes | None]:
-        """The answers of those whose model is quick and free; None where a thread has to ask it."""
+        """Answer the calls whose model is quick and free; None for each that needs a thread."""
         came_s = time.monotonic()
         answers: list[bytes | None] = [None] * len(calls)
         groups: dict[Alike, list[_Small]] = {}
@@ -146,19 +146,19 @@ class PredictAtOnce:
     def _read(
         self, request: predict_pb2.PredictRequest, context: Context, number: int
     ) -> tuple[Alike, _Small] | None:
-        """A call, and what others must have in common with it; None where a thread has to answer it."""
+        """Return a call, and its key for grouping; None if a thread must answer it."""
         left_s = context.time_remaining()
         if request.output_filter or (left_s is not None and left_s <= 0) or not _is_plain(request):
             return None
         try:
             spec = read_spec(request)
             inputs = {name: to_array(proto, name=name) for name, proto in request.inputs.items()}
-        except (ServeError, UserError):  # said where every error is
+        except (ServeError, UserError):  # the thread reports the error
             return None
         kinds = tuple((name, array.dtype.str, array.shape[1:]) for name, array in inputs.items())
         route = self._plane.route(spec, functools.partial(value_of, context))
         if route is not None:
-            context.route = route  # a thread that answers the call must not draw again
+            context.route = route  # a thread that answers the call must not choose a version again
             spec = of_version(spec.name, route.version)
         small = _Small(
             number=number,
@@ -171,7 +171,7 @@ class PredictAtOnce:
         return (spec, route is not None, request.model_spec.signature_name, kinds), small
 
     def _parts(self, model: ModelSpec, group: list[_Small]) -> list[list[_Small]]:
-        """The calls of a group, as many together as one run takes."""
+        """Group calls so that each group fits in one run."""
         if len(group) < MANY:
             return [group]
         most = self._plane.most_rows(model)
@@ -180,7 +180,7 @@ class PredictAtOnce:
     def _run(
         self, model: ModelSpec, signature: str, group: list[_Small], came_s: float
     ) -> list[bytes]:
-        """The answer of each; none where each has to ask by itself."""
+        """Answer a group with one run; return nothing if each call must run alone."""
         inputs = [small.inputs for small in group]
         sizes = [_rows(each) for each in inputs] if len(group) > 1 else []
         if not all(sizes):
@@ -238,7 +238,7 @@ class PredictAtOnce:
 
 
 def _is_plain(request: predict_pb2.PredictRequest) -> bool:
-    """Whether its tensors are as large as they look: one value may stand for millions."""
+    """Whether the tensors are as large as they look: a single value may stand for millions."""
     most = request.ByteSize()
     return all(
         math.prod(dim.size for dim in proto.tensor_shape.dim) <= most
@@ -247,7 +247,7 @@ def _is_plain(request: predict_pb2.PredictRequest) -> bool:
 
 
 def _rows(inputs: Tensors) -> int:
-    """How many rows each input has; 0 where they differ, or one has none."""
+    """The number of rows of each input; 0 if they differ, or an input has no rows."""
     sizes = {len(array) if array.ndim else 0 for array in inputs.values()}
     return next(iter(sizes)) if len(sizes) == 1 else 0
 
@@ -257,7 +257,7 @@ def _joined(inputs: Sequence[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _parted(outputs: Tensors, sizes: Sequence[int]) -> list[Tensors]:
-    """The rows of each; none where an output has other rows than the inputs."""
+    """Split the outputs by call; nothing if an output has another number of rows than the inputs."""
     if any(not array.ndim or len(array) != sum(sizes) for array in outputs.values()):
         return []
     ends = np.cumsum(sizes)

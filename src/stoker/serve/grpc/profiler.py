@@ -72,7 +72,7 @@ class ProfilerService:
         return PROFILER.messages["TerminateResponse"]()
 
     def Monitor(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """Refuse, as TensorFlow Serving does: only TPUs have it."""
+        """Refuse, like TensorFlow Serving: only TPUs support it."""
         with self._calls.call(context, "Monitor", request):
             raise ServeError(Code.UNIMPLEMENTED, "unimplemented.")
 

@@ -113,7 +113,7 @@ _MODEL_SERVICE = {"GetModelStatus": _status, "HandleReloadConfigRequest": _reloa
 
 
 def _count_refused(plane: DataPlane, message: Any) -> None:
-    """Count a call for which there was no room, by the model that its message names."""
+    """Count a call that the server had no capacity for, by the model that its message names."""
     spec = getattr(message, "model_spec", None)
     model = getattr(message, "model_name", "") if spec is None else spec.name
     plane.count_refused(model, "GRPC", Code.RESOURCE_EXHAUSTED)

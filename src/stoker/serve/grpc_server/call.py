@@ -69,7 +69,7 @@ class Context:
         self._is_over = False
         self.code: Any = grpc.StatusCode.OK
         self.details = ""
-        self.route: Route | None = None  # where a rollout sent the call, if the event loop asked
+        self.route: Route | None = None  # where a rollout sent the call, if the loop has decided
         self.trailing = b""  # the trailing metadata, encoded
 
     def invocation_metadata(self) -> Metadata:

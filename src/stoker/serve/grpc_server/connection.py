@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._decoder = HeaderDecoder(service.max_header_bytes)
         self.opened_s = self.last_call_s = time.monotonic()
-        self.goaway_s = 0.0  # when GOAWAY asked the client to connect again; 0 if it did not yet
+        self.goaway_s = 0.0  # when GOAWAY was sent; 0 if it was not
         self.refuses_calls = False  # whether no new call is accepted
         self.has_preface = False  # whether the client has sent the preface
         self.partial_s = self.opened_s  # since when the preface, a frame, or headers are incomplete
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
             return
         self._last_stream = number
         if number > self._last_accepted:
-            return  # GOAWAY told the client that it is not processed
+            return  # by GOAWAY, the client knows that it is not processed
         stream = Stream(self.sender, number)
         if len(self.sender.streams) >= self._service.max_streams:
             self.sender.put(frames.reset(number, Error.REFUSED_STREAM))

@@ -1,4 +1,4 @@
-"""Every limit of the gRPC server: what a frame, a stream, a call, and a connection may take.
+"""The limits of the gRPC server for frames, streams, calls and connections.
 
 The constants are fixed. `ServerLimits` holds the limits that the configuration and gRPC's own channel
 arguments set.

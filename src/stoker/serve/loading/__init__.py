@@ -1,1 +1,1 @@
-"""A SavedModel on disk -> a checked session."""
+"""Loads a SavedModel from disk into a checked session."""

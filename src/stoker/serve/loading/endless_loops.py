@@ -13,11 +13,11 @@ from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 LOOPS = frozenset(
     ("While", "StatelessWhile", "_While", "Enter", "RefEnter", "NextIteration", "RefNextIteration")
 )
-"""Operations that come again until a condition says no."""
+"""Operations that repeat until a condition is false."""
 
 
 def may_not_end(saved: saved_model_pb2.SavedModel, *, yield_gil: YieldGil = no_yield) -> bool:
-    """Whether any graph or function has a loop, or functions that call each other in a ring."""
+    """Whether any graph or function has a loop, or functions that call each other in a cycle."""
     for meta_graph in saved.meta_graphs:
         graph = meta_graph.graph_def
         functions = {found.signature.name: found for found in graph.library.function}
@@ -36,7 +36,7 @@ def _loops(nodes: Iterable[node_def_pb2.NodeDef], yield_gil: YieldGil) -> bool:
 
 
 def _has_ring(functions: Mapping[str, function_pb2.FunctionDef], yield_gil: YieldGil) -> bool:
-    """Functions are taken away that call none that is left; a ring is what stays."""
+    """Functions that call no remaining function are removed; a cycle remains."""
     calls = {name: _called(found, functions, yield_gil) for name, found in functions.items()}
     while leaves := [name for name, called in calls.items() if not called & calls.keys()]:
         for name in leaves:

@@ -14,7 +14,7 @@ INIT_SIGNATURE = "__saved_model_init_op"
 """The signature whose output is the initializer."""
 
 INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
-"""The collections that name the initializer where no signature does; the first that is there counts."""
+"""The collections that name the initializer if no signature does; the first one found counts."""
 
 
 def roots_of(meta_graph: meta_graph_pb2.MetaGraphDef) -> list[str]:
@@ -36,7 +36,7 @@ def roots_of(meta_graph: meta_graph_pb2.MetaGraphDef) -> list[str]:
 def reached(
     nodes: Mapping[str, node_def_pb2.NodeDef], roots: list[str]
 ) -> Iterator[node_def_pb2.NodeDef]:
-    """The nodes that the roots need, each once, the roots among them."""
+    """The nodes that the roots need, including the roots, each once."""
     seen, pending = set(roots), list(roots)
     while pending:
         node = nodes.get(pending.pop())
@@ -55,7 +55,7 @@ def reached_functions(
     *,
     yield_gil: YieldGil = no_yield,
 ) -> list[function_pb2.FunctionDef]:
-    """The functions that nodes call, and those that these call, in the library's order."""
+    """The functions that nodes call directly or indirectly, in the library's order."""
     functions = {found.signature.name: found for found in library.function}
     gradients = {found.function_name: found.gradient_func for found in library.gradient}
     seen: set[str] = set()
@@ -75,7 +75,7 @@ def reached_functions(
 def in_order(
     nodes: Mapping[str, node_def_pb2.NodeDef], *, yield_gil: YieldGil = no_yield
 ) -> list[str]:
-    """The names of nodes, each behind those that it needs; those of a ring last."""
+    """The names of nodes in topological order; those in a cycle are last."""
     needs = {name: {node_of(i) for i in node.input} & nodes.keys() for name, node in nodes.items()}
     users: dict[str, list[str]] = {name: [] for name in nodes}
     for name, needed in needs.items():
@@ -97,7 +97,7 @@ def in_order(
 
 
 def called_by(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """The functions that a node may call: its operation, which can be one, and those it names."""
+    """The functions that a node may call: its operation, if that is a function, and those in its attributes."""
     yield node.op
     yield from functions_of(node)
 
@@ -124,7 +124,7 @@ def nodes_by_name(graph: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
 
 
 def _parts_of(info: Any) -> list[str]:
-    """The tensors of a sparse or composite one."""
+    """The tensors of a sparse or composite tensor."""
     if info.WhichOneof("encoding") == "coo_sparse":
         sparse = info.coo_sparse
         return [

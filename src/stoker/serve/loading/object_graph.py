@@ -35,7 +35,7 @@ Run = Callable[..., list[np.ndarray[Any, Any]]]
 
 
 def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
-    """The variables that signatures read but that neither restore nor initializer fills.
+    """The variables that signatures read, but that neither the restore operation nor the initializer sets.
 
     Empty for a SavedModel without an object graph: TensorFlow 1 names restored variables
     differently.
@@ -95,7 +95,7 @@ def load_object_graph(
 
 @contextmanager
 def _only(meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path) -> Iterator[Path]:
-    """A private folder with this graph alone, and links to the files that it reads.
+    """A private folder with only this graph, and links to the files that it reads.
 
     TensorFlow loads an object graph from a file only, and the one in `folder` may have changed since its
     check.
@@ -138,7 +138,7 @@ def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
 
 
 def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
-    """The functions that loading the object graph may run: all but those that only save and restore.
+    """The functions that loading the object graph may run: all except those that only save and restore.
 
     The model's author chooses what `saver_def` names, so a function that an object names too is checked.
     """

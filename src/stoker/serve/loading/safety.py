@@ -1,8 +1,8 @@
-"""Only graphs that compute are loaded: no operation that reads a file, runs Python or prints.
+"""Loads only graphs that compute: no operation may read a file, run Python or print.
 
 A SavedModel is a program. TensorFlow marks neither `ReadFile` nor `ImmutableConst` as special, and
 runs whatever its signatures and initializers reach. So what they reach must be on a list
-(`allowed_ops.txt`). Two operations read files that a model cannot do without, and are held to them:
+(`allowed_ops.txt`). A model needs two operations that read files, and they may read only these:
 a table from a text file must get its name from the model's assets, and a restored variable from the
 model's own checkpoint.
 """
@@ -34,10 +34,10 @@ _FROM_ASSET = {
     "InitializeTableFromTextFile": 1,
     "InitializeTableFromTextFileV2": 1,
 }
-"""Operation -> which input must be an asset's name."""
+"""Operation -> the input that must be an asset's name."""
 
 _FROM_CHECKPOINT = {"Restore": 0, "RestoreV2": 0, "RestoreSlice": 0}
-"""Operation -> which input must be the name of the model's own checkpoint."""
+"""Operation -> the input that must be the name of the model's own checkpoint."""
 
 _SAME_VALUE = ("Identity", "StopGradient")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -66,10 +66,10 @@ def check_model(
         yield_gil: Called often.
 
     Returns:
-        What was checked: the file may be another by the time that somebody reads it again.
+        The checked content: the file may have changed by the next read.
 
     Raises:
-        DataError: a signature or an initializer reaches another operation, or a file lies outside of
+        DataError: a signature or an initializer reaches another operation, or a file outside of
             the folder; it is named.
     """
     check_files(folder)
@@ -92,7 +92,7 @@ class _Scope:
 
 @dataclass
 class _Walk:
-    """All that the roots of one graph reach."""
+    """All nodes that the roots of one graph reach."""
 
     folder: Path
     meta_graph: meta_graph_pb2.MetaGraphDef
@@ -156,7 +156,7 @@ class _Walk:
         )
 
     def _follow(self, node: node_def_pb2.NodeDef, scope: _Scope) -> None:
-        """Put the functions that a node calls on the list of what is to be looked at."""
+        """Queue the functions that a node calls for the check."""
         origins: Origins = ()
         if node.op in _CALLS or node.op in self.functions:
             data = [name for name in node.input if not name.startswith("^")]
@@ -171,7 +171,7 @@ class _Walk:
             self.pending.append((name, origins))
 
     def _origin(self, name: str, scope: _Scope) -> str:
-        """Where a tensor comes from, through operations that change nothing."""
+        """Where a tensor comes from, through operations that do not change it."""
         for _ in range(len(scope.nodes) + 1):
             node_name = node_of(name)
             if node_name in scope.arguments:
@@ -187,7 +187,7 @@ class _Walk:
         return _OTHER
 
     def _kept(self, handle: str, scope: _Scope) -> str:
-        """Where a variable's value comes from: an asset's name is kept in one between two steps.
+        """Where a variable's value comes from: a variable holds an asset's name between two steps.
 
         It is the asset's only if the handle goes nowhere but to reads and to assignments of an asset,
         and no other node is a handle of the same variable.
@@ -224,4 +224,4 @@ def _input(node: node_def_pb2.NodeDef, number: int) -> str:
 
 
 def _refused(folder: Path, got: str, fix: str = "") -> DataError:
-    return DataError(f"{folder}: a model that is served must only compute", got=Plain(got), fix=fix)
+    return DataError(f"{folder}: a served model must only compute", got=Plain(got), fix=fix)

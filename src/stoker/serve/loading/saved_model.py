@@ -15,10 +15,10 @@ _ASSETS_KEY = tf.saved_model.ASSETS_KEY
 
 
 def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
-    """The file of a SavedModel.
+    """Find the file of a SavedModel.
 
     Raises:
-        DataError: it is damaged, or there are several.
+        DataError: the file is damaged, or there are several.
     """
     binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
     if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
@@ -35,10 +35,10 @@ def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
 
 
 def check_files(folder: Path) -> None:
-    """Every link in a version leads to a file in it.
+    """Check that every link in a version leads to a file in it.
 
     Raises:
-        DataError: one does not; it is named.
+        DataError: a link does not; the error names it.
     """
     inside = folder.resolve()
     for path in folder.rglob("*"):
@@ -74,16 +74,16 @@ def assets_of(
 
 
 def check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
-    """Every asset lies where assets do.
+    """Check that every asset is in the folder of assets.
 
     Raises:
-        DataError: one lies elsewhere; it is named.
+        DataError: an asset is elsewhere; the error names it.
     """
     for asset in assets_of(folder, meta_graph):
         name = PurePosixPath(asset.filename)
         if name.is_absolute() or ".." in name.parts or not name.parts:
             raise DataError(
-                f"{folder}: a model's assets must lie in its folder assets",
+                f"{folder}: a model's assets must be in its folder assets",
                 got=Plain(f"the asset {asset.filename[:100]!r}"),
                 fix="Export it again.",
             )

@@ -1,10 +1,10 @@
-"""Loads a checked SavedModel into a session, in pieces that leave the GIL to others.
+"""Loads a checked SavedModel into a session, in pieces that release the GIL in between.
 
 TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the
-graph in one call that holds the interpreter's lock for all of its C++: most of that infers the shapes
-within every function, which no answer needs. Here only what is reached is imported,
-function by function and some nodes at a time, without that; restoring, initializing and optimizing
-hold no lock anyway.
+graph in one call that holds the GIL during all of its C++ code: most of that infers the shapes
+within every function, which serving does not need. Here, only reachable nodes are imported,
+function by function and some nodes at a time, without shape inference; restoring, initializing and optimizing
+do not hold the GIL anyway.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 _log = logging.getLogger(__name__)
 
 _NODES = 20
-"""Nodes of one piece: one costs about 50 us, a part of them in C++ that holds the lock."""
+"""Nodes per piece: each costs about 50 us, partly in C++ that holds the GIL."""
 
 _Fill = Callable[
     [tf.compat.v1.Session, meta_graph_pb2.MetaGraphDef, Path, YieldGil],
@@ -56,7 +56,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _COLOCATED = b"loc:@"
 
 _FAILURES = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError, tf.errors.OpError)
-"""What TensorFlow raises for a graph or a checkpoint that it does not take."""
+"""What TensorFlow raises for an invalid graph or checkpoint."""
 
 
 def load_checked(
@@ -67,17 +67,17 @@ def load_checked(
     session: tf.compat.v1.ConfigProto | None = None,
     tags: Sequence[str] = (SERVE_TAG,),
 ) -> LoadedModel:
-    """Load what `check_model` gave.
+    """Load the SavedModel that `check_model` returned.
 
     Args:
         folder: Where its variables and assets are.
         saved: The file's content.
         yield_gil: Called between the pieces.
         session: Its session's configuration; None for the default.
-        tags: Those of the graph that is loaded.
+        tags: The tags of the graph to load.
 
     Raises:
-        UserError: it is damaged, has no callable signature, or does not fit in memory.
+        UserError: the SavedModel is damaged, has no callable signature, or does not fit in memory.
     """
     meta_graph = _to_be_served(saved, tags)
     if meta_graph is None:
@@ -121,7 +121,7 @@ def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserErro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _How:
-    """Turns a graph into a model."""
+    """Converts a graph into a model."""
 
     yield_gil: YieldGil
     session: tf.compat.v1.ConfigProto
@@ -133,7 +133,7 @@ def _loaded(
     fill: _Fill,
     how: _How,
 ) -> LoadedModel:
-    """A session that `fill` has imported and restored the graph in, ready to be called."""
+    """A session in which `fill` has imported and restored the graph, ready to be called."""
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph, config=how.session)
     try:
@@ -167,11 +167,11 @@ def _fill(
     folder: Path,
     yield_gil: YieldGil,
 ) -> None:
-    """As TensorFlow's loader does: it knows older forms, and what it refuses, it gives the reason of."""
+    """Load with TensorFlow's own loader: it knows older formats, and its error gives the reason."""
     whole = meta_graph_pb2.MetaGraphDef()
     whole.CopyFrom(meta_graph)
     for function in whole.graph_def.library.function:
-        # It could take the place of one that is called, and only those were checked.
+        # A library function could replace one that is called, and only those that are called were checked.
         function.attr.pop("api_implements", None)
     saver = tf.compat.v1.train.import_meta_graph(whole)
     yield_gil()
@@ -199,7 +199,7 @@ def _names_its_restore(meta_graph: meta_graph_pb2.MetaGraphDef) -> bool:
 def _definitions(
     meta_graph: meta_graph_pb2.MetaGraphDef,
 ) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """The signatures for themselves: a part of a message keeps all of it in memory, frozen weights too."""
+    """Copy the signatures: a part of a message keeps the whole message in memory, frozen weights included."""
     found = {name: meta_graph_pb2.SignatureDef() for name in meta_graph.signature_def}
     for name, copy in found.items():
         copy.CopyFrom(meta_graph.signature_def[name])
@@ -215,7 +215,7 @@ def _bound(model: LoadedModel) -> LoadedModel:
 def _pieces(
     meta_graph: meta_graph_pb2.MetaGraphDef, yield_gil: YieldGil
 ) -> Iterator[graph_pb2.GraphDef]:
-    """The graph in pieces of which each needs only those before it."""
+    """Split the graph into pieces, each of which needs only earlier ones."""
     whole = meta_graph.graph_def
     roots = [*roots_of(meta_graph), node_of(meta_graph.saver_def.filename_tensor_name)]
     kept = {node.name: node for node in reached(nodes_by_name(whole), roots)}
@@ -237,7 +237,7 @@ def _pieces(
         for name in run:
             node = piece.node.add()
             node.CopyFrom(kept[name])
-            if node.op in names:  # or the shapes within the function are inferred, at once
+            if node.op in names:  # otherwise the shapes within the function are inferred at once
                 node.attr["_disable_call_shape_inference"].b = True
         yield piece
 
@@ -249,9 +249,9 @@ def _empty(whole: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 def _runs(
     names: Sequence[str], nodes: Mapping[str, node_def_pb2.NodeDef]
 ) -> Iterator[Sequence[str]]:
-    """Names, in their order, cut where no two are parted that must come in one piece."""
+    """Split names, in order, so that names that must come together are in one piece."""
     place = {name: number for number, name in enumerate(names)}
-    ends = list(range(len(names)))  # at each place, how far the piece that holds it must reach
+    ends = list(range(len(names)))  # for each index, how far the piece that contains it must reach
     for name in names:
         for tied in _tied_to(nodes[name]):
             if tied in place:
@@ -259,7 +259,7 @@ def _runs(
                 ends[first] = max(ends[first], last)
     for name in names:
         for needed in map(node_of, nodes[name].input):
-            if place.get(needed, -1) > place[name]:  # a ring
+            if place.get(needed, -1) > place[name]:  # a cycle
                 ends[place[name]] = max(ends[place[name]], place[needed])
     start, reach = 0, -1
     for number in range(len(names)):
@@ -272,7 +272,7 @@ def _runs(
 
 
 def _tied_to(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """Nodes that must be imported with this one: only tensors can be handed from piece to piece."""
+    """Nodes that must be imported together with this one: pieces can exchange only tensors."""
     for name in node.input:
         if name.startswith("^"):
             yield node_of(name)
@@ -302,7 +302,7 @@ def _import(
 def _restore(
     session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path
 ) -> None:
-    """Fill the variables; as `tf.compat.v1.train.Saver.restore`."""
+    """Restore the variables, like `tf.compat.v1.train.Saver.restore`."""
     saver = meta_graph.saver_def
     if not meta_graph.HasField("saver_def"):
         return
@@ -315,7 +315,7 @@ def _restore(
 def _initialize(
     session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path
 ) -> None:
-    """Fill the tables, and whatever else the model's initializer does."""
+    """Initialize the tables, and everything else that the model's initializer does."""
     name = _initializer(meta_graph)
     if name is None:
         return
@@ -323,7 +323,7 @@ def _initialize(
     assets = {
         found.tensor_info.name: str(folder / "assets" / found.filename)
         for found in assets_of(folder, meta_graph)
-        if node_of(found.tensor_info.name) in present  # what nobody reads was not imported
+        if node_of(found.tensor_info.name) in present  # unused assets were not imported
     }
     session.run(session.graph.get_operation_by_name(name), assets)
 

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of a server, whose numbers lie in rows that all its workers read."""
+"""Counters, gauges and histograms of a server, whose numbers are in rows that all its workers read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN_MODEL = "other"
 """The label of models that are not served, and of those beyond the limit of series: clients must not be able to create series."""
 
 OF_MODELS = frozenset({"model_name", "model", "version", "column"})
-"""Labels whose values models bring with them."""
+"""Labels whose values come from models."""
 
 COUNTING = threading.Lock()
 """Lock of all numbers; code that counts several things of a request takes it once."""
@@ -203,20 +203,20 @@ class Gauge(Instrument):
 
 
 class Age(Gauge):
-    """How long ago something last happened, seconds, per combination of labels; those of workers differ."""
+    """Seconds since an event last happened, per combination of labels; each worker has its own."""
 
     def happened(self, at_s: float, **labels: str) -> None:
-        """It happened at a time of the monotonic clock, which all processes of a machine share."""
+        """Record that it happened at this time of the monotonic clock, which all processes of a machine share."""
         with COUNTING:
             self._row(tuple(labels.items()))[0] = at_s
 
     def lines_of(self, values: Values, row: Row) -> list[str]:
-        """Return the line of one series; none of what has not happened."""
+        """Return the line of one series; none if the event never happened."""
         return super().lines_of(values, [time.monotonic() - row[0]]) if row[0] else []
 
 
 class Level(Gauge):
-    """A value that is set, or taken back; of several workers the largest counts. A row holds it plus 1."""
+    """A value that is set or removed; the largest of several workers counts. A row holds the value plus 1."""
 
     def set(self, value: float, **labels: str) -> None:
         """Set the value of these labels, which must not be below 0; beyond the limit of series it is left out."""
@@ -226,7 +226,7 @@ class Level(Gauge):
                 self._row(self._labels(values))[0] = 1.0 + value
 
     def unset(self, **labels: str) -> None:
-        """Take the value of these labels back, if there is one."""
+        """Remove the value of these labels, if it is set."""
         values = self._in_order(labels)
         if self._labels(values) in self._rows:
             self.reset(values)
@@ -236,7 +236,7 @@ class Level(Gauge):
         return max(rows, key=lambda row: row[0])
 
     def lines_of(self, values: Values, row: Row) -> list[str]:
-        """Return the line of one series; none where no value is set."""
+        """Return the line of one series; none if no value is set."""
         return super().lines_of(values, [row[0] - 1.0]) if row[0] else []
 
 

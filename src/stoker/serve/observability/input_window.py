@@ -15,7 +15,7 @@ from stoker.core.statistics.columns import ColumnStatistics
 from stoker.core.statistics.values import statistics_of_sizes, statistics_of_values
 
 MAX_ROWS = 2_000
-"""Rows of a sample; two samples of one distribution then differ by 5 % of the rows at most, as a rule."""
+"""Rows of a sample; two samples of one distribution then usually differ by at most 5 % of the rows."""
 
 MAX_WIDTH = 64
 """Most values of a row in one column; wider columns are not compared."""
@@ -36,7 +36,7 @@ Inputs = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledInputs:
-    """The first rows of a request, without what no statistic looks at."""
+    """The first rows of a request, reduced to what the statistics need."""
 
     values: Inputs
     """Long texts are cut."""
@@ -46,7 +46,7 @@ class SampledInputs:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that they take, about."""
+        """Memory that they take, approximately."""
         texts = (each for each in self.values.values() if each.dtype == object)
         return sum(each.nbytes for each in (*self.values.values(), *self.sizes.values())) + sum(
             _TEXT_BYTES + len(text) for each in texts for text in each.flat
@@ -77,7 +77,7 @@ def sampled_inputs(inputs: Inputs, *, rows: int) -> SampledInputs:
 
 
 class InputWindow:
-    """Rows of a window; each row that came has the same chance to be among them. For one thread."""
+    """A sample of the rows in a window, each with the same probability. For one thread."""
 
     def __init__(self, training: Mapping[str, ColumnStatistics], *, began_s: float) -> None:
         """Args: training: statistics by column; began_s: when it began, by the monotonic clock."""
@@ -119,7 +119,7 @@ class InputWindow:
                 yield statistics_of_values(held[:rows], of_column)
 
     def _place(self, number: int) -> int:
-        """Return where the row of a number goes; from `MAX_ROWS` on it is left out."""
+        """Return the index for the n-th row; from `MAX_ROWS` on, rows may be left out."""
         if number < MAX_ROWS:
             return number
         return random.randrange(number + 1)  # noqa: S311 - a sample, not a secret

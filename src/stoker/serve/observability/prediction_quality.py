@@ -35,7 +35,7 @@ from stoker.serve.runtime.gil_yield import GilYield
 _log = logging.getLogger(__name__)
 
 LEAST_ROWS = 200
-"""A window with fewer rows goes on: chance alone explains a difference of 0.1 then."""
+"""A window with fewer rows is extended: in a smaller one, chance alone explains a difference of 0.1."""
 
 INTERVAL_S = 0.5
 """Shortest time between two sampled requests of a version, seconds: the cost has a limit at any load, and a window of
@@ -54,7 +54,7 @@ _MAX_VERSIONS = 10_000
 """Versions whose last sample is remembered."""
 
 _SWEEP_S = 1.0
-"""Shortest time between two looks whether versions are still loaded, seconds."""
+"""Shortest time between two checks whether versions are still loaded, seconds."""
 
 _NEVER_S = float("inf")
 
@@ -70,7 +70,7 @@ class _Sampled:
     version: int
     inputs: SampledInputs
     examples: NDArray[Any] | None = None
-    """Serialized, if these were the request."""
+    """Serialized Examples, if these were the input."""
 
 
 class PredictionQuality:
@@ -127,7 +127,7 @@ class PredictionQuality:
         self._waiting.offer(sampled, size=size)
 
     def close(self) -> None:
-        """Take what waits, and end."""
+        """Process the pending requests, and end."""
         self._waiting.close()
 
     def _take(self, batch: Sequence[_Sampled]) -> None:
@@ -157,7 +157,7 @@ class PredictionQuality:
         return window
 
     def _sweep(self) -> None:
-        """Forget models whose version is not loaded any more; another one begins again."""
+        """Forget models whose version is no longer loaded; a new version starts from zero."""
         if time.monotonic() - self._swept_s < _SWEEP_S:
             return
         self._swept_s = time.monotonic()
@@ -197,7 +197,7 @@ class PredictionQuality:
 
 
 def _rows_of(sampled: _Sampled, training: Mapping[str, ColumnStatistics]) -> SampledInputs:
-    """Return a request's columns; other bytes than Examples are left as they came."""
+    """Return a request's columns; bytes that are not Examples are left as they came."""
     if sampled.examples is None or EXAMPLES in training:
         return sampled.inputs
     try:

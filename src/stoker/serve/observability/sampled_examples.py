@@ -1,4 +1,4 @@
-"""Serialized `tf.train.Example`s of requests as columns, for those that training knew."""
+"""Converts serialized `tf.train.Example`s of requests to columns, for the columns of the training data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EXAMPLES = "examples"
 """The one input of a signature that takes serialized Examples."""
 
 MAX_EXAMPLES = 16
-"""Most of a request that are parsed: one takes about as long as a thousand numbers."""
+"""Most Examples that are parsed per request: one takes about as long as a thousand numbers."""
 
 MAX_BYTES = 4 << 20
 """Most bytes of a request's Examples that are parsed."""
 
 _MISSING_WHOLE = -(2**63)
-"""What stands for a missing value of an integer column in an `int64_list`; see `stoker.export.signatures`."""
+"""Value for a missing integer in an `int64_list`; see `stoker.export.signatures`."""
 
 
 def first_examples(serialized: Inputs) -> NDArray[Any] | None:
@@ -42,10 +42,10 @@ def columns_of(examples: Iterable[bytes], training: Mapping[str, ColumnStatistic
 
     Returns:
         Column -> [rows, values]. An Example without a value of a column that has to have one, or with
-        another number of values, is left out; a column of varying length or of many values too.
+        another number of values, is left out; a column of varying length or with too many values is left out as well.
 
     Raises:
-        google.protobuf.message.DecodeError: one is not an Example.
+        google.protobuf.message.DecodeError: a message is not an Example.
     """
     # TensorFlow is loaded already where there are models.
     from tensorflow.core.example import example_pb2
@@ -79,7 +79,7 @@ def _values(feature: Any, column: ColumnStatistics) -> list[Any] | None:
 
 
 def _missing(column: ColumnStatistics) -> list[Any] | None:
-    """A column of whole numbers that are never missing, or of images, has no such value."""
+    """Columns of integers that are never missing, and images, have no such value."""
     if column.dtype in ("int64", "image"):
         return None
     return [b"" if column.dtype == "string" else np.nan] * (column.length or 1)

@@ -15,7 +15,7 @@ OTHER_VERSIONS = "other"
 
 
 class VersionMetrics:
-    """Counts requests by the version that answered; may be used by many threads."""
+    """Counts requests by the version that answered; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics) -> None:
         """Args: metrics: holds the counts."""

@@ -58,7 +58,7 @@ def gpu_shares(gpus: Sequence[str], *, workers: int, fraction: float) -> list[Gp
 
     Args:
         gpus: The GPUs that may be used. Without one there may still be a GPU that all workers share,
-            such as in a container without NVML: its memory is divided, and without a GPU that does nothing.
+            such as in a container without NVML: its memory is divided. Without any GPU, the share has no effect.
         workers: How many workers there are.
         fraction: Share of each GPU's memory for all workers on it; 0 lets a single one grow freely.
     """

@@ -30,11 +30,11 @@ def run_server(
         config: What is served and where.
         on_ready: Called once, when the models can be called; the ready file is written before it.
         router: Decides which version answers; None: the newest.
-        extra: Answers further paths on the REST port; None: there are none.
+        extra: Answers further paths on the REST port; None: no further paths.
 
     Raises:
         ConfigError: a port is taken.
-        UserError: a model cannot be loaded, and the ports wait for all models.
+        UserError: a model cannot be loaded, and the ports open only after all models are loaded.
     """
     asked_to_end = threading.Event()
     if config.max_memory_bytes:
@@ -56,7 +56,7 @@ def run_server(
             server.stop()
             if server.is_stuck:
                 logging.shutdown()
-                os._exit(0)  # Python would wait for the thread that a model holds
+                os._exit(0)  # Python would wait for a thread that a model blocks
 
 
 def _announce(
@@ -71,4 +71,4 @@ def _announce(
 
 
 _LOOK_S = 0.1
-"""How soon a server that waits for its first model sees that it is to end."""
+"""Interval in which a server that waits for its first model checks whether it must end."""

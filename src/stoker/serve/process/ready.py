@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """Where a server that is ready listens."""
+    """The address and ports of a ready server."""
 
     host: str
     """The address."""
@@ -19,13 +19,13 @@ class Ready:
     """The real gRPC port."""
 
     pid: int
-    """The process; the one that the signals go to."""
+    """The process ID; signals go to this process."""
 
     models: tuple[str, ...]
     """The models that are served, by name."""
 
     def as_json(self) -> dict[str, object]:
-        """What the ready file holds."""
+        """The content of the ready file."""
         return {
             "host": self.host,
             "rest_port": self.rest_port,

@@ -1,4 +1,4 @@
-"""Looks after rollouts in the process that starts the workers."""
+"""Runs the supervisor of rollouts in the process that starts the workers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _LOOK_S = 1.0
 """How often rollouts are judged, seconds."""
 
 _NOT_OF_A_MODEL = {0, EXIT_USER, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
-"""How a worker ends that was asked to, or that has said why it cannot go on."""
+"""Exit codes of a worker that ended on request, or that has reported why it cannot continue."""
 
 
 class RolloutWatch:
-    """Calls a supervisor every second, in a thread of its own: a repository may hang, and workers are watched all the same."""
+    """Calls a supervisor every second, in its own thread: a repository may hang, and workers must still be watched."""
 
     def __init__(
         self, supervisor: Supervisor, folder: Path, workers: Callable[[], Iterable[Worker]]
     ) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            supervisor: what is called.
-            folder: what the workers have in common.
-            workers: those that live.
+            supervisor: is called every second.
+            folder: shared by the workers.
+            workers: returns the living workers.
         """
         self._supervisor, self._workers = supervisor, workers
         self._ended = threading.Event()
@@ -40,19 +40,19 @@ class RolloutWatch:
         threading.Thread(target=self._run, name="stoker-rollouts", daemon=True).start()
 
     def died_of_a_version(self, worker: Worker) -> bool:
-        """Whether a version under rollout was at work when a worker ended; it takes no traffic any more."""
+        """Whether a version under rollout was running when a worker ended; it then takes no more traffic."""
         code = worker.ended
         if worker.was_asked_to_end or code is None or code in _NOT_OF_A_MODEL:
             return False
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
             return self._supervisor.worker_ended(worker.versions_in_use(), how=how)
-        except Exception:  # noqa: BLE001 - the next worker must start all the same
+        except Exception:  # noqa: BLE001 - the next worker must start anyway
             _log.exception("the rollouts do not know that a worker ended")
             return False
 
     def end(self) -> None:
-        """Look no more; a look that hangs is not waited for."""
+        """Stop; a call that hangs is not waited for."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -63,5 +63,5 @@ class RolloutWatch:
                 )
             except OSError as error:
                 _log.error("the rollouts cannot be judged: %s", error)
-            except Exception:  # noqa: BLE001 - one bad look must not end the watching
+            except Exception:  # noqa: BLE001 - one failure must not stop the supervision
                 _log.exception("the rollouts cannot be judged")

@@ -63,15 +63,15 @@ class Server:
         router: Router | None = None,
         extra: ExtraRoutes | None = None,
     ) -> None:
-        """Bind both ports; nothing is answered before `start`.
+        """Bind both ports; requests are answered only after `start`.
 
         Args:
             config: what is served and where.
             router: decides which version answers; None: the newest.
-            extra: answers further paths on the REST port; None: there are none.
+            extra: answers further paths on the REST port; None: no further paths.
 
         Raises:
-            ConfigError: a port is taken, or the file of models is wrong.
+            ConfigError: a port is taken, or the file of models is invalid.
         """
         self.config = config
         self._config_watch: Watch | None = None
@@ -114,7 +114,7 @@ class Server:
         self._open(extra)
 
     def _load_options(self) -> LoadOptions:
-        """How models are loaded; opens the devices."""
+        """Return how models are loaded; opens the devices."""
         config = self.config
         session = _session_config(config)
         open_devices(session)
@@ -137,7 +137,7 @@ class Server:
         )
 
     def _open(self, extra: ExtraRoutes | None) -> None:
-        """Bind the ports, and make the two interfaces."""
+        """Bind the ports, and create the two interfaces."""
         config = self.config
         keys = None if config.keys_file is None else read_keys(config.keys_file)
         tls = None if config.ssl_config_file is None else read_tls(config.ssl_config_file)
@@ -168,14 +168,14 @@ class Server:
         )
 
     def start(self) -> None:
-        """Listen, and look for models; returns at once."""
+        """Listen, and start to look for models; returns at once."""
         self.listen()
         self.load()
 
     def listen(self) -> None:
         """Answer on both ports; returns at once."""
-        # What TensorFlow's import left is for ever, and a full collection goes through all of it:
-        # of a JSON image, whose lists set one off, that was most of the time.
+        # The objects from TensorFlow's import stay forever, and a full garbage collection visits all of them:
+        # for a JSON image, whose lists trigger one, that took most of the time.
         gc.collect()
         gc.freeze()
         self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
@@ -183,7 +183,7 @@ class Server:
         self._grpc.start()
 
     def load(self) -> None:
-        """Look for models; returns at once."""
+        """Start to look for models; returns at once."""
         if self.config.root is not None:
             self.models.watch_root(self.config.root)
         else:
@@ -208,7 +208,7 @@ class Server:
             )
 
     def _route_finally(self) -> None:
-        """Write what was counted since the last look."""
+        """Write the counts since the last call."""
         try:
             self._route()
         except OSError as error:
@@ -220,18 +220,18 @@ class Server:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a model's run will not end, nor this process by itself."""
+        """Whether a model's run will not end, so that this process cannot end by itself."""
         return self._runs is not None and self._runs.stuck
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait until the models can be called; False if the time ran out before."""
+        """Wait until the models can be called; False after the time limit."""
         return self._ready.wait(timeout_s)
 
     def may_listen(self) -> bool:
-        """Whether the ports may open: it is ready, or no model is left that may still load.
+        """Whether the ports may open: the server is ready, or no model can still be loaded.
 
         Raises:
-            UserError: a model that was named cannot be loaded, and the ports wait for it.
+            UserError: a named model cannot be loaded, and the ports wait for it.
         """
         if self._ready.is_set():
             return True
@@ -246,7 +246,7 @@ class Server:
         )
 
     def ready(self) -> Ready:
-        """Where it listens."""
+        """The address and ports of this server."""
         return Ready(
             host=self.config.host,
             rest_port=self.rest_port,
@@ -256,7 +256,7 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Be ready no more, answer what is under way, and give everything back."""
+        """Stop being ready, answer the requests in progress, and free everything."""
         self.plane.drain()
         self._health.refresh()
         for watch in (self._config_watch, self._router_watch):
@@ -280,7 +280,7 @@ class Server:
             self._access_log.close()
         if self._runs is not None:
             self._runs.close()
-        if not self.is_stuck:  # a run under way would be waited for
+        if not self.is_stuck:  # otherwise a run in progress would be waited for
             self.models.close()
 
     def _look_whether_ready(self) -> None:
@@ -323,11 +323,11 @@ def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
 
 
 _CANCELLED_S = 1.0
-"""What calls get to end, seconds, once they were cancelled at the end of the drain."""
+"""Time that calls get to end after they were canceled at the end of the drain, seconds."""
 
 
 def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
-    """What records each request: access log, traces, or both; None if neither is on."""
+    """The logs of requests: access log, traces, or both; None if neither is on."""
     parts: list[AccessLog] = []
     if config.access_log:
         parts.append(AccessFile(config.access_log, dropped=dropped))
@@ -387,19 +387,19 @@ class _Bound:
     grpc: socket.socket
     local: socket.socket | None = None
     path: Path = Path()
-    """The file of `local`."""
+    """Path of the Unix socket."""
 
     inode: int = 0
-    """And which it is."""
+    """Identity of that file."""
 
     def close(self) -> None:
-        """Close them, and remove the file, if it is still this server's."""
+        """Close the sockets, and remove the file if it is still this server's."""
         for each in (self.rest, self.grpc):
             each.close()
         self.remove()
 
     def remove(self) -> None:
-        """Remove the file of `local`; another server may have made its own in its place."""
+        """Remove the socket file; another server may have created its own at the same path."""
         if self.local is None:
             return
         with contextlib.suppress(OSError):
@@ -409,7 +409,7 @@ class _Bound:
 
 
 def _bind_all(config: ServeConfig) -> _Bound:
-    """REST's socket and gRPC's.
+    """The sockets of REST and gRPC.
 
     Raises:
         ConfigError: a port or a path is taken.

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def ending_on_signals(event: threading.Event) -> Iterator[None]:
-    """Set an event on SIGTERM and SIGINT, inside the block; for a process's main thread."""
+    """Inside the block, SIGTERM and SIGINT set an event; for a process's main thread."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         event.set()

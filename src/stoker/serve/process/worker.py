@@ -1,4 +1,4 @@
-"""One worker process of several: its start, its files and its end."""
+"""One of several worker processes: its start, its files and its end."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _log = logging.getLogger(__name__)
 
 
 def stuck_file(folder: Path, number: int, *, on_gpu: bool) -> Path:
-    """What a worker writes when a call will not end: that another should take its place.
+    """Path of the file by which a worker reports that a call will not end and that it must be replaced.
 
     Args:
-        folder: Where the workers keep what they have in common.
+        folder: Shared by the workers.
         number: The worker.
-        on_gpu: Whether its models are on a GPU, so that the other must wait for its memory.
+        on_gpu: Whether its models are on a GPU, so that its replacement must wait for the memory.
     """
     return folder / f"{number}.{'stuck-on-gpu' if on_gpu else 'stuck'}"
 
 
 class Worker:
-    """A process that serves."""
+    """A worker process."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Worker:
 
         Args:
             command: `stoker serve` with its options.
-            folder: Where the workers keep what they have in common.
-            number: Its own; no other living worker has it.
+            folder: Shared by the workers.
+            number: Its number; no other living worker has it.
             share: Its GPU, and its share of the memory.
             listeners: Descriptors of the sockets of REST and gRPC that it inherits; empty: it binds the ports.
         """
@@ -64,7 +64,7 @@ class Worker:
         if listeners:
             own += ["--listeners", *map(str, listeners)]
         self._end_at_s: float | None = None
-        # Its standard input ends with this process for any reason; then it drains and ends.
+        # When this process ends for any reason, the worker's standard input closes; then it drains and ends.
         self.child = Child(
             f"worker {number}",
             [*command, *own],
@@ -80,7 +80,7 @@ class Worker:
 
     @property
     def ended(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """Its exit code; None while it runs."""
         return self.child.code
 
     @property
@@ -90,7 +90,7 @@ class Worker:
 
     @property
     def is_stuck_on_gpu(self) -> bool:
-        """Whether it reported that while it holds memory of a GPU; TensorFlow knows that without NVML."""
+        """Whether it reported a stuck call while it holds memory of a GPU; TensorFlow knows that without NVML."""
         return self._stuck_on_gpu_file.is_file()
 
     @property
@@ -99,21 +99,21 @@ class Worker:
         return self._end_at_s is not None
 
     def versions_in_use(self) -> list[VersionInUse]:
-        """What it does with each version now, or did when it ended."""
+        """What it is doing with each version, or did when it ended."""
         return read_versions_in_use(self._versions_file)
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it was asked to end, and should have ended by now."""
+        """Whether it got SIGTERM, and should have ended by now."""
         return self._end_at_s is not None and time.monotonic() > self._end_at_s
 
     def ask_to_end(self, deadline_s: float) -> None:
-        """Send SIGTERM: it drains and ends within this time, seconds."""
+        """Send SIGTERM; it must drain and end within this time, seconds."""
         if self._end_at_s is None and self.ended is None:
             self._end_at_s = time.monotonic() + deadline_s
             self.child.send(signal.SIGTERM)
 
     def end(self) -> None:
-        """Wait for its end until its deadline, and kill it then."""
+        """Wait until it ends; kill it at its deadline."""
         if not self.child.end((self._end_at_s or 0.0) - time.monotonic()):
             _log.error("worker %d did not end in time and was killed", self.child.pid)

@@ -1,10 +1,10 @@
 """One process that serves, or several on the same two ports: the kernel spreads the connections over them.
 
 The process here loads no model. It holds the ports, starts the workers, starts one again that has
-died, puts another in the place of one that is stuck, and ends them all when it is asked to.
+died, replaces a stuck one, and ends them all on a signal.
 
-A worker that is the only one inherits the sockets that are held here. So they listen also while there is none, and
-connections wait for the next worker. Each of several workers has sockets of its own: those of a dead one are gone, and the
+A single worker inherits the sockets that are held here. So they also listen while no worker runs, and
+connections wait for the next worker. Each of several workers has its own sockets: a dead worker's are gone, and the
 others get the connections.
 """
 
@@ -35,19 +35,19 @@ from stoker.serve.runtime.sockets import bound_socket
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-"""How soon the end of a worker, or the wish to end, is seen."""
+"""How soon the end of a worker, or a signal, is noticed, seconds."""
 
 _MAX_BACKOFF_S = 30.0
-"""Longest wait before the next worker of a place is started where one after the other fails."""
+"""Longest delay before the next worker is started in a slot where one after the other fails."""
 
 _LASTED_S = 300.0
-"""After a worker that ran this long, the next one in its place starts without a delay."""
+"""After a worker that ran this long, the next one in its slot starts without a delay."""
 
 _GRACE_S = 5.0
-"""What a worker gets beyond its own drain before it is killed."""
+"""Time beyond its own drain after which a worker is killed, seconds."""
 
 PARENT = "parent"
-"""The name under which the process here counts."""
+"""The label under which this process counts."""
 
 
 def run_workers(
@@ -57,17 +57,17 @@ def run_workers(
     *,
     supervisor: Supervisor | None = None,
 ) -> None:
-    """Serve by other processes until SIGTERM or SIGINT; for a process's main thread.
+    """Serve with worker processes until SIGTERM or SIGINT; for a process's main thread.
 
     Args:
         config: How many workers, and where they listen.
-        command: `stoker serve` with all its options; those of a worker are added to it.
+        command: `stoker serve` with all its options; the options of each worker are added to it.
         on_ready: Called once, when every worker is ready.
         supervisor: Looks after the rollouts.
 
     Raises:
         ConfigError: a port is taken.
-        WorkerEndedError: a worker ended before it was ready; its own lines say why.
+        WorkerEndedError: a worker ended before it was ready; its output says why.
     """
     asked_to_end = threading.Event()
     with (
@@ -101,16 +101,16 @@ def run_workers(
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before it was ready, and has said why."""
+    """A worker ended before it was ready, and has reported why."""
 
     def __init__(self, code: int) -> None:
-        """Args: code: its exit code, below 0 where a signal ended it."""
+        """Args: code: its exit code; below 0 if a signal ended it."""
         self.code = code if code > 0 else EXIT_BUG
         super().__init__(f"a worker ended by {code}")
 
 
 class WorkerPool:
-    """All workers of a server: one at each place, and those that are on their way in or out."""
+    """All workers of a server: one in each slot, and those that are starting or ending."""
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class WorkerPool:
         sockets: Sequence[socket.socket] = (),
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Start a worker at each place.
+        """Start a worker in each slot.
 
         Args:
             config: How many workers.
             command: Starts one.
-            folder: What they have in common.
+            folder: Shared by the workers.
             sockets: Hold the ports of REST and gRPC; closed at the end, before the workers end.
             supervisor: Looks after the rollouts.
         """
@@ -154,10 +154,10 @@ class WorkerPool:
         return tuple(read_json(self._places[0].worker.ready_file)["models"])
 
     def wait_until_ready(self, asked_to_end: threading.Event) -> None:
-        """Wait for every worker, or for the wish to end.
+        """Wait until every worker is ready, or for a signal.
 
         Raises:
-            WorkerEndedError: one ended before.
+            WorkerEndedError: a worker ended before it was ready.
         """
         while not all(place.worker.child.is_ready for place in self._places):
             for place in self._places:
@@ -170,7 +170,7 @@ class WorkerPool:
                 return
 
     def look(self) -> None:
-        """See who is dead or stuck, and go on with putting others in their places."""
+        """Find dead and stuck workers, and continue to replace them."""
         for worker in [w for w in self._retired if w.ended is not None or w.is_overdue]:
             worker.end()
             self._retired.remove(worker)
@@ -178,10 +178,10 @@ class WorkerPool:
             self._look_at(place)
 
     def end(self) -> None:
-        """Ask all to end, and wait until they have."""
+        """Ask all workers to end, and wait until they have."""
         if self._rollouts is not None:
             self._rollouts.end()
-        for each in self._sockets:  # else connections would wait for a worker that never comes
+        for each in self._sockets:  # else connections would wait for a worker that never starts
             each.close()
         workers = [*self._retired, *(w for place in self._places for w in place.workers())]
         for worker in workers:
@@ -204,11 +204,11 @@ class WorkerPool:
             place.start_at_s = time.monotonic() + place.backoff_s()
 
     def _trouble_of(self, worker: Worker) -> str | None:
-        # A stuck worker may hold all of a GPU's memory: then its replacement starts after its end.
+        # A stuck worker may hold all of a GPU's memory: its replacement then starts after its end.
         if worker.is_stuck and (worker.is_stuck_on_gpu or not self._may_overlap):
             worker.ask_to_end(self._patience_s)
             if worker.ended is None and not worker.is_overdue:
-                return None  # later looks see its end, and look at the other places meanwhile
+                return None  # later calls notice its end, and check the other slots meanwhile
             worker.end()
             return "is stuck"
         if worker.ended is not None:
@@ -216,7 +216,7 @@ class WorkerPool:
         return "is stuck" if worker.is_stuck else None
 
     def _bring_in(self, place: _WorkerSlot, worker: Worker, following: Worker) -> None:
-        """The next one takes the place when it is ready; until then the stuck one serves what it can."""
+        """Replace a stuck worker when the next one is ready; until then it serves what it can."""
         if following.ended is not None:
             _log.error("worker %d ended by %d", following.child.pid, following.ended)
             self._died_of_a_version(following)
@@ -228,15 +228,15 @@ class WorkerPool:
                 self._retired.append(worker)
 
     def _died_of_a_version(self, worker: Worker) -> bool:
-        """Whether a version under rollout was at work when a worker ended; it takes no traffic any more."""
+        """Whether a version under rollout was running when a worker ended; it then takes no more traffic."""
         return self._rollouts is not None and self._rollouts.died_of_a_version(worker)
 
     def _living(self) -> list[Worker]:
-        """Those that serve, and those on their way in."""
+        """The workers that serve, and those that are starting."""
         return [w for place in list(self._places) for w in place.workers() if w.ended is None]
 
     def _started(self, share: GpuShare, *more: str) -> Worker:
-        """A new worker, under the lowest number that no living one has."""
+        """Start a worker with the lowest number that no living worker has."""
         living = {w.number for place in self._places for w in place.workers() if w.ended is None}
         living |= {worker.number for worker in self._retired if worker.ended is None}
         number = next(n for n in range(len(living) + 1) if n not in living)
@@ -250,7 +250,7 @@ class WorkerPool:
 
 
 class _WorkerSlot:
-    """One of the places that a server has for workers."""
+    """A slot of a server for one worker."""
 
     def __init__(self, worker: Worker, share: GpuShare) -> None:
         self.worker = worker
@@ -264,7 +264,7 @@ class _WorkerSlot:
         return [self.worker] if self.following is None else [self.worker, self.following]
 
     def backoff_s(self) -> float:
-        """How long to wait before the next one: not at all, then 1, 3, 7 s and so on."""
+        """Delay before the next start in this slot: none, then 1, 3, 7 s and so on."""
         now_s = time.monotonic()
         if now_s - self._last_failed_s > _LASTED_S:
             self._failures = 0
@@ -292,7 +292,7 @@ def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
 
 @contextmanager
 def _held(host: str, port: int, *, shared: bool) -> Iterator[socket.socket]:
-    """Hold a port; a socket that does not listen gets no connection.
+    """Reserve a port; a socket that does not listen gets no connections.
 
     Args:
         host: The address.
@@ -302,7 +302,7 @@ def _held(host: str, port: int, *, shared: bool) -> Iterator[socket.socket]:
     try:
         held = bound_socket(host, port)
         if shared:
-            with held as alone:  # another server of this user would share it with us
+            with held as alone:  # otherwise another server of this user could bind it too
                 port = alone.getsockname()[1]
             held = bound_socket(host, port, shared=True)
     except OSError as error:

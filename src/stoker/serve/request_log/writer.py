@@ -124,10 +124,10 @@ class RequestLog:
         return file
 
     def _make_room(self, prefix: str, size: int) -> None:
-        """Make room if the log has grown; what other workers write counts at the next scan.
+        """Make room if the log has grown; the files of other workers count at the next scan.
 
         Raises:
-            ValueError: there is no room, because other workers hold all of it.
+            ValueError: the log is full, and other workers hold all of it.
         """
         step = self._max_bytes // _SCANS
         self._unscanned[prefix] += size

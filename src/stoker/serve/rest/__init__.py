@@ -1,1 +1,1 @@
-"""REST as TensorFlow Serving speaks it; converts and nothing else."""
+"""REST with TensorFlow Serving's paths; only converts."""

@@ -88,7 +88,7 @@ class RestOptions:
     """Whether pages of other origins may send requests (CORS)."""
 
     extra: ExtraRoutes | None = None
-    """Answers further paths; None: there are none."""
+    """Answers further paths; None: no further paths."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -377,7 +377,7 @@ def _cors_headers(options: RestOptions) -> Headers:
 
 
 def _version_headers(version: int | None) -> Headers:
-    """Return the header that names the version that answered; none if no version was asked."""
+    """Return the header that names the version that answered; none if the request reached no version."""
     return () if version is None else ((VERSION_HEADER.encode(), b"%d" % version),)
 
 

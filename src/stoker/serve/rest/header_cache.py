@@ -38,7 +38,7 @@ class Head:
     """The request line and the headers of a request."""
 
     raw_path: bytes
-    """The path as sent; there is no query."""
+    """The path as sent; it has no query."""
 
     path: str
     """The same as text."""

@@ -1,8 +1,8 @@
 """Answers small requests in the event loop: all that arrive in one turn share one model call.
 
-A request of a few numbers takes a thread longer to hand over, and to wake for, than to answer. So
-what is plain (JSON rows, a model that is quick and free) is read, run and written where it came in,
-together with whatever else came in the same turn. All else goes the way of every request, with its
+A request of a few numbers takes longer to pass to a thread, and to wake that thread, than to answer. So
+plain requests (JSON rows, a model that is quick and free) are read, run and answered in the event loop,
+together with the others of the same turn. All other requests take the usual path, with its
 limits, its deadline and its errors: nothing is refused here.
 """
 
@@ -32,33 +32,33 @@ from stoker.serve.security.auth import Keys, Role
 
 
 class Options(Protocol):
-    """What of the application's options the lane needs."""
+    """The options of the application that the inline path needs."""
 
     @property
     def keys(self) -> Keys | None:
-        """Who may ask; everybody if None."""
+        """The accepted keys; None accepts every request."""
 
     @property
     def access_log(self) -> AccessLog | None:
-        """Where a line for each request goes; nowhere if None."""
+        """Where a line for each request is logged; None: not at all."""
 
     @property
     def timeout_s(self) -> float:
-        """How long a request waits for its model, seconds."""
+        """Longest time that a request waits for its model, seconds."""
 
 
 class App(Protocol):
-    """The application behind the lane."""
+    """The application that answers all other requests."""
 
     plane: DataPlane
 
     @property
     def options(self) -> Options:
-        """Its own."""
+        """Its `State`."""
 
     @property
     def headers(self) -> Headers:
-        """What every answer has."""
+        """Headers of every answer."""
 
     def note(
         self,
@@ -70,33 +70,33 @@ class App(Protocol):
         key: str,
         bytes_in: int,
     ) -> None:
-        """Write the line of a request that is over."""
+        """Log a finished request."""
 
 
 class Connection(Protocol):
-    """Where requests come in."""
+    """The connection of a request."""
 
     transport: asyncio.Transport
 
     def scope_of(self, head: Head) -> Scope:
-        """ASGI's scope of a request."""
+        """Return ASGI's scope of a request."""
 
     def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
-        """Write the answer to a request of the lane."""
+        """Write the answer to a request of the inline path."""
 
     def leave_to_app(self, small: Small) -> None:
-        """Let a request of the lane go the way of the others."""
+        """Pass a request of the inline path to the application."""
 
 
 class _Nobody:
-    """Stands where uvicorn tells a waiting application something."""
+    """Replaces the object by which uvicorn notifies a waiting application."""
 
     def set(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no application waits."""
 
 
 class Small:
-    """A request; to its connection it is what uvicorn calls a cycle."""
+    """A request; to its connection it is a uvicorn cycle."""
 
     __slots__ = (
         "body",
@@ -117,24 +117,24 @@ class Small:
     message_event = _Nobody()
 
     def __init__(self, protocol: Connection, head: Head, body: bytes = b"") -> None:
-        """Args: protocol: where it came in; head; body: as far as it is there."""
+        """Args: protocol: its connection; head; body: the part that has arrived."""
         self.protocol = protocol
         self.head = head
         self.body = body
         self.keep_alive = head.keep_alive
-        self.came_s = 0.0  # when it was whole, by the monotonic clock
-        self.key = ""  # the name of the key that it came with
+        self.came_s = 0.0  # when it was complete, by the monotonic clock
+        self.key = ""  # the name of its key
         self.rows: list[Any] = []  # its `instances`
         self.route: Route | None = None  # where a rollout sends it
-        self.version = 0  # that answered it
+        self.version = 0  # the version that answered it
         self.disconnected = self.response_started = self.response_complete = False
 
 
 class InlinePredict:
-    """What came in one turn of the loop; used by the loop's thread only."""
+    """The requests of one turn of the loop; used only by the loop's thread."""
 
     def __init__(self, app: App) -> None:
-        """Args: app: what answers all that the lane does not."""
+        """Args: app: answers all requests that the inline path does not."""
         self._app = app
         self._plane = app.plane
         self._waiting: list[Small] = []
@@ -146,7 +146,7 @@ class InlinePredict:
         self._busy_poll = BusyPoll()
 
     def add(self, small: Small) -> None:
-        """Take a whole request; it is answered before the loop waits again."""
+        """Add a complete request; it is answered before the loop waits again."""
         small.came_s = time.monotonic()
         self._waiting.append(small)
         if len(self._waiting) == 1:
@@ -158,7 +158,7 @@ class InlinePredict:
         groups: dict[tuple[str, str, int | None], list[Small]] = {}
         for small in waiting:
             if small.protocol.transport.is_closing():
-                continue  # nobody waits for it
+                continue  # its client is gone
             signature = self._read(small)
             if signature is None:
                 small.protocol.leave_to_app(small)
@@ -182,14 +182,14 @@ class InlinePredict:
         heads.hits = heads.misses = 0
 
     def _read(self, small: Small) -> str | None:
-        """Its rows and who sent it; the signature's name, None where it is not plain."""
+        """Return its rows, its sender and the signature's name; None if the request is not plain."""
         keys = self._app.options.keys
         try:
             if keys is not None:
                 given = named(small.head.headers)
                 small.key = keys.check(given, role=Role.PREDICT).name
             body = decode.parse_body(small.body, parse=self._json.parse)
-        except (ServeError, UserError):  # said where every error is
+        except (ServeError, UserError):  # the application reports the error
             return None
         if not body.rows:
             return None
@@ -204,7 +204,7 @@ class InlinePredict:
         return None if small.route is None else small.route.version
 
     def _parts(self, spec: ModelSpec | None, group: list[Small]) -> list[list[Small]]:
-        """The requests of a group, as many together as one run takes."""
+        """Group requests so that each group fits in one run."""
         if len(group) < MANY or spec is None:
             return [group]
         return in_runs(group, lambda small: len(small.rows), most=self._plane.most_rows(spec))

@@ -18,7 +18,7 @@ from stoker.serve.errors import Code, ServeError
 _LARGE_EXPONENT = re.compile(rb"[eE]\+?\d{3}")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS = b"0" * 300
-"""A number beyond the range of a double has an exponent of three digits, or this many digits."""
+"""A number beyond the range of a double has an exponent of three digits, or at least this many digits."""
 
 _TOO_BIG = "Number too big to be stored in double."
 
@@ -115,10 +115,10 @@ def _may_be_huge(raw: bytes) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: on one line, and cut where it is long."""
+    """Return a value as an error shows it: on one line, and shortened if it is long."""
     text = ""
     try:
-        for part in json.JSONEncoder().iterencode(value):  # as far as it is shown
+        for part in json.JSONEncoder().iterencode(value):  # only the part that is shown
             text += part
             if len(text) > _SHOWN_CHARS:
                 return text[:_SHOWN_CHARS] + "..."
@@ -128,7 +128,7 @@ def shown(value: Any) -> str:
 
 
 _SHOWN_CHARS = 400
-"""Longest value in an error: TensorFlow Serving gives all of it back, however large."""
+"""Longest value in an error: TensorFlow Serving repeats all of it, however large."""
 
 
 def json_type(value: Any) -> str:
@@ -140,7 +140,7 @@ def json_type(value: Any) -> str:
 
 
 def is_b64(value: Any) -> bool:
-    """Whether it is `{"b64": "..."}`: bytes, and no object that names tensors."""
+    """Whether a value is `{"b64": "..."}`: bytes, not an object that names tensors."""
     return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
 
 
@@ -151,7 +151,7 @@ _PADDING = (0, None, 2, 1)
 
 
 def base64_bytes(text: str) -> bytes:
-    """The bytes.
+    """Decode base64.
 
     White space is ignored. Padding may be omitted; if present, it must be complete, and may be
     dots. Bits of the last character that do not fill a byte may be set.
@@ -188,7 +188,7 @@ def _finite(text: str) -> float:
 
 
 _LOOK_BACK_CHARS = 100_000
-"""How far back the list or the object is looked for in which a text ends wrongly."""
+"""How far back to look for the list or the object in which a text ends incorrectly."""
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _OTHER = re.compile(r"[^\[\]{}]+")
@@ -206,7 +206,7 @@ def _parse_error(error: json.JSONDecodeError) -> str:
 
 
 def _in_array(before: str) -> bool:
-    """Whether the innermost bracket that is open at the end of the text is a list's."""
+    """Whether the innermost open bracket at the end of the text is a list's."""
     opened: list[str] = []
     for bracket in _OTHER.sub("", _STRINGS.sub("", before)):
         if bracket in "[{":

@@ -1,4 +1,4 @@
-"""`POST /v1/rollouts/MODEL/outcomes`: what users did, for the A/B test of a model.
+"""`POST /v1/rollouts/MODEL/outcomes`: outcomes of users, for the A/B test of a model.
 
     {"outcomes": [{"key": "user-7", "value": 1}, ...]}      ->      {"recorded": 1}
 
@@ -21,7 +21,7 @@ _FORM = 'the body must be {"outcomes": [{"key": TEXT, "value": NUMBER}, ...]}'
 
 
 def matches(path: str) -> bool:
-    """Whether a path is the one of outcomes."""
+    """Whether a path is the path of outcomes."""
     return _PATH.fullmatch(path) is not None
 
 
@@ -29,7 +29,7 @@ def answer(plane: DataPlane, request: HttpRequest) -> Answer:
     """Write the outcomes of a request.
 
     Raises:
-        ServeError: the request has another form, or an outcome is refused.
+        ServeError: the request has another form, or an outcome is invalid.
     """
     found = _PATH.fullmatch(request.path)
     if found is None or request.method != "POST":

@@ -34,7 +34,7 @@ GONE = "stoker.gone"
 _VERSION_LINE = VERSION_HEADER.encode() + b": %d\r\n"
 
 ROUTE = "stoker.route"
-"""Key in a request's scope: where a rollout sent it, if the event loop asked already."""
+"""Key in a request's scope: where a rollout sent it, if the event loop has decided that."""
 
 
 def _ignore() -> None:

@@ -53,7 +53,7 @@ _GET_PATH = re.compile(
 """Read-only paths. TensorFlow Serving accepts one without a name, and its error says what is missing."""
 
 _MODEL_PATH = re.compile(rf"/v[12]/models{_NAME}", re.IGNORECASE | re.ASCII)
-"""How a path of either interface begins that names a model."""
+"""Beginning of a path of either interface that names a model."""
 
 _COUNTS_PATH = re.compile(rf"/v1/rollouts{_NAME}/counts", re.ASCII)
 
@@ -98,7 +98,7 @@ def preflight(plane: DataPlane, *, origin: str) -> Answer:
 
 
 def count_refused(plane: DataPlane, path: str) -> None:
-    """Count a request that the server had no room for, by the model that its path names."""
+    """Count a request that the server had no capacity for, by the model that its path names."""
     found = _MODEL_PATH.match(path)
     plane.count_refused("" if found is None else found["name"], "REST", Code.UNAVAILABLE)
 
@@ -119,7 +119,7 @@ def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None)
 
 
 def rollout_counts(plane: DataPlane, path: str) -> Callable[[], Answer] | None:
-    """What gives the counts of a rollout that this server could not write; None for another path."""
+    """Return the function that returns a rollout's counts that this server could not write; None for another path."""
     found, router = _COUNTS_PATH.fullmatch(path), plane.router
     if found is None or router is None or found["name"] not in router.routes:
         return None
@@ -209,7 +209,7 @@ def _is_raw(request: HttpRequest) -> bool:
 
 
 def _wants_raw(request: HttpRequest) -> bool:
-    """Return whether the client accepts a raw tensor; `*/*` does not ask for one."""
+    """Return whether the client accepts a raw tensor; `*/*` does not request one."""
     accepted = request.header("accept").lower().split(",")
     return any(one.partition(";")[0].strip() == RAW for one in accepted)
 

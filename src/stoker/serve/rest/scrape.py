@@ -28,7 +28,7 @@ class Form(enum.Enum):
 
 
 def forms_of(metrics_path: str | None) -> dict[str, Form]:
-    """Return path -> what is there; nothing if there are no metrics."""
+    """Return path -> what answers it; empty if there are no metrics."""
     if metrics_path is None:
         return {}
     return {
@@ -99,7 +99,7 @@ class Scrapes:
 
 
 PAUSING_S = 3.0
-"""After this time a scrape goes on without pauses, seconds: on a busy machine each pause takes long, and Prometheus
+"""After this time a scrape continues without pauses, seconds: on a busy machine each pause takes long, and Prometheus
 gives up after 10 s by default."""
 
 

@@ -1,1 +1,1 @@
-"""What a serving process does besides answering: shared counters, memory, pauses, sockets."""
+"""What a serving process does besides answering: shared counters, memory limits, pauses, sockets."""

@@ -1,4 +1,4 @@
-"""Writes logs and traces in a thread of its own, off the request path."""
+"""Writes logs and traces in a background thread, off the request path."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ITEMS = 8192
-"""Most items that wait to be written."""
+"""Most items in the queue."""
 
 MAX_BYTES = 64 << 20
-"""Most bytes that wait to be written."""
+"""Most bytes in the queue."""
 
 _SAY_AGAIN_S = 60.0
-"""A disk that is full is said once in so many seconds, not once a request."""
+"""A full disk is logged once in so many seconds, not once a request."""
 
 
 class Background(Generic[T]):
-    """A bounded queue that a thread writes from; what does not fit is dropped and counted."""
+    """A bounded queue that a thread writes from; items that do not fit are dropped and counted."""
 
     def __init__(
         self, write: Callable[[Sequence[T]], None], *, name: str, on_drop: Callable[[int], None]
     ) -> None:
-        """Args: write: takes what has come, may raise OSError; name: the thread's; on_drop: how many."""
+        """Args: write: writes items, may raise OSError; name: of the thread; on_drop: gets the number dropped."""
         self._write, self._on_drop, self._name = write, on_drop, name
         self._waiting: deque[T] = deque()
         self._bytes = 0
@@ -40,11 +40,11 @@ class Background(Generic[T]):
         self._thread.start()
 
     def offer(self, item: T, *, size: int = 0) -> None:
-        """Have an item written, or dropped where too much waits; returns at once.
+        """Queue an item to be written, or drop it if the queue is full; returns at once.
 
         Args:
-            item: What is written.
-            size: Bytes of memory that it holds, about.
+            item: The item to write.
+            size: Bytes of memory that it holds, approximately.
         """
         with self._changed:
             full = len(self._waiting) >= MAX_ITEMS or self._bytes + size > MAX_BYTES
@@ -56,13 +56,13 @@ class Background(Generic[T]):
         self._on_drop(1)
 
     def say(self, error: OSError) -> None:
-        """Log that something is not written; once in a while, not once a request."""
+        """Log that items are not written; once in a while, not once a request."""
         if time.monotonic() - self._said_s >= _SAY_AGAIN_S:
             self._said_s = time.monotonic()
             _log.error("%s is not written: %s", self._name, error)
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the queued items, and end."""
         with self._changed:
             self._ended = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Threads of a server, with a count of the work that waits for one of them."""
+"""Thread pools that count the work that waits for a thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CountedThreads(ThreadPoolExecutor):
         """
         super().__init__(workers, thread_name_prefix=name)
         self._on_change = on_change
-        on_change(0.0)  # the series is there before the first request
+        on_change(0.0)  # the series exists before the first request
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
         """Queue work for a thread."""
@@ -55,5 +55,5 @@ class CountedThreads(ThreadPoolExecutor):
         return future
 
     def _after(self, future: Future[T]) -> None:
-        if future.cancelled():  # it never began
+        if future.cancelled():  # it was canceled before it began
             self._on_change(-1.0)

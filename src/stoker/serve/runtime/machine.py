@@ -15,7 +15,7 @@ from stoker.telemetry.gpu.sampler import GpuSampler
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _no_gpu = threading.Event()
-"""Set once a look has found none: the driver is not asked for ever in vain."""
+"""Set after a search has found no driver, so that it is not repeated in vain."""
 
 _FIRST_SAMPLE_S = 2.0
 """Longest wait of the first scrape for a sample, seconds."""
@@ -30,7 +30,7 @@ _sampler: GpuSampler | None = None
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that lies in RAM; 0 of one that has ended, or where there is no `/proc`."""
+    """Resident memory of a process; 0 if it has ended, or without `/proc`."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
@@ -38,7 +38,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Let this process have no more memory for data than that: the kernel refuses the rest.
+    """Limit this process's memory for data: the kernel refuses larger allocations.
 
     Thread stacks count; a file that is mapped, and address space that is only reserved, do not.
     """

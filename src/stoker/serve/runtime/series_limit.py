@@ -20,13 +20,13 @@ SHARED_FILE = "admitted.series"
 
 
 class SeriesLimit:
-    """Admits series until the limit is reached; may be used by many threads."""
+    """Admits series until the limit is reached; thread-safe."""
 
     def __init__(self, folder: Path | None = None, *, most: int = MAX_SERIES) -> None:
-        """Begin with what other workers have admitted.
+        """Begin with the series that other workers have admitted.
 
         Args:
-            folder: the folder of all workers; None: this process is alone.
+            folder: the folder of all workers; None: this is the only process.
             most: series of all models together.
         """
         self._most = most
@@ -42,7 +42,7 @@ class SeriesLimit:
         return len(self._admitted)
 
     def admits(self, key: str) -> bool:
-        """Return whether a series is among the admitted ones, or is one of them from now on.
+        """Return whether a series is admitted; admits it if there is room.
 
         Args:
             key: its name and labels, without a line break.
@@ -80,7 +80,7 @@ class SeriesLimit:
         """Read the lines that were added since the last call."""
         size = os.fstat(file).st_size
         added = os.pread(file, size - self._read_bytes, self._read_bytes)
-        # A worker that was killed within its write leaves a line without an end, which the next one continues.
+        # A worker that was killed during its write leaves a line without an end, which the next one continues.
         whole, end, _ = added.rpartition(b"\n")
         if end:
             self._admitted.update(whole.split(b"\n"))

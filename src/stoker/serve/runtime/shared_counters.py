@@ -1,7 +1,7 @@
 """Counters that outlive their process: rows of floats by key in a mapped file that other processes read.
 
-A worker that is killed loses nothing that it counted, as the pages of the file are the kernel's. The
-next worker of the same file goes on from there, so no counter goes backwards.
+A killed worker loses none of its counts, because the kernel holds the pages of the file. The
+next worker of the same file continues from there, so no counter goes backwards.
 
 The file is a sequence of chunks; a chunk is a sequence of rows, each a head (bytes of the key, number
 of values), the key padded to 8 bytes, and the values. A row's head is written last: a reader who
@@ -20,17 +20,17 @@ from pathlib import Path
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 _CHUNK_BYTES = 1 << 20
-"""The file grows by so much; a row lies within one chunk."""
+"""Bytes by which the file grows; a row lies within one chunk."""
 
 _HEAD = struct.Struct("<II")
 _ALIGN = 8
 
 
 class SharedCounters:
-    """The rows of one process; the process is the only one that writes them."""
+    """The rows of one process; only this process writes them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Args: path: the file, whose rows are gone on from; in memory only if None."""
+        """Args: path: the file, whose rows are continued; None: only in memory."""
         self._lock = threading.Lock()
         self._rows: dict[str, memoryview[float]] = {}
         self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -45,11 +45,11 @@ class SharedCounters:
                     self._used = start + size * _ALIGN
 
     def row(self, key: str, size: int) -> memoryview[float]:
-        """The row of a key, zeros where it is new; what is written to it is there for all readers.
+        """The row of a key, zeros if it is new; values written to it are visible to all readers.
 
         Args:
             key: Its name; not empty.
-            size: [size] how many floats it has; the same each time.
+            size: [size] how many floats it has; always the same for a key.
         """
         with self._lock:
             found = self._rows.get(key)
@@ -58,7 +58,7 @@ class SharedCounters:
             return found
 
     def has_room(self, key: str, *, most: int) -> bool:
-        """Whether a key has its row, or there are fewer than `most` rows."""
+        """Whether a key has a row, or fewer than `most` rows exist."""
         with self._lock:
             return key in self._rows or len(self._rows) < most
 
@@ -101,7 +101,7 @@ class SharedCounters:
 
 
 def read_counters(path: Path, yield_gil: YieldGil = no_yield) -> dict[str, list[float]]:
-    """Every key with its values, of a file that another process writes; empty if it is gone.
+    """Read every key with its values from another process's file; empty if the file is gone.
 
     Args:
         path: The file.

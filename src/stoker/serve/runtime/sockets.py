@@ -10,7 +10,7 @@ BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
 
 SETTLE_S = 0.2
-"""What an accepted connection gets, seconds, to bring the request that it was opened for."""
+"""Time that an accepted connection has to send its first request, seconds."""
 
 
 def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -39,7 +39,7 @@ def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket
 
 
 def inherited_socket(descriptor: int) -> socket.socket:
-    """A bound socket that the process that started this one holds, too.
+    """A bound socket that this process shares with its parent.
 
     Once it listens, it does so until both have closed it: meanwhile connections wait in its queue.
     """
@@ -49,13 +49,13 @@ def inherited_socket(descriptor: int) -> socket.socket:
 
 
 def bound_path(path: Path) -> socket.socket:
-    """A Unix socket that is bound but does not listen yet, in the place of one that was there.
+    """A Unix socket that is bound but does not listen yet; replaces an existing one.
 
     Raises:
-        OSError: something else is there, or the folder takes no file.
+        OSError: the path is another kind of file, or the folder is not writable.
     """
     if path.is_socket():
-        path.unlink()  # of a server that is gone, or that this one follows
+        path.unlink()  # left by a server that is gone, or that this one replaces
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(str(path))
@@ -66,7 +66,7 @@ def bound_path(path: Path) -> socket.socket:
 
 
 def rest_of_queue(listener: socket.socket) -> Iterator[socket.socket]:
-    """Everything that the kernel has accepted for a listener, which is closed right after."""
+    """Accept all connections in the kernel's queue of a listener, which is closed right after."""
     with listener:
         listener.setblocking(False)
         while True:

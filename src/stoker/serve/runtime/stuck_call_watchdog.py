@@ -1,7 +1,7 @@
 """Tracks the model calls in progress, how long they have run, and which threads are stuck in one.
 
-TensorFlow ends no run before its time. A model that loops may never end at all, so it runs in a thread
-of its own that its clients do not wait in: they get their answer, or that their time is over. A run
+TensorFlow cannot cancel a run. A model with a loop may never end, so it runs in a thread
+of its own, in which its clients do not wait: they get the answer, or an error at their deadline. A run
 that takes too long is stuck: every request that shares it gets an error, and the process must make room for another.
 """
 
@@ -21,16 +21,16 @@ from stoker.serve.routing import Router
 _log = logging.getLogger(__name__)
 
 _MAX_IDLE = 32
-"""Threads that are kept for the next run."""
+"""Most idle threads that are kept for the next run."""
 
 _LOOKS = 20
-"""How many looks at the clock fall into the longest time of a run."""
+"""Number of checks within the longest time of a run."""
 
 _LOOK_S = 0.5
-"""Longest time between two looks, seconds: a version under rollout has a shorter longest run."""
+"""Longest time between two checks, seconds: a version under rollout has a shorter limit."""
 
 _STOOD_STILL_S = 2.0
-"""A look that comes this much later means that the process stood still, seconds: no fault of a model."""
+"""If a check is this late, the whole process stood still, seconds: not the model's fault."""
 
 Work = Callable[[], None]
 
@@ -46,20 +46,20 @@ def stuck_error() -> ServeError:
 
 
 class Runs(Protocol):
-    """What a model's calls are watched by."""
+    """Watches the calls of a model."""
 
     def watched(self, on_overdue: Work) -> Watched:
-        """A run lasts as long as the context; `on_overdue` is called once where that is too long."""
+        """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
 
     def start(self, work: Work) -> None:
-        """Do something in another thread, at once; what it raises is a bug."""
+        """Run a function in another thread, without waiting; an exception from it is a bug."""
 
     def call(self, work: Callable[[], Any], deadline: Deadline) -> Any:
-        """The result of a run in another thread, for as long as the client waits."""
+        """Run a function in another thread, and return its result unless the client's deadline passes."""
 
 
 class StuckCallWatchdog:
-    """Watches over runs; may be used by many threads."""
+    """Watches over runs; thread-safe."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class StuckCallWatchdog:
         Args:
             max_run_s: longest run, seconds, above 0.
             on_stuck: called once, for the first run that takes longer.
-            router: knows the longest run of a version under rollout, and hears which version takes longer.
+            router: knows the longest run of a version under rollout, and is notified of a version that exceeds it.
         """
         self._max_run_s = max_run_s
         self._on_stuck = on_stuck
@@ -89,15 +89,15 @@ class StuckCallWatchdog:
         self._watch.start()
 
     def of_version(self, model: str, version: int) -> Runs:
-        """The same for the runs of one version."""
+        """A view that watches the runs of one version."""
         return _VersionRuns(self, (model, version))
 
     def watched(self, on_overdue: Work, owner: Owner | None = None) -> Watched:
-        """A run lasts as long as the context; `on_overdue` is called once where that is too long."""
+        """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
         return Watched(self, on_overdue, owner)
 
     def begin(self, on_overdue: Work, owner: Owner | None = None) -> int:
-        """A run begins; the number that it ends by."""
+        """Record the start of a run; returns the number with which to end it."""
         began_s = self._now_s()
         with self._lock:
             self._next += 1
@@ -105,12 +105,12 @@ class StuckCallWatchdog:
             return self._next
 
     def end(self, number: int) -> None:
-        """A run has ended."""
+        """Record the end of a run."""
         with self._lock:
             self._under_way.pop(number, None)
 
     def start(self, work: Work) -> None:
-        """Do something in another thread, at once; what it raises is a bug."""
+        """Run a function in another thread, without waiting; an exception from it is a bug."""
         with self._lock:
             thread = self._idle.pop() if self._idle else None
         if thread is None:
@@ -121,11 +121,11 @@ class StuckCallWatchdog:
         thread.put(work)
 
     def call(self, work: Callable[[], Any], deadline: Deadline, owner: Owner | None = None) -> Any:
-        """The result of a run in another thread, for as long as the client waits.
+        """Run a function in another thread, and return its result unless the client's deadline passes.
 
         Raises:
             ServeError: the client waits no longer, or the run is stuck.
-            Exception: what it raised.
+            Exception: what the function raised.
         """
         told = threading.Event()
         outcome: list[Any] = []
@@ -138,7 +138,7 @@ class StuckCallWatchdog:
             with self.watched(give_up, owner):
                 try:
                     outcome.append(work())
-                except Exception as error:  # noqa: BLE001 - it is raised in the thread of its owner
+                except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
                     outcome.append(error)
             told.set()
 
@@ -153,7 +153,7 @@ class StuckCallWatchdog:
         return outcome[0]
 
     def close(self) -> None:
-        """Watch no more, and let the idle threads end."""
+        """Stop watching, and end the idle threads."""
         self._ended.set()
         with self._lock:
             idle, self._idle = self._idle, []
@@ -164,9 +164,9 @@ class StuckCallWatchdog:
         while (work := waiting.get()) is not None:
             try:
                 work()
-            except Exception:  # noqa: BLE001 - the thread is for the next run too
+            except Exception:  # noqa: BLE001 - the thread is also needed for the next run
                 _log.exception("a run met a bug")
-            del work  # what it holds is not held until the next
+            del work  # drop the references before the next run
             with self._lock:
                 if len(self._idle) >= _MAX_IDLE or self._ended.is_set():
                     return
@@ -181,7 +181,7 @@ class StuckCallWatchdog:
             overdue = self._overdue(self._now_s())
             for tell, owner, limit_s in overdue:
                 of = "a model" if owner is None else f"{owner[0]} version {owner[1]}"
-                _log.error("%s has run for more than %g s, and is taken for stuck", of, limit_s)
+                _log.error("%s has run for more than %g s, and counts as stuck", of, limit_s)
                 tell()
                 if self._router is not None and owner is not None:
                     self._router.hung(*owner)
@@ -190,7 +190,7 @@ class StuckCallWatchdog:
                 self._on_stuck()
 
     def _overdue(self, now_s: float) -> list[tuple[Work, Owner | None, float]]:
-        """Take out the runs that last too long, each with its longest time."""
+        """Remove the runs that last too long, and return each with its limit."""
         with self._lock:
             running = dict(self._under_way)
         found = []
@@ -204,7 +204,7 @@ class StuckCallWatchdog:
         return found
 
     def _now_s(self) -> float:
-        """The monotonic clock without the time in which this process stood still."""
+        """The monotonic clock without the time during which this process stood still."""
         return time.monotonic() - self._stood_still_s
 
     def _limit_s(self, owner: Owner | None) -> float:
@@ -214,7 +214,7 @@ class StuckCallWatchdog:
 
 
 class _VersionRuns:
-    """The runs of one version."""
+    """Watches the runs of one version."""
 
     def __init__(self, all_runs: StuckCallWatchdog, owner: Owner) -> None:
         self._all, self._owner = all_runs, owner
@@ -235,13 +235,13 @@ class Watched:
     __slots__ = ("_number", "_on_overdue", "_owner", "_runs")
 
     def __init__(self, runs: StuckCallWatchdog, on_overdue: Work, owner: Owner | None) -> None:
-        """Args: runs: what watches; on_overdue: called where it takes too long; owner: whose run."""
+        """Args: runs: the watchdog; on_overdue: called if the run takes too long; owner: whose run it is."""
         self._runs, self._on_overdue, self._owner, self._number = runs, on_overdue, owner, 0
 
     def __enter__(self) -> None:
-        """It begins."""
+        """Start the run."""
         self._number = self._runs.begin(self._on_overdue, self._owner)
 
     def __exit__(self, *_: object) -> None:
-        """It ends."""
+        """End the run."""
         self._runs.end(self._number)

@@ -1,6 +1,6 @@
 """Which versions a worker is running or loading, in a file that outlives it.
 
-The process that starts the workers reads it when one has died, to learn which version it died of.
+The process that starts the workers reads it when one has died, to learn which version killed it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from stoker.serve.routing import VersionInUse
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 
 REQUESTS, LOADING = 0, 1
-"""Places of a version's row: the requests that use it; 1 while it is loaded."""
+"""Indexes in a version's row: the number of requests that use it; 1 while it is loaded."""
 
 _MOST_ROWS = 10_000
-"""Versions of one worker's life that are noted: rows are never removed."""
+"""Most versions that one worker records: rows are never removed."""
 
 
 class VersionsInUse:
-    """The notes of this process."""
+    """The record of this process."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Args: path: the file; in memory only if None."""
+        """Args: path: the file; None: only in memory."""
         self._rows = SharedCounters(path)
 
     def row(self, model: str, base: Path, version: int) -> memoryview[float]:
@@ -34,12 +34,12 @@ class VersionsInUse:
 
 
 def versions_file(folder: Path, worker: int) -> Path:
-    """The file of a worker's notes."""
+    """The path of a worker's record."""
     return folder / f"{worker}.versions"
 
 
 def read_versions_in_use(path: Path) -> list[VersionInUse]:
-    """What a worker notes now, or noted last; empty without a file."""
+    """The current or last record of a worker; empty without a file."""
     found = []
     for key, values in read_counters(path).items():
         model, base, version = json.loads(key)

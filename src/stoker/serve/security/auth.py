@@ -48,7 +48,7 @@ class Keys:
     """The keys of a server."""
 
     keys: tuple[Key, ...]
-    """At least one."""
+    """The keys, at least one."""
 
     def check(self, headers: Mapping[str, str], *, role: Role) -> Key:
         """Return the key of a request after checking its role.

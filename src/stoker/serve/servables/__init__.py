@@ -1,1 +1,1 @@
-"""Which versions of which models are served, and their life."""
+"""The served versions of models, from loading to unloading."""

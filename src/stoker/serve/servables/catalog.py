@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Models:
-    """The models by name; a thread per model, so that one that loads long holds up no other."""
+    """The models by name; a thread per model, so that a slow load does not delay the others."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Models:
         on_change: Callable[[], None] = lambda: None,
         options: LoadOptions | None = None,
     ) -> None:
-        """Args: poll_s: seconds between looks; on_change: called after each; options: for loading."""
+        """Args: poll_s: seconds between checks; on_change: called after each; options: for loading."""
         self._options = options or LoadOptions()
         self._poll_s = poll_s
         self._on_change = on_change
@@ -42,11 +42,11 @@ class Models:
 
     @property
     def root(self) -> Path | None:
-        """The repository whose models are served, None where they are named one by one."""
+        """The repository whose models are served; None if the models are named individually."""
         return self._root
 
     def watch_root(self, root: Path) -> None:
-        """Serve every model of a repository, those that come later too."""
+        """Serve every model of a repository, including those that are added later."""
         self._root = root
         repository = Repository(root)
 
@@ -57,9 +57,9 @@ class Models:
         self._watches["/"] = Watch(look, name="stoker-models", poll_s=self._poll_s)
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Serve these models and no other; the server is not ready without each of them.
+        """Serve exactly these models; the server is not ready without each of them.
 
-        What is served already goes on without a gap; what is not named any more is unloaded after
+        Models that are already served continue without a gap; a model that is no longer named is unloaded after
         its last request.
         """
         with self._configuring:
@@ -76,16 +76,16 @@ class Models:
     def reload(
         self, configs: Sequence[ModelConfig], *, allow_unavailable: bool, timeout_s: float
     ) -> None:
-        """As `configure`, and wait until all can be called; labels move last.
+        """Like `configure`, and wait until all can be called; labels move last.
 
         Args:
-            configs: What is to be served.
-            allow_unavailable: Whether a label that is new may name a version that is not loaded.
+            configs: The models to serve.
+            allow_unavailable: Whether a new label may name a version that is not loaded.
             timeout_s: Longest wait.
 
         Raises:
             ServeError: a model cannot be called in time, or a label names a version that is not
-                loaded; all else is done all the same.
+                loaded; everything else is done anyway.
         """
         with self._reloading:
             labels = {name: dict(model.config.labels) for name, model in self._by_name.items()}
@@ -105,10 +105,10 @@ class Models:
         return sorted(self._by_name)
 
     def get(self, name: str, version: int | None = None) -> ModelVersions:
-        """The model of a name; the version is for the error's text only.
+        """The model with a name; the version is only for the error's text.
 
         Raises:
-            ServeError: there is none.
+            ServeError: no model has this name.
         """
         model = self._by_name.get(name)
         if model is None:
@@ -117,7 +117,7 @@ class Models:
         return model
 
     def waiting_for(self) -> list[str]:
-        """The models that keep the server from being ready; "a model" where there is none at all.
+        """The models that keep the server from being ready; "a model" if there are none at all.
 
         A model that the user named must be available. One that was found in a repository
         and cannot be loaded does not take the others out of service.
@@ -133,11 +133,11 @@ class Models:
         return sorted(waits)
 
     def available(self) -> dict[str, bool]:
-        """Name -> whether it can be called, of every model."""
+        """Name of every model -> whether it can be called."""
         return {name: model.available for name, model in self._by_name.items()}
 
     def served(self) -> dict[str, Served]:
-        """Every model, as a router has to know it."""
+        """Every model, in the form that a router needs."""
         return {
             name: Served(
                 base=model.config.base,
@@ -170,7 +170,7 @@ class Models:
         return None if model is None else model.config.request_log
 
     def all_tried(self) -> bool:
-        """Whether there are models, and each had the looks that it needs to be loaded."""
+        """Whether there are models, and each was checked as often as loading requires."""
         known = list(self._by_name.values())
         return bool(known) and all(model.tried for model in known)
 
@@ -188,9 +188,9 @@ class Models:
             model.close()
 
     def _add(self, configs: Sequence[ModelConfig]) -> None:
-        """Know all before the first is looked at: with one loaded, the others are waited for."""
+        """Add all models before the first check, so that a loaded one does not make the server ready before the others."""
         new = {config.name: ModelVersions(config, self._options) for config in configs}
-        self._by_name = {**self._by_name, **new}  # replaced whole: readers hold no lock
+        self._by_name = {**self._by_name, **new}  # replaced as a whole: readers hold no lock
         for name, model in new.items():
             self._watches[name] = Watch(
                 model.poll,
@@ -215,13 +215,13 @@ class Models:
                 self._watches[name].look_now()
             if time.monotonic() > end_s:
                 break
-            time.sleep(_LOOK_S)  # the looks are other threads'; a version of others needs two
+            time.sleep(_LOOK_S)  # other threads check; versions of other writers need two checks
         failed = [name for name, model in self._by_name.items() if not model.available]
         if failed:
             raise ServeError(Code.FAILED_PRECONDITION, self._said_of(failed))
 
     def failed(self) -> str:
-        """Why named models can never become available with their current files; empty if they can.
+        """Why named models cannot become available with their current files; empty if they can.
 
         A model without a version is waited for, because one may appear.
         """
@@ -247,11 +247,11 @@ class Models:
 _NOTHING = [(0, State.START, "no version in its folder")]
 
 _LOOK_S = 0.1
-"""Time between two of the looks that somebody waits for, seconds."""
+"""Time between two checks that a caller waits for, seconds."""
 
 
 class Watch:
-    """A thread that looks again and again."""
+    """A thread that repeats a check."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Watch:
         poll_s: float,
         on_look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: look: what it does; name: the thread's; poll_s: time between; on_look: after each."""
+        """Args: look: the check; name: of the thread; poll_s: time between checks; on_look: called after each."""
         self._look, self._on_look, self._poll_s = look, on_look, poll_s
         self._stopped = threading.Event()
         self._wake = threading.Event()
@@ -269,11 +269,11 @@ class Watch:
         self._thread.start()
 
     def look_now(self) -> None:
-        """Do not wait for the time of the next look."""
+        """Check again without waiting."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Look no more after the look under way."""
+        """Stop after the current check."""
         self._stopped.set()
         self._wake.set()
 
@@ -288,9 +288,9 @@ class Watch:
             try:
                 self._look()
                 self._on_look()
-            except OSError as error:  # a lost mount: what is loaded serves on
+            except OSError as error:  # a lost mount: loaded models continue to serve
                 _log.error("the models cannot be looked for: %s", error)
-            except Exception:  # noqa: BLE001 - one bad look must not end the watching
+            except Exception:  # noqa: BLE001 - one failure must not stop the checks
                 _log.exception("the models cannot be looked for")
             if not self._stopped.is_set():
                 self._wake.wait(self._poll_s)

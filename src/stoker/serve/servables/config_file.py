@@ -16,19 +16,19 @@ Configs = tuple[ModelConfig, ...]
 
 
 class ConfigFile:
-    """The file of models, taken up again when it has changed."""
+    """The file of models, applied again when it has changed."""
 
     def __init__(self, path: Path, configs: Configs, configure: Callable[[Configs], None]) -> None:
-        """Args: path: the file; configs: what it said at the start; configure: takes up what it says."""
+        """Args: path: the file; configs: its content at the start; configure: applies new content."""
         self._path, self._configs, self._configure = path, configs, configure
         self._seen: tuple[int, int] | None = None
         self._tried = ""
         self._is_missing = False
 
     def look(self) -> None:
-        """Take it up if it says something else; what is wrong in it is logged once, and changes nothing.
+        """Apply the file if it has changed; an error in it is logged once, and changes nothing.
 
-        A file that is being written is left alone until two looks see it the same.
+        A file that is being written is ignored until two checks find it unchanged.
         """
         try:
             stat = self._path.stat()

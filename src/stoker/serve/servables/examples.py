@@ -28,7 +28,7 @@ CLASSES, SCORES = "classes", "scores"
 OUTPUTS = "outputs"
 
 _MAX_CONTEXT_BYTES = 256 << 20
-"""Most bytes that a context takes, copied to every Example: a small body must not fill the memory."""
+"""Most bytes of all copies of the context, one for each Example: a small body must not fill the memory."""
 
 Classes = list[tuple[bytes, float]]
 """The label and the score of each class, for one row."""
@@ -49,10 +49,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inferred:
-    """What one task answered; one of the two fields is filled."""
+    """The answer to one task; one of the two fields is set."""
 
     task: Task
-    """What was asked."""
+    """The task."""
 
     classes: Sequence[Classes] = ()
     """For a classification: the classes of each row."""
@@ -62,13 +62,13 @@ class Inferred:
 
 
 def joined_examples(examples: Sequence[bytes], *, context: bytes = b"") -> np.ndarray[Any, Any]:
-    """The Examples as the input of a signature, each with the context before it.
+    """The Examples as the input of a signature, each preceded by the context.
 
-    Two messages one after the other are, to protobuf, one message with the fields of both: where
-    both have a feature, the Example's own is taken.
+    To protobuf, two concatenated messages are one message with the fields of both: if
+    both have a feature, the Example's own counts.
 
     Raises:
-        ServeError: there is no Example.
+        ServeError: the request has no Example.
     """
     if not examples:
         raise _invalid("Input is empty.")
@@ -82,16 +82,16 @@ def joined_examples(examples: Sequence[bytes], *, context: bytes = b"") -> np.nd
 
 
 def check_signature(task: Task, definition: meta_graph_pb2.SignatureDef, *, by_name: bool) -> None:
-    """Hold a signature against what its task needs.
+    """Check a signature against the needs of its task.
 
     Args:
-        task: What is asked for.
+        task: The task.
         definition: The signature in the SavedModel.
-        by_name: Whether the signature's method name must be the task's. TensorFlow 2 exports name
-            every method `predict`, so TensorFlow Serving's server does not ask by default.
+        by_name: Whether the signature's method name must match the task. TensorFlow 2 exports name
+            every method `predict`, so TensorFlow Serving does not require it by default.
 
     Raises:
-        ServeError: it cannot answer such a task.
+        ServeError: the signature cannot answer such a task.
     """
     kind = "classification" if task.method == CLASSIFY else "regression"
     if by_name and definition.method_name != task.method:
@@ -114,10 +114,10 @@ def check_signature(task: Task, definition: meta_graph_pb2.SignatureDef, *, by_n
 
 
 def read_outputs(task: Task, outputs: Outputs, *, rows: int) -> Inferred:
-    """The answer of a task from what its signature gave.
+    """Return the answer to a task from the outputs of its signature.
 
     Raises:
-        ServeError: the outputs have not the shape or dtype that the task has.
+        ServeError: the outputs do not have the task's shape or dtype.
     """
     if task.method == CLASSIFY:
         return Inferred(task=task, classes=_classes(outputs, rows))
@@ -186,7 +186,7 @@ def _one_line(definition: meta_graph_pb2.SignatureDef) -> str:
 
 
 def _enum(dtype: tf.DType) -> str:
-    """The name in protobuf: DT_FLOAT."""
+    """The dtype's name in protobuf: DT_FLOAT."""
     from tensorflow.core.framework import types_pb2
 
     return types_pb2.DataType.Name(dtype.as_datatype_enum)

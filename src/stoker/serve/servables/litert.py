@@ -1,4 +1,4 @@
-"""Serves a version's `model.tflite` by LiteRT, as TensorFlow Serving does with `--prefer_tflite_model`.
+"""Serves a version's `model.tflite` with LiteRT, like TensorFlow Serving with `--prefer_tflite_model`.
 
 Source: TensorFlow Serving, `tflite_session.cc`: which signatures a file has, and what an error is called.
 """
@@ -33,22 +33,22 @@ _SIGNATURES = b"signature_defs_metadata"
 _PREDICT = "tensorflow/serving/predict"
 
 _FAILURES = (ValueError, RuntimeError, TypeError)
-"""What LiteRT raises for a file or for inputs that it does not take."""
+"""What LiteRT raises for an invalid file or invalid inputs."""
 
 _DAMAGED = (*_FAILURES, struct.error, IndexError, DecodeError, AttributeError)
-"""And what reading a damaged file raises."""
+"""What reading a damaged file raises."""
 
 _SMALL = 256
-"""Up to so many times the elements that the file's own inputs have, an interpreter is kept."""
+"""An interpreter is kept after calls with up to this many times the elements of the file's own inputs."""
 
 _UNUSUAL = 4
-"""Beyond, up to so many times the elements of recent calls: it gives no memory back that it once took."""
+"""It is also kept up to this many times the elements of recent calls: LiteRT never returns memory."""
 
 _RECENT = 16
 """Calls that count as recent."""
 
 _DEPRECATED = r"\s*Warning: tf\.lite\.Interpreter is deprecated"
-"""It is, for ai_edge_litert: a package more, of versions of its own. TensorFlow has it."""
+"""The warning recommends ai_edge_litert, another package with its own versions. TensorFlow includes LiteRT."""
 
 
 def load_litert(folder: Path, *, interpreters: int) -> tuple[LoadedModel, bool]:
@@ -59,7 +59,7 @@ def load_litert(folder: Path, *, interpreters: int) -> tuple[LoadedModel, bool]:
         interpreters: Most calls that run at once; each takes memory for its tensors.
 
     Returns:
-        The model, and whether a call of it may run for ever.
+        The model, and whether a call of it may run forever.
 
     Raises:
         DataError: the file is damaged, or has an operation that is not LiteRT's own.
@@ -81,10 +81,10 @@ def load_litert(folder: Path, *, interpreters: int) -> tuple[LoadedModel, bool]:
 
 
 def _checked(folder: Path, content: bytes) -> bool:
-    """Whether a file has a loop; LiteRT's own operations do nothing but compute.
+    """Whether a file has a loop; LiteRT's own operations only compute.
 
     Raises:
-        DataError: it has another operation.
+        DataError: the file has another operation.
     """
     from tensorflow.lite.python import schema_py_generated as schema
 
@@ -98,12 +98,12 @@ def _checked(folder: Path, content: bytes) -> bool:
                 fix="Convert it with TFLITE_BUILTINS alone, or serve its SavedModel.",
             )
     loops = (schema.BuiltinOperator.WHILE, schema.BuiltinOperator.STABLEHLO_WHILE)
-    # Older converters wrote the deprecated field alone; LiteRT takes the larger of the two.
+    # Older converters wrote only the deprecated field; LiteRT takes the larger of the two.
     return any(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) in loops for code in codes)
 
 
 def _read_signatures(content: bytes) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """TensorFlow's signatures in the file; none as a rule, as its converter writes its own kind."""
+    """TensorFlow's signatures in the file; usually none, as its converter writes its own kind."""
     from tensorflow.lite.python import schema_py_generated as schema
 
     model = schema.Model.GetRootAs(content, 0)
@@ -120,7 +120,7 @@ def _read_signatures(content: bytes) -> dict[str, meta_graph_pb2.SignatureDef]:
 
 
 class _Pool:
-    """The interpreters of a model; each is used by one thread at a time, and made when it is needed."""
+    """The interpreters of a model; each is used by one thread at a time, and created on demand."""
 
     def __init__(self, content: bytes, *, size: int) -> None:
         self._content = content
@@ -134,9 +134,9 @@ class _Pool:
         self._free.put(first)
 
     def signature(self) -> dict[str, meta_graph_pb2.SignatureDef]:
-        """The one that TensorFlow Serving makes up: the tensors' names, without the number behind them.
+        """The signature that TensorFlow Serving creates: the tensors' names without their numbers.
 
-        Where two names differ in the number alone, they keep it: else one would hide the other.
+        Names that differ only in the number keep it: otherwise one would hide the other.
         """
         definition = meta_graph_pb2.SignatureDef(method_name=_PREDICT)
         for details, infos in (
@@ -155,13 +155,13 @@ class _Pool:
     def run_of(
         self, definition: meta_graph_pb2.SignatureDef
     ) -> Callable[..., list[np.ndarray[Any, Any]]]:
-        """What runs a signature: takes its inputs in the order of their names, and gives its outputs so."""
+        """Returns a function that runs a signature; inputs and outputs are in the order of their names."""
         feeds = [_index(self._inputs, info.name) for _, info in sorted(definition.inputs.items())]
         fetches = [
             _index(self._outputs, info.name) for _, info in sorted(definition.outputs.items())
         ]
         if sorted(feeds) != sorted(detail["index"] for detail in self._inputs.values()):
-            # What no client gives would be what the client before had given.
+            # An input that the client does not send would keep the value of the previous client.
             raise ValueError(
                 f"its signature must name each of {len(self._inputs)} input tensors once, "
                 f"got {sorted(info.name for info in definition.inputs.values())}"
@@ -175,7 +175,7 @@ class _Pool:
                     interpreter = self._free.get_nowait()
                 except queue.Empty:
                     interpreter = _Interpreter(self._content)
-                # One that failed is left to the collector: what it holds is half of that call.
+                # A failed interpreter is not kept: its state is from an unfinished call.
                 found = interpreter.call(dict(zip(feeds, arrays, strict=True)), fetches)
                 self._keep(interpreter, sum(array.size for array in arrays))
                 return found
@@ -183,7 +183,7 @@ class _Pool:
         return run
 
     def _keep(self, interpreter: _Interpreter, elements: int) -> None:
-        """Keep an interpreter for the next call, unless an unusually large one has blown it up."""
+        """Keep an interpreter for the next call, unless a large call has made it too big."""
         interpreter.most = max(interpreter.most, elements)
         self._recent += (elements - self._recent) / _RECENT
         if interpreter.most <= max(self._small, _UNUSUAL * self._recent):
@@ -191,7 +191,7 @@ class _Pool:
 
 
 class _Interpreter:
-    """LiteRT's, with the shapes that its inputs have now."""
+    """LiteRT's interpreter, with the current shapes of its inputs."""
 
     def __init__(self, content: bytes) -> None:
         warnings.filterwarnings("ignore", message=_DEPRECATED)
@@ -209,7 +209,7 @@ class _Interpreter:
         """Run the model once.
 
         Raises:
-            ServeError: it does not take these inputs.
+            ServeError: the model does not accept these inputs.
         """
         said = "Failed to resize input tensor"
         try:
@@ -239,7 +239,7 @@ def _by_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
 
 def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An input of the rank that the file has, as [1] is taken for [1, 1].
+    """Return an input with the rank that the file declares, since [1] is accepted for [1, 1].
 
     LiteRT's operations trust the sizes that they are given; only the number of rows, and what the file
     leaves open, is the client's.
@@ -272,7 +272,7 @@ def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.nd
 
 
 def _index(details: Mapping[str, Mapping[str, Any]], name: str) -> int:
-    """The tensor of a name; an early converter left the number behind the names out."""
+    """The tensor of a name; an early converter omitted the number behind the names."""
     detail = details.get(name) or details.get(name.partition(":")[0])
     if detail is None:
         raise ValueError(f"its signature names an unknown tensor {name!r}")

@@ -1,4 +1,4 @@
-"""Why a version does not serve, as clients may read it: without a path on this machine's disk."""
+"""Why a version does not serve, in a form for clients: without paths of this machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from stoker.registry.callpath import first_line
 from stoker.serve.errors import ServeError
 
 _MAX_CHARS = 1000
-"""Longest reason: a foreign exception may say anything."""
+"""Longest reason: a foreign exception may have any text."""
 
 _ABSOLUTE = re.compile(r"(?<![\w.)\]}>-])(?:file:)?/+(?:[^\s/'\",;:<>()]+/+)*([^\s/'\",;:<>()]*)")
-"""An absolute path up to its last part; `a/b` is none, it may be the name of a node."""
+"""An absolute path up to its last part; `a/b` is not one, it may be the name of a node."""
 
 
 def reason_of(error: Exception, folder: Path) -> str:
@@ -21,11 +21,11 @@ def reason_of(error: Exception, folder: Path) -> str:
 
     Args:
         error: What a load raised.
-        folder: The version's. It appears by its own name, what lies in it relative to the model's.
+        folder: The version's. It is shown by its name; files in it are shown relative to the model's folder.
     """
     if isinstance(error, UserError):
         got = error.got
-        if isinstance(got, str):  # before it is cut: half a path is one too
+        if isinstance(got, str):  # before shortening: half a path is also a path
             shown = without_paths(got, folder)
             got = Plain(shown) if isinstance(got, Plain) else shown
         rule, fix = without_paths(error.rule, folder), without_paths(error.fix, folder)
@@ -38,7 +38,7 @@ def reason_of(error: Exception, folder: Path) -> str:
 
 
 def without_paths(text: str, folder: Path) -> str:
-    """The text with the folder by its own name, and of every other absolute path the last part."""
+    """Replace the folder by its name, and every other absolute path by its last part."""
     places = {str(folder), str(folder.absolute()), str(folder.resolve())}
     for place in sorted(places, key=len, reverse=True):
         text = text.replace(place, folder.name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _FULL_NAME = "tensorflow.serving.ModelServerConfig"
 _TENSORFLOW = 1
-"""`ModelType.TENSORFLOW`, the field that `model_platform` took the place of."""
+"""`ModelType.TENSORFLOW`, the deprecated field that `model_platform` replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,23 +27,23 @@ class VersionPolicy:
     """
 
     kind: Literal["latest", "all", "specific"] = "latest"
-    """The newest, all, or those that are named."""
+    """The newest, all, or the named ones."""
 
     count: int = 1
     """How many of the newest."""
 
     versions: tuple[int, ...] = ()
-    """Which ones, where they are named."""
+    """Their numbers, if they are named."""
 
     def candidates(self, found: Iterable[int]) -> list[int]:
-        """Those of the versions that may be served, newest first."""
+        """The versions that may be served, newest first."""
         newest_first = sorted(found, reverse=True)
         if self.kind == "specific":
             return [version for version in newest_first if version in self.versions]
         return newest_first
 
     def is_met(self, served: int) -> bool:
-        """Whether no more versions are to be served than these."""
+        """Whether no more versions than these will be served."""
         return self.kind == "latest" and served >= self.count
 
 
@@ -55,7 +55,7 @@ class RequestLogConfig:
     """
 
     prefix: str
-    """How the paths of its files begin."""
+    """Beginning of the paths of its files."""
 
     rate: float
     """Share of the requests that are logged, 0 to 1."""
@@ -101,10 +101,10 @@ class ModelConfig:
 
 
 def read_model_config(path: Path) -> tuple[ModelConfig, ...]:
-    """TensorFlow Serving's `model_config_file`.
+    """Read TensorFlow Serving's `model_config_file`.
 
     Raises:
-        ConfigError: the file is not there, not in its form, or names what cannot be served.
+        ConfigError: the file does not exist, has another form, or names a model that cannot be served.
     """
     from tensorflow_serving.config import model_server_config_pb2
 
@@ -116,7 +116,7 @@ def models_of(config: model_server_config_pb2.ModelServerConfig) -> tuple[ModelC
     """The models of a message.
 
     Raises:
-        ConfigError: it names what cannot be served.
+        ConfigError: the message names a model that cannot be served.
     """
     if config.WhichOneof("config") == "custom_model_config":
         raise ConfigError(

@@ -21,16 +21,16 @@ _BITS32 = 0xFFFFFFFF
 
 
 def framed(data: bytes) -> bytes:
-    """A record as it stands in a file."""
+    """A record in the form of the file."""
     length = _LENGTH.pack(len(data))
     return length + _CHECK.pack(_masked(length)) + data + _CHECK.pack(_masked(data))
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """The records of a file, every length and checksum checked before it is believed.
+    """Yield the records of a file, after checking every length and checksum.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the file is damaged.
     """
     left = path.stat().st_size
     with path.open("rb") as file:
@@ -46,7 +46,7 @@ def read_records(path: Path) -> Iterator[bytes]:
 
 
 def damaged(path: Path, got: str) -> DataError:
-    """A file that is not what it must be."""
+    """Return the error for an invalid file."""
     return DataError(f"{path} must be a TFRecord file of PredictionLog", got=Plain(got))
 
 

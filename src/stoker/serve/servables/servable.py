@@ -1,4 +1,4 @@
-"""One version of one model: its life from START to END, and its users."""
+"""One version of one model: its states from START to END, and its users."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class State(enum.IntEnum):
-    """Where a version is in its life.
+    """The state of a version.
 
     Source: tensorflow_serving/apis/get_model_status.proto, ModelVersionStatus.State.
     """
@@ -59,13 +59,13 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How versions are loaded and called; the same for all of a server."""
+    """How versions are loaded and called; the same for the whole server."""
 
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     """How requests are joined."""
 
     per_model_batching: bool = False
-    """Whether a version's own `batching_params.pbtxt` takes the place of that."""
+    """Whether a version's own `batching_params.pbtxt` replaces these."""
 
     router: Router | None = None
     """Decides which versions of a model with a rollout are loaded."""
@@ -74,7 +74,7 @@ class LoadOptions:
     """Operations that a model may have in addition to those that only compute."""
 
     runs: StuckCallWatchdog | None = None
-    """What watches over calls; they may take for ever if None."""
+    """Watches over calls; None: calls have no time limit."""
 
     warm_up: bool = True
     """Whether a version's own warm-up requests are run."""
@@ -92,24 +92,24 @@ class LoadOptions:
     """Longest time for running these sizes, seconds."""
 
     session: tf.compat.v1.ConfigProto | None = None
-    """Configuration of sessions; None for the default."""
+    """Configuration of sessions; None: the default."""
 
     unload_first: bool = False
-    """Whether what a new version replaces is unloaded before that is loaded, not after: two do not
-    have to fit in memory, and nothing is served in between."""
+    """Whether the old version is unloaded before the new one is loaded, not after: the two need not
+    fit in memory together, but nothing is served in between."""
 
     litert_interpreters: int = 0
     """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel."""
 
     metrics: ServeMetrics | None = None
-    """What batches are counted in."""
+    """The metrics of batches."""
 
     in_use: VersionsInUse = field(default_factory=VersionsInUse)
-    """Where it is noted which versions are running or loading."""
+    """The record of the versions that are running or loading."""
 
 
 class Servable:
-    """A version that is loaded once, used by many threads, and unloaded when the last is done."""
+    """A version that is loaded once, used by many threads, and unloaded after its last request."""
 
     def __init__(
         self, version: int, path: Path, options: LoadOptions | None = None, *, model_name: str = ""
@@ -144,7 +144,7 @@ class Servable:
             _log.error("%s cannot be loaded: %s", self.path, error)
             self._become(State.END, reason=reason_of(error, self.path))
             return False
-        except Exception as error:  # noqa: BLE001 - a foreign file must not end the watching
+        except Exception as error:  # noqa: BLE001 - an invalid file must not stop the checks
             _log.exception("%s cannot be loaded", self.path)
             self._become(State.END, reason=reason_of(error, self.path))
             return False
@@ -196,7 +196,7 @@ class Servable:
         return model
 
     def _warm(self, model: Batcher) -> None:
-        """Run the version's own warm-up requests, then each size that its batches are padded to."""
+        """Run the version's own warm-up requests, then each size to which its batches are padded."""
         options = self._options
         times = options.warm_up_times
         count, samples = warm_up(model, self.path, times=times) if options.warm_up else (0, {})
@@ -213,7 +213,7 @@ class Servable:
             )
 
     def hold(self) -> Batcher | None:
-        """The loaded model, which is not unloaded until `release`; None if it is not there."""
+        """Return the loaded model, which stays loaded until `release`; None if it is not loaded."""
         with self._changed:
             model = self._model if self.state is State.AVAILABLE else None
             self._users += model is not None
@@ -221,7 +221,7 @@ class Servable:
         return model
 
     def release(self) -> None:
-        """Hold the model no more; once for each `hold` that gave it."""
+        """Release the model; once for each `hold` that returned it."""
         with self._changed:
             self._users -= 1
             self._noted[REQUESTS] = self._users
@@ -230,7 +230,7 @@ class Servable:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Batcher | None]:
-        """Hold the loaded model, so that it is not unloaded meanwhile; None if it is not there."""
+        """Keep the loaded model from being unloaded inside the block; None if it is not loaded."""
         model = self.hold()
         try:
             yield model
@@ -239,7 +239,7 @@ class Servable:
                 self.release()
 
     def unload(self) -> None:
-        """Take no new user, wait for those under way, and give the memory back."""
+        """Accept no new user, wait for the current ones, and free the memory."""
         with self._changed:
             if self.state is not State.AVAILABLE:
                 return
@@ -256,28 +256,28 @@ class Servable:
 
 
 _NICE = 10
-"""How far a load stands back behind requests, in the scheduler's steps; 19 is the furthest.
+"""Niceness of a load, so that requests go first; 19 is the highest.
 
-Further would hurt: where a core is busy, all of Python waits for a thread that holds its lock and does not
-get the core. Seen next to one busy thread: 16 to 81 ms here, 231 ms at 19, 816 ms at `SCHED_IDLE`.
+A higher one would hurt: if a core is busy, all of Python waits for a thread that holds the GIL and does not
+get the core. Measured next to one busy thread: 16 to 81 ms here, 231 ms at 19, 816 ms at `SCHED_IDLE`.
 """
 
 _first_is_loaded = threading.Event()
-"""Set when a version was loaded: TensorFlow has made its threads by then, which inherit the priority."""
+"""Set after a version was loaded: by then TensorFlow has created its threads, which inherit the priority."""
 
 _T = TypeVar("_T")
 
 
 def _beside(work: Callable[[], _T]) -> _T:
-    """Do something in a thread of low priority; what it raises is raised here."""
+    """Run a function in a thread of low priority; its exception is raised here."""
     done: Future[_T] = Future()
 
     def run() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # elsewhere a thread has none of its own
+        with contextlib.suppress(OSError, AttributeError):  # elsewhere a thread has no priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
             done.set_exception(error)
 
     threading.Thread(target=run, name="stoker-load", daemon=True).start()

@@ -21,17 +21,17 @@ from stoker.serve.servables.servable import LoadOptions, Servable, State
 _log = logging.getLogger(__name__)
 
 FileState = tuple[tuple[str, int, int], ...]
-"""Name, size in bytes and time of change in ns of every file of a version."""
+"""Name, size in bytes and modification time in ns of every file of a version."""
 
 ENOUGH_LOOKS = 2
-"""Looks after which a version of another writer was loaded, if it can be."""
+"""Number of checks after which a version of another writer is loaded, if it can be."""
 
 
 class ModelVersions:
-    """Watches a base path, and serves those versions in it that its policy wants and that load."""
+    """Watches a base path, and serves the versions in it that its policy selects and that can be loaded."""
 
     def __init__(self, config: ModelConfig, options: LoadOptions | None = None) -> None:
-        """Args: config: where its versions are and which are wanted; options: for loading."""
+        """Args: config: its base path and policy; options: for loading."""
         self.name = config.name
         self.config = config
         self._options = options or LoadOptions()
@@ -56,11 +56,11 @@ class ModelVersions:
 
     @property
     def tried(self) -> bool:
-        """Whether it had the looks that a version of another writer needs to be loaded."""
+        """Whether it was checked as often as loading a version of another writer requires."""
         return self._looks >= ENOUGH_LOOKS
 
     def reconfigure(self, config: ModelConfig) -> None:
-        """Take up another base path, policy or labels at the next look; nothing is unloaded now."""
+        """Apply another base path, policy or labels at the next check; nothing is unloaded now."""
         with self._polling:
             if config.base != self.config.base:
                 self._seen, self._failed, self._aliases = {}, {}, {}
@@ -70,10 +70,10 @@ class ModelVersions:
             self._move_labels()
 
     def poll(self) -> None:
-        """Look at the base path once; load what is new and whole, then unload what it replaces.
+        """Check the base path once: load new and complete versions, then unload those that they replace.
 
-        Of what the policy wants, the newest that load are served, and what a label names. A
-        version that was tried is tried again only when its files have changed. With nothing left to serve on the disk, what
+        Of the versions that the policy selects, the newest that load are served, and those with a label. A
+        version that was tried is tried again only when its files have changed. If the disk has no version left, what
         is loaded serves on.
         """
         with self._polling:
@@ -87,10 +87,10 @@ class ModelVersions:
             if self._options.unload_first:
                 self._make_room(candidates, folders, seen)
             kept = self._chosen(candidates, lambda v: self._is_served(v, folders[v], seen[v]))
-            if kept:  # and what a label still names, as the version that it moves to is not there
+            if kept:  # and versions that a label still names until its new one is loaded
                 wanted = self._wanted_labels()
                 kept |= {now for label, now in self._labels.items() if now != wanted.get(label)}
-                # Traffic may go back at any time, also to a version whose folder somebody has deleted.
+                # Traffic may go back at any time, also to a version whose folder was deleted.
                 kept |= (self._rollout or set()) & self._available.keys()
             if kept:
                 self._unload([version for version in self._available if version not in kept])
@@ -107,12 +107,12 @@ class ModelVersions:
         return None if servable is None else servable.path
 
     def close(self) -> None:
-        """Unload everything, after the requests under way."""
+        """Unload everything, after the requests in progress."""
         with self._polling:
             self._unload(list(self._available))
 
     def statuses(self, version: int | None = None) -> list[tuple[int, State, str]]:
-        """Version, state and the reason of its end, newest first; all, or the one asked for."""
+        """Version, state and reason of its end, newest first; of all versions or of one."""
         with self._lock:
             found = [s for s in self._servables.values() if version in (None, s.version)]
         return [(s.version, s.state, s.reason) for s in sorted(found, key=lambda s: -s.version)]
@@ -131,7 +131,7 @@ class ModelVersions:
     def hold(
         self, version: int | None = None, *, label: str | None = None
     ) -> tuple[Servable, Batcher]:
-        """The newest version, or the one asked for; it is not unloaded until its `release`.
+        """Return the newest version, or the requested one; it stays loaded until its `release`.
 
         Raises:
             ServeError: no such version is loaded.
@@ -143,20 +143,20 @@ class ModelVersions:
             number = max(available, default=None) if wanted is None else wanted
             servable = None if number is None else available.get(number)
             if servable is None:
-                # A label may just have moved on to another version, the old one being gone.
+                # A label may just have moved to another version, because the old one is gone.
                 if label is None or number is None or number in missed:
                     raise self._not_found(wanted)
                 missed.add(number)
                 continue
             model = servable.hold()
-            if model is not None:  # else it was replaced between the two lines: look again
+            if model is not None:  # otherwise it was replaced between the two lines: try again
                 return servable, model
 
     @contextlib.contextmanager
     def use(
         self, version: int | None = None, *, label: str | None = None
     ) -> Iterator[tuple[int, Batcher]]:
-        """Hold the newest version, or the one asked for, while a request is answered.
+        """Keep the newest version, or the requested one, loaded while a request is answered.
 
         Raises:
             ServeError: no such version is loaded.
@@ -175,7 +175,7 @@ class ModelVersions:
         )
 
     def _wanted(self, found: Iterable[int]) -> list[int]:
-        """The versions that may be served: the policy's, newest first; or a rollout's, its baseline first."""
+        """The versions that may be served: those of the policy, newest first; or of a rollout, its baseline first."""
         router = self._options.router
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
         if self._rollout is None:
@@ -188,7 +188,7 @@ class ModelVersions:
         return sorted(wanted, key=lambda version: (version != first, -version))
 
     def _chosen(self, candidates: Sequence[int], serves: Callable[[int], bool]) -> set[int]:
-        """Of the candidates, newest first, as many that serve as the policy wants, and the labeled."""
+        """Of the candidates, newest first, the loaded ones up to the number of the policy, and the labeled ones."""
         labeled = set(self._wanted_labels().values())
         chosen: set[int] = set()
         counted = 0
@@ -207,7 +207,7 @@ class ModelVersions:
         folders: Mapping[int, Path],
         seen: Mapping[int, FileState],
     ) -> None:
-        """Unload what will not be wanted if all that can be tried now loads."""
+        """Unload versions that are not needed if all that can be tried now load."""
 
         def may_serve(version: int) -> bool:
             current = self._available.get(version)
@@ -219,17 +219,17 @@ class ModelVersions:
             self._unload([version for version in self._available if version not in wanted])
 
     def _is_served(self, version: int, path: Path, state: FileState) -> bool:
-        """Whether a version serves, loading it if it does not yet and can be tried."""
+        """Whether a version serves; loads it if that was not tried yet."""
         current = self._available.get(version)
         if current is not None and current.path == path:
             return True
         return self._can_be_tried(version, state) and self._try(version, path)
 
     def _can_be_tried(self, version: int, state: FileState) -> bool:
-        """Whether the files are at rest, and are not those that failed before.
+        """Whether the files no longer change, and differ from those that failed before.
 
-        A version with our manifest is whole the moment that it has its name, and is checked.
-        One of another writer must look the same at two polls.
+        A version with our manifest is complete as soon as it has its name, and is checked.
+        A version of another writer must be unchanged at two polls.
         """
         if self._failed.get(version) == state:
             return False
@@ -265,7 +265,7 @@ class ModelVersions:
             self._servables[servable.version] = servable
 
     def _unload(self, versions: list[int]) -> None:
-        """Take no request for these any more, then unload them after the last under way."""
+        """Accept no more requests for these, then unload them after the last one."""
         gone = [self._available[version] for version in versions]
         self._available = {v: s for v, s in self._available.items() if v not in versions}
         self._move_labels()
@@ -273,7 +273,7 @@ class ModelVersions:
             servable.unload()
 
     def _forget(self, seen: Mapping[int, FileState]) -> None:
-        """Drop the record of versions whose folders are gone, but not of those that serve."""
+        """Drop the record of versions whose folders are gone, except those that serve."""
         with self._lock:
             for version in [v for v in self._servables if v not in seen]:
                 if version not in self._available:
@@ -288,9 +288,9 @@ class ModelVersions:
             _log.error("the labels of %s stay as they were: %s", self.name, error)
 
     def _move_labels(self) -> None:
-        """Let every label name its version; while that one cannot be called, the one before if it can.
+        """Let every label name its version; while that one cannot be called, its previous version if that can.
 
-        So a label that moves to a version that is loading, or that is broken, never names nothing.
+        So a label that moves to a version that is loading, or that is broken, always names a version.
         """
         before, available = self._labels, self._available
         self._labels = {
@@ -305,7 +305,7 @@ class ModelVersions:
 
 
 def file_state(folder: Path) -> FileState:
-    """What tells, without reading them, that files have changed; empty for a folder that is gone."""
+    """A signature of the files that changes with them, without reading them; empty for a missing folder."""
     found = []
     for place, _, names in os.walk(folder):
         for name in names:

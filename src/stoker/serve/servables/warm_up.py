@@ -1,4 +1,4 @@
-"""Warm-up requests that a version brings, run before it takes traffic.
+"""Runs the warm-up requests of a version before it takes traffic.
 
 Source: TensorFlow Serving, "SavedModel Warmup": `assets.extra/tf_serving_warmup_requests`, a TFRecord
 of `PredictionLog`, at most 1,000.
@@ -40,9 +40,9 @@ def warm_up(model: Batcher, folder: Path, *, times: int = 1) -> tuple[int, Sampl
         The number of requests, and the first one with rows for each signature.
 
     Raises:
-        DataError: the file is damaged, or holds more records than it may.
+        DataError: the file is damaged, or has too many records.
         UserError: the model refused a request.
-        ServeError: a request names a signature that is not there.
+        ServeError: a request names an unknown signature.
     """
     path = folder / WARM_UP_FILE
     samples: Samples = {}

@@ -1,4 +1,4 @@
-"""Every metric of training, input, serving, rollout, jobs, GPUs and hosts, once: a file for each writer.
+"""All metrics of training, input, serving, rollout, jobs, GPUs and hosts, each defined once: one file per writer.
 
-Code writes only metrics that stand here; `docs/reference/metrics.md`, dashboards and alerts are made from them.
+Code writes only metrics from this catalogue; `docs/reference/metrics.md`, dashboards and alerts are made from it.
 """

@@ -12,4 +12,4 @@ METRICS: tuple[Metric, ...] = (
     *host.METRICS,
     *training.METRICS,
 )
-"""Every metric once; a file of another writer joins with one line."""
+"""All metrics; a new writer adds its file with one line here."""

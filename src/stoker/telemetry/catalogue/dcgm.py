@@ -17,7 +17,7 @@ LABELS = (
     "GPU_I_ID",
     "Hostname",
 )
-"""The two with GPU_I are there for MIG slices only."""
+"""Labels; the two with GPU_I exist only for MIG slices."""
 
 
 def _metric(name: str, help_text: str, *, unit: str, kind: Kind = Kind.GAUGE) -> Metric:

@@ -1,4 +1,4 @@
-"""The few metrics of a machine that an alert needs where no node_exporter runs: `stoker monitor exporter`."""
+"""The few metrics of a machine that alerts need if no node_exporter runs: `stoker monitor exporter`."""
 
 from __future__ import annotations
 

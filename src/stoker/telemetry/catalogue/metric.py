@@ -1,4 +1,4 @@
-"""What one metric is: its name, kind, unit, labels and meaning."""
+"""The definition of a metric: its name, kind, unit, labels and meaning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Kind(StrEnum):
 
 
 class Writer(StrEnum):
-    """What writes a metric."""
+    """The program that writes a metric."""
 
     TRAINING = "training"
     SERVER = "server"
@@ -29,7 +29,7 @@ class Metric:
     """One metric in Prometheus."""
 
     name: str
-    """Full name: `stoker_...` in base units, or a name of TensorFlow Serving or dcgm-exporter as it is."""
+    """Full name: `stoker_...` in base units, or the unchanged name of TensorFlow Serving or dcgm-exporter."""
 
     kind: Kind
 
@@ -37,7 +37,7 @@ class Metric:
     """`seconds`, `bytes`, `ratio` (0 to 1), `celsius`, `watts`, ...; "" for a count."""
 
     help: str
-    """One sentence, with its end."""
+    """One sentence, with its period."""
 
     writer: Writer
 
@@ -45,4 +45,4 @@ class Metric:
     """Names of its labels, in the order of their values."""
 
     tensorboard: str = ""
-    """Its name in TensorBoard and `metrics.jsonl`; empty if it is not there."""
+    """Its name in TensorBoard and `metrics.jsonl`; empty if they do not have it."""

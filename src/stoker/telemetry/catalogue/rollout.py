@@ -1,4 +1,4 @@
-"""The metrics of rollouts, which each server of a repository reports alike."""
+"""The metrics of rollouts, which are the same on every server of a repository."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAFFIC_SHARE = Metric(
     unit="ratio",
     writer=Writer.ROLLOUT,
     labels=("model_name", "version"),
-    help="Share of the traffic that a version is to take, 0 to 1.",
+    help="Share of the traffic that a version should take, 0 to 1.",
 )
 EVENTS = Metric(
     name="stoker_rollout_events_total",

@@ -1,4 +1,4 @@
-"""The metrics of `stoker serve`: TensorFlow Serving's under its names, and those that it does not have.
+"""The metrics of `stoker serve`: TensorFlow Serving's under their own names, and additional ones.
 
 Source of the names that begin with a colon: TensorFlow Serving, `servables/tensorflow/util.cc`, `batching_session.cc`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.telemetry.catalogue.metric import Kind, Metric, Writer
 
 RUN = ("run",)
-"""The only label of most series; `stoker_run_info` holds what else is known of the run."""
+"""The only label of most series; `stoker_run_info` has further facts of the run."""
 
 
 def _gauge(name: str, unit: str, help_text: str, *more: str, tensorboard: str = "") -> Metric:
@@ -131,12 +131,12 @@ STRAGGLER = _gauge(
 RUN_INFO = _gauge(
     "stoker_run_info",
     "",
-    "Always 1: what is known of a run, to be joined by its label run.",
+    "Always 1: facts of a run; join it with other metrics by the label run.",
     *("experiment", "user", "team", "cluster", "git_commit"),
 )
 
 SPEED = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, MFU, GOODPUT, EPOCH)
-"""What the progress line and TensorBoard show besides the model's own loss and metrics."""
+"""Shown in the progress line and TensorBoard, besides the model's own loss and metrics."""
 
 METRICS = (
     *SPEED,

@@ -1,4 +1,4 @@
-"""Readings of GPUs as metrics by dcgm-exporter's names, so that its boards and alerts go on."""
+"""Readings of GPUs as metrics with dcgm-exporter's names, so that its dashboards and alerts still work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 
 class _Entity(NamedTuple):
-    """What a line is about: dcgm-exporter repeats the values of a divided GPU for each of its slices."""
+    """The subject of a line: dcgm-exporter repeats the values of a divided GPU for each of its slices."""
 
     part: GpuReading
     """The GPU, or its MIG slice."""

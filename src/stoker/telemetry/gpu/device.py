@@ -1,4 +1,4 @@
-"""One GPU or MIG slice, asked again and again."""
+"""One GPU or MIG slice, which is read repeatedly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.telemetry.gpu.gpm import GpmCounters, has_gpm
 from stoker.telemetry.gpu.readings import GpuIdentity, GpuProcess, GpuReading, SlowFields
 
 OwnerOf = Callable[[int, int | None], GpuProcess]
-"""A process's number and its GPU memory in bytes -> what it belongs to."""
+"""(process ID, its GPU memory in bytes) -> what the process belongs to."""
 
 _ALL_LINKS = 0xFFFFFFFF
 """Scope of a field that adds up all NVLinks. Source: NVML, `NVML_FI_DEV_NVLINK_THROUGHPUT_*`."""
@@ -28,7 +28,7 @@ _FIELDS = (
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
     *((field, _ALL_LINKS) for field in _NVLINK.values()),
 )
-"""One call asks for all of them."""
+"""The fields that one call reads together."""
 
 _VALUE_OF = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
@@ -48,15 +48,15 @@ class WholeGpu:
     """A GPU; also one that is divided into MIG slices."""
 
     def __init__(self, index: int, handle: nvml.Handle, owner_of: OwnerOf) -> None:
-        """Ask what never changes.
+        """Read the constant properties.
 
         Args:
             index: in the driver's order.
-            handle: it, for NVML.
+            handle: NVML's handle of it.
             owner_of: finds what a process belongs to.
 
         Raises:
-            GpuLostError: it fell off the bus.
+            GpuLostError: the GPU fell off the bus.
         """
         self.handle = handle
         self.identity = GpuIdentity(
@@ -79,7 +79,7 @@ class WholeGpu:
             slow: whether to read the slow fields as well.
 
         Raises:
-            GpuLostError: it fell off the bus.
+            GpuLostError: the GPU fell off the bus.
         """
         handle = self.handle
         if slow:
@@ -111,7 +111,7 @@ class WholeGpu:
         )
 
     def slices(self) -> list[MigInstance]:
-        """Return its MIG slices, now."""
+        """Return its current MIG slices."""
         if not nvml.mig_enabled(self.handle):
             return []
         found = (
@@ -125,12 +125,12 @@ class WholeGpu:
         ]
 
     def close(self) -> None:
-        """Free what was asked of the driver."""
+        """Free the resources of the driver."""
         if self._gpm is not None:
             self._gpm.close()
 
     def _slow_fields(self) -> SlowFields:
-        # Processes on a divided GPU are those of its slices.
+        # Processes on a divided GPU belong to its slices.
         divided = nvml.mig_enabled(self.handle)
         return SlowFields(
             power_limit_w=nvml.power_limit_w(self.handle),
@@ -140,7 +140,7 @@ class WholeGpu:
         )
 
     def _link_rates(self, links: Mapping[str, int]) -> dict[str, float]:
-        """Bytes each second over NVLink since the previous call."""
+        """Bytes per second over NVLink since the previous call."""
         now_s = time.monotonic()
         then_s, before = self._links
         self._links = now_s, links
@@ -155,7 +155,7 @@ class MigInstance:
     """A slice of a GPU."""
 
     def __init__(self, gpu: WholeGpu, handle: nvml.Handle, number: int, owner_of: OwnerOf) -> None:
-        """Ask what never changes.
+        """Read the constant properties.
 
         Args:
             gpu: the GPU that it is a slice of.
@@ -179,7 +179,7 @@ class MigInstance:
         self._slow = SlowFields()
 
     def read(self, *, slow: bool) -> GpuReading:
-        """Sample its memory, processes and activity: the rest is the whole GPU's.
+        """Sample its memory, processes and activity: all other values are those of the whole GPU.
 
         Args:
             slow: whether to read the slow fields as well.
@@ -198,7 +198,7 @@ class MigInstance:
         )
 
     def close(self) -> None:
-        """Free what was asked of the driver."""
+        """Free the resources of the driver."""
         if self._gpm is not None:
             self._gpm.close()
 

@@ -1,4 +1,4 @@
-"""Readings of GPUs as metrics by Stoker's names; what a GPU does not report is absent, never 0."""
+"""Readings of GPUs as metrics with Stoker's names; a value that a GPU does not report is absent, never 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def families(
     Args:
         readings: of GPUs and MIG slices.
         driver: its version.
-        age_s: of these readings, seconds; None: this machine has no driver.
+        age_s: of these readings, seconds; None without a driver.
     """
     well = [reading for reading in readings if not reading.lost]
     found = [
@@ -40,11 +40,11 @@ def families(
 
 
 def health_families(readings: Sequence[GpuReading], *, age_s: float | None) -> list[list[str]]:
-    """Return the lines of what says whether the others can be believed.
+    """Return the lines that say whether the other metrics are current.
 
     Args:
         readings: of GPUs and MIG slices.
-        age_s: of these readings, seconds; None: this machine has no driver.
+        age_s: of these readings, seconds; None without a driver.
     """
     whole = [reading for reading in readings if not reading.identity.mig]
     return [

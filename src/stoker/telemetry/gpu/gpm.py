@@ -1,4 +1,4 @@
-"""Activity of a GPU by the counters of GPM, which Hopper and newer have.
+"""Activity of a GPU from the counters of GPM, which Hopper and newer have.
 
 Source: NVML API reference, GPM functions and `nvmlGpmMetricId_t`.
 """
@@ -32,10 +32,10 @@ _MIB = 1 << 20
 
 
 class GpmCounters:
-    """The counters of one GPU or MIG slice: two samples, of which the older is overwritten."""
+    """The counters of one GPU or MIG slice: two samples, the older of which is overwritten."""
 
     def __init__(self, handle: nvml.Handle, *, gpu_instance: int | None = None) -> None:
-        """Prepare it; nothing is read.
+        """Prepare the samples; nothing is read.
 
         Args:
             handle: the whole GPU.
@@ -53,7 +53,7 @@ class GpmCounters:
             self._request.metrics[place].metricId = metric
 
     def read(self) -> GpuActivity | None:
-        """Return what ran since the previous call; None at the first one, or if the driver gives no sample.
+        """Return the activity since the previous call; None at the first call, or if the driver gives no sample.
 
         Raises:
             GpuLostError: the GPU fell off the bus.
@@ -62,7 +62,7 @@ class GpmCounters:
         if len(self._samples) < 2 or not self._sampled(self._samples[0]):
             return None
         self._has_previous = True
-        self._samples.reverse()  # the new one is the last, and the next call overwrites the other
+        self._samples.reverse()  # swap them: the next call overwrites the older one
         if not had_previous:
             return None
         self._request.sample1, self._request.sample2 = self._samples

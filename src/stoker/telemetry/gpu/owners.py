@@ -11,7 +11,7 @@ from stoker.telemetry.gpu.readings import GpuProcess
 PROC = Path("/proc")
 
 _MOST_PARENTS = 8
-"""How far up the owner is looked for: a worker of a training or a server is a child of it."""
+"""Number of parent processes that are checked: a worker of a training or a server is a child of it."""
 
 _LOCK = "lock"
 """File of a run's folder that its process holds open."""
@@ -24,9 +24,9 @@ def owner_of(pid: int, memory_bytes: int | None, *, proc: Path = PROC) -> GpuPro
     """Return what a process belongs to; empty for processes of other users and other programs.
 
     Args:
-        pid: its number.
+        pid: the process ID.
         memory_bytes: the GPU memory that it holds, bytes.
-        proc: where the kernel shows processes.
+        proc: folder with the kernel's information on processes.
     """
     run = model = ""
     for each in _with_parents(pid, proc):
@@ -41,7 +41,7 @@ def _with_parents(pid: int, proc: Path) -> Iterator[int]:
             return
         yield pid
         try:
-            # The name, which may hold anything, ends at the last parenthesis; then state and parent.
+            # The name, which may contain any character, ends at the last parenthesis; then follow state and parent.
             pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):
             return
@@ -52,7 +52,7 @@ def _run_of(open_files: Path) -> str:
     try:
         found = [path.readlink() for path in open_files.iterdir()]
     except OSError:
-        return ""  # it has ended, or is another user's
+        return ""  # it has ended, or belongs to another user
     for file in found:
         if file.name == _LOCK and (file.parent / _RUN).is_file():
             return f"{file.parent.parent.name}/{file.parent.name}"
@@ -84,7 +84,7 @@ def _model_of(command: Sequence[str]) -> str:
 
 
 def _is_server(command: Sequence[str]) -> bool:
-    """Whether it is `stoker serve`, or `python -m stoker serve`."""
+    """Whether a command is `stoker serve`, or `python -m stoker serve`."""
     if "serve" not in command:
         return False
     before = command[: command.index("serve")]

@@ -21,7 +21,7 @@ _AT_ONCE_MS = 0
 
 
 class GpuReader:
-    """The driver, open; used by one thread at a time."""
+    """The opened driver; used by one thread at a time."""
 
     def __init__(self, owner_of: OwnerOf, *, uuids: Collection[str] | None = None) -> None:
         """Open the driver.
@@ -57,7 +57,7 @@ class GpuReader:
                 GPU is back.
 
         Raises:
-            NvmlError: no GPU answers any more, such as after the driver was unloaded.
+            NvmlError: no GPU answers any more, for example after the driver was unloaded.
         """
         self._take_events()
         if slow:
@@ -69,7 +69,7 @@ class GpuReader:
             for reading in self._readings(index, slow=slow)
         ]
         if self._gpus and all(each.memory is None for each in readings):
-            nvml.gpu_count()  # raises if it is the driver that does not answer
+            nvml.gpu_count()  # raises an error if the driver itself does not answer
         return tuple(each for each in readings if self._is_wanted(each))
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class GpuReader:
         nvml.close_driver()
 
     def _find(self, index: int) -> None:
-        """Begin to read a GPU, or note that it is lost; leave out one that this process may not use."""
+        """Start to read a GPU, or record that it is lost; skip one that this process may not use."""
         try:
             found = WholeGpu(index, nvml.gpu(index), self._owner_of)
         except nvml.GpuLostError as error:
@@ -100,7 +100,7 @@ class GpuReader:
             found.xid = 0
 
     def _readings(self, index: int, *, slow: bool) -> list[GpuReading]:
-        """Sample a GPU and its slices; one reading that says so if it is lost."""
+        """Sample a GPU and its slices; if it is lost, return one reading that says so."""
         gpu = self._gpus.get(index)
         if gpu is None:
             return [GpuReading(identity=self._lost[index], lost=True)]
@@ -116,7 +116,7 @@ class GpuReader:
             return [GpuReading(identity=gpu.identity, lost=True, xid=gpu.xid)]
 
     def _find_slices(self, index: int, gpu: WholeGpu) -> None:
-        """Look for the slices again: they can be made and removed while the driver is open."""
+        """Find the slices again: they can be created and removed while the driver is open."""
         known = {part.identity.uuid: part for part in self._slices.get(index, [])}
         found = gpu.slices()
         self._slices[index] = [known.get(part.identity.uuid, part) for part in found]
@@ -134,7 +134,7 @@ class GpuReader:
         return uuids is None or reading.identity.uuid in uuids
 
     def _listens_to(self, gpu: WholeGpu) -> bool:
-        """Ask for the XID errors of a GPU; whether the driver reports them."""
+        """Subscribe to the XID errors of a GPU; return whether the driver reports them."""
         kinds = nvml.ask(pynvml.nvmlDeviceGetSupportedEventTypes, gpu.handle)
         if self._events is None or not kinds or not kinds & _XID:
             return False
@@ -145,12 +145,12 @@ class GpuReader:
         return True
 
     def _take_events(self) -> None:
-        """Note the XID errors since the last call; does not wait."""
+        """Record the XID errors since the last call; does not wait."""
         while self._events is not None:
             try:
                 event = nvml.ask(pynvml.nvmlEventSetWait_v2, self._events, _AT_ONCE_MS)
             except nvml.GpuLostError:
-                return  # which one it is shows when it is read
+                return  # reading the GPUs shows which one is affected
             if event is None:
                 return
             for gpu in self._gpus.values():

@@ -1,4 +1,4 @@
-"""What a sample of one GPU or MIG slice holds."""
+"""The values in a sample of one GPU or MIG slice."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from stoker.core.nvml import Memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuActivity:
-    """What ran between two samples, by the counters of GPM; None means that the GPU has no such counter."""
+    """Activity between two samples, from the counters of GPM; None means that the GPU does not have the counter."""
 
     graphics: float | None = None
-    """Share of the time in which any engine for kernels or graphics worked."""
+    """Share of the time in which any compute or graphics engine was active."""
 
     sm: float | None = None
-    """Share of the multiprocessors that had work, mean over the time."""
+    """Share of the multiprocessors that were active, mean over the time."""
 
     tensor: float | None = None
-    """Share of the time in which the tensor cores worked, mean over the multiprocessors."""
+    """Share of the time in which the tensor cores were active, mean over the multiprocessors."""
 
     dram: float | None = None
     """Share of the memory's bandwidth in use."""
@@ -46,7 +46,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuIdentity:
-    """Which GPU or MIG slice."""
+    """The GPU or MIG slice."""
 
     index: int
     """Number of the GPU in the driver's order; of a slice: that of its GPU."""
@@ -70,7 +70,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowFields:
-    """What is read less often: it changes seldom, or NVML needs long for it."""
+    """Values that are read less often: they change seldom, or NVML takes long to read them."""
 
     power_limit_w: float | None = None
     ecc_errors: Mapping[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class SlowFields:
 
     processes: tuple[GpuProcess, ...] = ()
     pcie_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """As in `GpuActivity`, of a GPU without GPM: a measurement of 20 ms."""
+    """Like `GpuActivity`, for a GPU without GPM: measured over 20 ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +87,13 @@ class GpuReading:
 
     identity: GpuIdentity
     lost: bool = False
-    """Whether it fell off the bus, or works again only after a reset."""
+    """Whether it fell off the bus, or needs a reset."""
 
     activity: GpuActivity | None = None
     """None without GPM (before Hopper), and in the first sample."""
 
     kernel_ran: float | None = None
-    """Share of the last moments in which some kernel ran, however few multiprocessors it kept busy."""
+    """Share of the last moments in which some kernel ran, however few multiprocessors it used."""
 
     memory_ran: float | None = None
     """Share of the last moments in which memory was read or written, however little."""
@@ -113,7 +113,7 @@ class GpuReading:
     """`tx` and `rx` over all NVLinks since the driver was loaded, KiB."""
 
     nvlink_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Between two samples, by the counters above or by GPM."""
+    """Rates between two samples, from the counters above or from GPM."""
 
     xid: int | None = None
     """Number of the newest XID error, 0 before the first; None if the driver does not report them."""

@@ -20,20 +20,20 @@ from stoker.telemetry.gpu.readings import GpuReading
 _log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""Between two samples, seconds."""
+"""Interval between two samples, seconds."""
 
 SLOW_S = 15.0
-"""Between two samples of the slow fields, and two attempts to reach a driver that does not answer, seconds."""
+"""Interval between two samples of the slow fields, and between attempts to reach a driver that does not answer, seconds."""
 
 _STALE = 10
-"""Intervals without a sample after which the last one is no longer reported: the driver hangs."""
+"""Number of missed intervals after which the last sample is no longer reported: the driver hangs."""
 
 _CLOSING_S = 2.0
-"""Longest wait for the thread at the end, seconds: a call of a driver that hangs does not end."""
+"""Longest wait for the thread at the end, seconds: a call of a hanging driver does not end."""
 
 
 class GpuSampler:
-    """The newest sample of the GPUs. A context manager; what fails is a warning and absent metrics."""
+    """The newest sample of the GPUs. A context manager; a failure is a warning and absent metrics."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class GpuSampler:
         uuids: Collection[str] | None = None,
         owners: OwnerOf = owner_of,
     ) -> None:
-        """Sample from now on.
+        """Start to sample.
 
         Args:
-            every_s: Between two samples, seconds.
-            slow_s: Between two samples of the slow fields, seconds.
+            every_s: Interval between two samples, seconds.
+            slow_s: Interval between two samples of the slow fields, seconds.
             uuids: Of the GPUs and MIG slices to sample; None: all of the machine.
             owners: Finds what a process belongs to.
         """
@@ -71,7 +71,7 @@ class GpuSampler:
         return self._readings
 
     def age_s(self) -> float | None:
-        """Return the age of the newest sample, seconds; None on a machine that has no driver at all.
+        """Return the age of the newest sample, seconds; None on a machine without a driver.
 
         If the driver has never answered, this is the time since the beginning.
         """
@@ -81,11 +81,11 @@ class GpuSampler:
         return time.monotonic() - since_s
 
     def families(self) -> list[list[str]]:
-        """Return the lines of each metric, by Stoker's names."""
+        """Return the lines of each metric, with Stoker's names."""
         return families(self.readings(), driver=self._driver, age_s=self.age_s())
 
     def dcgm_families(self) -> list[list[str]]:
-        """Return the lines of each metric, by dcgm-exporter's names, and Stoker's on the sample itself."""
+        """Return the lines of each metric with dcgm-exporter's names, and Stoker's metrics about the sample itself."""
         readings = self.readings()
         return [*health_families(readings, age_s=self.age_s()), *dcgm_families(readings)]
 
@@ -98,7 +98,7 @@ class GpuSampler:
         self._first.wait(timeout_s)
 
     def close(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         self._over.set()
         self._thread.join(_CLOSING_S)
 
@@ -114,7 +114,7 @@ class GpuSampler:
         self.close()
 
     def _sample(self) -> None:
-        """Sample until the end, through drivers that come and go."""
+        """Sample until the end, also if the driver is unloaded and loaded again."""
         while not self._over.is_set():
             try:
                 reader = GpuReader(self._owners, uuids=self._uuids)
@@ -137,7 +137,7 @@ class GpuSampler:
                 self._first.set()
                 if slow:
                     next_slow_s = next_s + self._slow_s
-                # A sample that took too long delays the next one; none is made up for.
+                # A sample that took too long delays the next one; missed samples are not made up.
                 next_s = max(next_s + self._every_s, now_s)
         except nvml.NvmlError as error:
             self._tell(error)
@@ -145,7 +145,7 @@ class GpuSampler:
             reader.close()
 
     def _tell(self, error: nvml.NvmlError) -> None:
-        """Forget what was sampled; warn once for each cause."""
+        """Forget the samples; warn once for each cause."""
         self._readings, self._driver = (), ""
         self._has_driver = not error.is_missing
         if not error.is_missing and str(error) != self._failure:

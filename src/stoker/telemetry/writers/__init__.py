@@ -1,4 +1,4 @@
-"""Where metrics go: one small interface, composed."""
+"""Writers of metrics: one small interface, composed."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from typing import Protocol
 
 
 class MetricWriter(Protocol):
-    """Takes scalars of a step, and may be closed.
+    """Receives scalars of a step, and can be closed.
 
-    A disk that is full or gone does not end training: what cannot be written is lost, and logged once.
+    A full or missing disk does not end training: what cannot be written is lost, and logged once.
     """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the scalars of one step; NaN and infinity are written as they are."""
+        """Write the scalars of one step; NaN and infinity are written as they are."""
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Forget what was written for later steps: training goes on from this one.
+        """Forget what was written for later steps: training continues from this one.
 
         Args:
             step: Steps done.
-            validated: Whether an epoch that ends with this step is validated already; where it is
-                not, what was written at its end is forgotten too.
+            validated: Whether an epoch that ends with this step was already validated; if it was
+                not, what was written at its end is also forgotten.
         """
 
     def close(self) -> None:
-        """Make what was written durable; nothing may be written afterwards."""
+        """Flush everything to the disk; nothing may be written afterwards."""
 
 
 class Everywhere:
-    """Hands every scalar to each of several writers, in order."""
+    """Passes every scalar to several writers, in order."""
 
     def __init__(self, writers: Iterable[MetricWriter]) -> None:
         self._writers = tuple(writers)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write to each."""
+        """Write to each writer."""
         for writer in self._writers:
             writer.write(step, scalars)
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Rewind each."""
+        """Rewind each writer."""
         for writer in self._writers:
             writer.rewind(step, validated=validated)
 
     def close(self) -> None:
-        """Close each."""
+        """Close each writer."""
         for writer in self._writers:
             writer.close()

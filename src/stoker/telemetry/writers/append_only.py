@@ -1,4 +1,4 @@
-"""Files that grow by whole records, on a disk that may be full or gone; one is `metrics.jsonl`."""
+"""Files that grow by complete records, on a disk that may be full or missing, such as `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class DiskFailures:
-    """Suppresses failures of the disk in a `with` block; logs the first of several, and their end."""
+    """Suppresses errors of the disk in a `with` block; logs the first of several, and their end."""
 
     def __init__(self, what: str) -> None:
-        """Begin without a failure.
+        """Start without a failure.
 
         Args:
-            what: Its name in the log.
+            what: Name of the file in the log.
         """
         self._what = what
         self._lost = 0
@@ -40,7 +40,7 @@ class DiskFailures:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Suppress errors of the disk, and no other."""
+        """Suppress errors of the disk only."""
         if error is None:
             if self._lost:
                 _LOG.warning("%s is written again; %d were lost", self._what, self._lost)
@@ -55,13 +55,13 @@ class DiskFailures:
 
 
 class AppendedFile:
-    """Takes records one by one; each is in the file whole, or not at all."""
+    """Appends records; each is either complete in the file, or missing."""
 
     def __init__(self, path: Path) -> None:
         """Open or create a file to append to.
 
         Raises:
-            UserError: it cannot be opened, before training has started.
+            UserError: the file cannot be opened.
         """
         self.path = path
         self._disk_failures = DiskFailures(str(path))
@@ -70,7 +70,7 @@ class AppendedFile:
         self._open()
 
     def append(self, record: bytes) -> None:
-        """Add a record; a failure of the disk loses only this one.
+        """Append a record; a failure of the disk loses only this one.
 
         Raises:
             Superseded: a later start of this process's job has begun.
@@ -118,7 +118,7 @@ class AppendedFile:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            # The half of a record would spoil all that comes after it.
+            # Half a record would corrupt all later ones.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             raise
@@ -126,21 +126,21 @@ class AppendedFile:
 
 
 _to_json = json.JSONEncoder(allow_nan=False).encode
-"""As `json.dumps`, which makes an encoder for each line."""
+"""Like `json.dumps`, which creates an encoder for each line."""
 
 
 _WHEN_TIME_ALLOWS = catalogue.GRADIENT_NORM.tensorboard
-"""Comes with TensorBoard's histograms. It is left out, so that the file is the same however often a run was killed."""
+"""Written together with TensorBoard's histograms. It is left out, so that the file does not depend on how often a run was killed."""
 
 
 class JsonLines:
-    """Appends scalars to a file; each line is whole once `write` returns."""
+    """Appends scalars to a file; each line is complete once `write` returns."""
 
     def __init__(self, path: Path) -> None:
         self._file = AppendedFile(path)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append one line; what JSON cannot hold (NaN, infinity) is written as text."""
+        """Append one line; values that JSON cannot represent (NaN, infinity) are written as text."""
         line = {"step": step} | {
             name: _json_number(value)
             for name, value in scalars.items()
@@ -149,9 +149,9 @@ class JsonLines:
         self._file.append(_to_json(line).encode() + b"\n")
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Drop the lines of later steps, and the half line of a writer that was killed.
+        """Drop the lines of later steps, and an incomplete line of a killed writer.
 
-        In a job the file is always a new one, because an earlier start may have the old one open.
+        In a job, the file is always replaced, because an earlier start may have the old one open.
         """
         lines = self._file.path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _is_up_to(line, step, validated=validated)]
@@ -166,7 +166,7 @@ class JsonLines:
 def _is_up_to(line: bytes, step: int, *, validated: bool) -> bool:
     try:
         scalars = json.loads(line)
-        # An epoch's line comes after that of its last step.
+        # An epoch's line follows that of its last step.
         last = step if validated or catalogue.EPOCH.tensorboard not in scalars else step - 1
         return line.endswith(b"\n") and bool(scalars["step"] <= last)
     except (ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
 """The newest metrics of a training run in memory: for a scrape, a textfile and OTLP.
 
-Training only stores numbers that it has anyway. All other work is done in the thread that asks.
+Training only stores numbers that it has anyway. The reading thread does all other work.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Upper edges of the histogram of step times, seconds; the last bucket has none."""
 
 MOST_NAMES = 200
-"""Most different scalars that become series; further metrics of a model are in TensorBoard only."""
+"""Most scalars that become series; TensorBoard also has the other metrics of a model."""
 
 MOST_WAITING = 256
-"""Most calls whose scalars wait for a scrape; then training counts them itself, all at once, which is quicker."""
+"""Most calls whose scalars are queued for a scrape; then training counts them all at once, which is quicker."""
 
 LOOK_EVERY_S = 0.5
-"""Shortest time between two looks at how fast a run advances, seconds, once there is an estimate."""
+"""Shortest time between two observations of the progress, seconds, once there is an estimate."""
 
 Samples = Mapping[Sequence[str], float]
 """Values of the labels, in the catalogue's order -> number."""
@@ -42,7 +42,7 @@ _DIRECT = {
         *(catalogue.LOSS, catalogue.LOSS_SCALE, catalogue.GRADIENT_NORM),
     )
 }
-"""Name in TensorBoard -> a metric that takes the number as it is."""
+"""Name in TensorBoard -> a metric with the same value."""
 
 _ELSEWHERE = {
     *_DIRECT,
@@ -53,7 +53,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sources:
-    """What is asked only when the metrics are: never by training itself."""
+    """Metrics that are computed only when they are read, never by training itself."""
 
     run_time: RunTime
     checkpoint_age_s: Callable[[], float | None] = lambda: None
@@ -69,20 +69,20 @@ class Sources:
 
 @dataclass(kw_only=True, slots=True)
 class StepHistogram:
-    """How often a step took how long."""
+    """Histogram of step times."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    """Of each bucket, not cumulated."""
+    """Counts per bucket, not cumulative."""
 
     sum_s: float = 0.0
 
     def add(self, steps: int, step_s: float) -> None:
-        """Count some steps of this time."""
+        """Count some steps of equal duration."""
         self.counts[bisect_left(BUCKETS, step_s)] += steps
         self.sum_s += steps * step_s
 
     def copy(self) -> StepHistogram:
-        """Return one that does not change."""
+        """Return an unchangeable copy."""
         return StepHistogram(counts=list(self.counts), sum_s=self.sum_s)
 
     def lines(self, run: str) -> list[str]:
@@ -102,7 +102,7 @@ class LiveMetrics:
     """Keeps the newest value of each metric; a `MetricWriter`."""
 
     def __init__(self, info: RunInfo, sources: Sources) -> None:
-        """Begin without a value."""
+        """Start without values."""
         self.info, self._sources = info, sources
         self._lock = threading.Lock()
         self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()
@@ -116,14 +116,14 @@ class LiveMetrics:
         self._most_s: dict[str, float] = {}
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Keep the scalars of a call, or of an epoch; the caller does not change them afterwards."""
+        """Store the scalars of a call or an epoch; the caller must not change them afterwards."""
         self._waiting.append((step, scalars))
         if len(self._waiting) >= MOST_WAITING:
             with self._lock:
                 self._count()
 
     def _count(self) -> None:
-        """Count what was written since the last time; the caller holds the lock."""
+        """Count the queued scalars; the caller holds the lock."""
         while self._waiting:
             step, scalars = self._waiting.popleft()
             done, self._last_step = max(0, step - self._last_step), step
@@ -138,24 +138,24 @@ class LiveMetrics:
                 self._newest.update({name: scalars[name] for name in scalars if name in known})
 
     def progress(self, *, step: int, steps: int, epoch: int) -> None:
-        """Record how far the run is."""
+        """Record the progress of the run."""
         self._epoch = float(epoch)
         now_s = time.monotonic()
         if self._left_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             self._left_s = self._left.seconds(step / steps) if steps else None
 
-    def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - as MetricWriter has it
-        """Go on after this step: training also says so at its start."""
+    def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - MetricWriter
+        """Continue after this step: training also calls this at its start."""
         with self._lock:
             self._count()
             self._last_step = step
 
     def close(self) -> None:
-        """Do nothing: what is in memory ends with the process."""
+        """Do nothing: values in memory end with the process."""
 
     def samples(self) -> tuple[dict[Metric, Samples], StepHistogram]:
-        """Return every counter and gauge that is known, and the histogram of step times."""
+        """Return every known counter and gauge, and the histogram of step times."""
         run = self.info.run
         with self._lock:
             self._count()
@@ -203,7 +203,7 @@ class LiveMetrics:
         return found
 
     def _growing(self, report: Mapping[str, Any]) -> dict[str, float]:
-        """Return the parts of this process as counters: seconds that move to another part stay in both."""
+        """Return the parts of this process as counters: seconds that moved to another part remain in both."""
         parts, wait_s = report["process"]["parts"], report["process"]["input_wait_s"]
         now = {
             **parts,

@@ -43,7 +43,7 @@ FLUSH_S = 2.0
 """Longest wait for the last values at the end, seconds."""
 
 EVERY_MS = 15_000
-"""Pause between two sends, if `OTEL_METRIC_EXPORT_INTERVAL` does not set another."""
+"""Interval between two exports, unless `OTEL_METRIC_EXPORT_INTERVAL` sets another."""
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def exported(live: LiveMetrics) -> Iterator[None]:
     Raises:
         ConfigError: An environment variable of OpenTelemetry is invalid.
     """
-    # Each attempt to reach a collector that is gone would be a line.
+    # Each attempt to reach a missing collector would be a line in the log.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     try:
         exporter: MetricExporter = exporter_module("metric").OTLPMetricExporter()
@@ -83,7 +83,7 @@ def _send(exporter: MetricExporter, data: _Data, every_s: float, over: threading
         try:
             sent = exporter.export(data.now()) is MetricExportResult.SUCCESS
             why = "the collector does not take them"
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, training continues
             sent, why = False, f"{type(error).__name__}: {error}"
         if sent and lost:
             _LOG.warning("metrics are sent by OTLP again; %d times they were lost", lost)
@@ -95,7 +95,7 @@ def _send(exporter: MetricExporter, data: _Data, every_s: float, over: threading
 
 
 class _Data:
-    """The metrics in OpenTelemetry's form."""
+    """Converts the metrics to OpenTelemetry's form."""
 
     def __init__(self, live: LiveMetrics) -> None:
         self._live, self._began_ns = live, time.time_ns()
@@ -147,7 +147,7 @@ class _Data:
             sum=histogram.sum_s,
             bucket_counts=histogram.counts,
             explicit_bounds=BUCKETS,
-            # Extremes are not known: they are optional in the protocol.
+            # Minimum and maximum are not known: they are optional in the protocol.
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
         )

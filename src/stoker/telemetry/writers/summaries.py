@@ -1,4 +1,4 @@
-"""Messages of TensorBoard for what is not a scalar, and for its projector."""
+"""TensorBoard's messages for values that are not scalars, and for its projector."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Histogram = NDArray[np.float64]
 
 
 def histogram_value(tag: str, histogram: Histogram) -> summary_pb2.Summary.Value:
-    """A histogram as TensorBoard's plugin of that name reads it."""
+    """A histogram in the form that TensorBoard's histogram plugin reads."""
     metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
     tensor = make_tensor_proto(np.asarray(histogram, np.float64))
     return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
 def text_value(tag: str, markdown: str) -> summary_pb2.Summary.Value:
-    """A text, shown as Markdown."""
+    """A text that is shown as Markdown."""
     metadata = text_metadata.create_summary_metadata(display_name=None, description=None)
     tensor: tensor_pb2.TensorProto = make_tensor_proto(np.array([markdown.encode()], object))
     return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
 def session_start(settings: Mapping[str, Any], *, run: str) -> summary_pb2.Summary:
-    """A run's settings, for the HParams table.
+    """The settings of a run, for the HParams table.
 
-    Which metrics there are, TensorBoard finds itself among the run's scalars.
+    TensorBoard finds the metrics itself among the run's scalars.
 
     Args:
         settings: Nested settings; each becomes a column by its dotted name.
@@ -56,7 +56,7 @@ def session_start(settings: Mapping[str, Any], *, run: str) -> summary_pb2.Summa
 
 
 def session_end(*, succeeded: bool) -> summary_pb2.Summary.Value:
-    """How the run ended, for the HParams table."""
+    """The end of a run, for the HParams table."""
     status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
     end = plugin_data_pb2.SessionEndInfo(status=status)
     metadata = hparams_metadata.create_summary_metadata(
@@ -70,7 +70,7 @@ def session_end(*, succeeded: bool) -> summary_pb2.Summary.Value:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
-    """Nested settings by dotted name; what is neither number, truth nor text becomes JSON."""
+    """Nested settings by dotted name; values that are not numbers, booleans or strings become JSON."""
     flat: dict[str, bool | float | str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
 
 
 FOLDER = "embeddings"
-"""Below the folder of the event files: the projector reads nothing outside it."""
+"""Folder inside the folder of event files: the projector reads nothing outside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,24 +91,24 @@ class Embedding:
     """The vectors of one layer."""
 
     name: str
-    """As the projector's list shows it."""
+    """Name in the projector's list."""
 
     vectors: NDArray[np.float32]
     """[points, dimensions]."""
 
     labels: Sequence[str] | None = None
-    """[points] what each stands for, or None: then its number is shown."""
+    """[points] the label of each point; None: the point's number is shown."""
 
 
 def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
-    """Write the vectors as they are now, over those of before.
+    """Write the current vectors over the previous ones.
 
     Args:
         folder: Where the event files are.
         embeddings: All of them.
 
     Raises:
-        OSError: the disk.
+        OSError: the disk has failed.
         UserError: the disk is full.
     """
     config = ProjectorConfig()
@@ -118,7 +118,7 @@ def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
         info.tensor_name = embedding.name
         info.tensor_path = f"{stem}.tsv"
         info.tensor_shape.extend(embedding.vectors.shape)
-        # As text: the plugin tells raw floats from text by whether they happen to be no UTF-8.
+        # As text: the plugin distinguishes raw floats from text only by whether they are invalid UTF-8.
         lines = io.StringIO()
         np.savetxt(lines, embedding.vectors, fmt="%.7g", delimiter="\t")
         write_atomic(folder / info.tensor_path, lines.getvalue())
@@ -129,6 +129,6 @@ def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
 
 
 def _lines(labels: Sequence[str]) -> str:
-    # A tab would make columns of it, and an empty line is left out by the browser.
+    # A tab would split it into columns, and the browser omits an empty line.
     shown = (" ".join(label.split()) or '""' for label in labels)
     return "".join(f"{label}\n" for label in shown)

@@ -1,4 +1,4 @@
-"""One folder for TensorBoard: `tensorboard --logdir FOLDER` shows it while training goes on.
+"""One folder for TensorBoard: `tensorboard --logdir FOLDER` shows it while training runs.
 
 train/       loss and speed at each interval, `epoch_*` after each epoch, histograms, the graph
 validation/  `epoch_*` of the eval split: the same names, so that both are lines of one chart
@@ -40,12 +40,12 @@ _PREFIX = "events.out.tfevents."
 
 
 class EventFile:
-    """Takes events; each is in the file when `add` returns."""
+    """Appends events; each is in the file when `add` returns."""
 
     def __init__(self, folder: Path) -> None:
-        """Make a new file in a folder: TensorBoard reads all of them in their names' order."""
-        # TensorBoard's time axis is wall-clock time by its format. It is read once: a clock that is
-        # set while training runs then moves nothing.
+        """Create a new file in a folder: TensorBoard reads all of them in the order of their names."""
+        # TensorBoard's time axis is wall-clock time. The clock is read once: then changing it
+        # during training has no effect.
         self._began_s = time.time() - time.monotonic()
         name = f"{_PREFIX}{_after_all(folder):017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = AppendedFile(folder / name)
@@ -59,7 +59,7 @@ class EventFile:
         self._file.append(framed(event.SerializeToString()))
 
     def rewind(self, step: int) -> None:
-        """Let readers forget what earlier files hold for later steps."""
+        """Make readers drop the values of earlier files for later steps."""
         self.add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class EventFile:
 
 
 def _after_all(folder: Path) -> float:
-    """Now, but later than every file of the folder says, whatever was done to the clock."""
+    """Now, but later than every file in the folder, whatever happened to the clock."""
     names = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*"))
     stamps = [float(match[0]) for name in names if (match := re.match(r"\d+(\.\d+)?", name))]
     return max([time.time(), *(stamp + 1e-3 for stamp in stamps)])
@@ -92,14 +92,14 @@ _EPOCH = "epoch_"
 class TensorBoard:
     """Writes event files in a background thread: training does not wait for them.
 
-    A killed process loses the events that wait; those that were written are complete.
+    A killed process loses the queued events; written events are complete.
     """
 
     def __init__(self, folder: Path) -> None:
         """Open the three files.
 
         Raises:
-            UserError: they cannot be made.
+            UserError: the files cannot be created.
         """
         self.folder = folder
         self._run = EventFile(folder)
@@ -109,7 +109,7 @@ class TensorBoard:
         self._projector = DiskFailures(f"{folder}: the projector's embeddings")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add the scalars of an interval, or (they hold `epoch`) those at an epoch's end."""
+        """Add the scalars of an interval, or (if they contain `epoch`) those at an epoch's end."""
         kept = dict(scalars)
         self._behind.do(lambda: self._write(step, kept))
 
@@ -117,7 +117,7 @@ class TensorBoard:
         if catalogue.EPOCH.tensorboard not in scalars:
             self._train.add(_scalars(step, scalars))
             return
-        # Keras's own names, so that its users find them.
+        # Keras's own names, so that its users recognize them.
         training = {
             name if name == catalogue.EPOCH.tensorboard else _EPOCH + name: value
             for name, value in scalars.items()
@@ -132,9 +132,9 @@ class TensorBoard:
         self._validation.add(_scalars(step, validation))
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Let TensorBoard drop what a run that was killed wrote for later steps.
+        """Make TensorBoard drop what a killed run wrote for later steps.
 
-        It drops whole steps: to forget the metrics at an epoch's end is to forget the last call's.
+        It drops whole steps: forgetting the metrics at an epoch's end also drops those of the last call.
         """
         for file in self._files:
             self._behind.do(partial(file.rewind, step if validated else step - 1))
@@ -153,12 +153,12 @@ class TensorBoard:
         """Add the graph of a step.
 
         Args:
-            graph_def: Makes the serialized GraphDef, in the writer's thread.
+            graph_def: Creates the serialized GraphDef, in the writer's thread.
         """
         self._behind.do(lambda: self._train.add(Event(graph_def=graph_def())))
 
     def embeddings(self, embeddings: Sequence[Embedding]) -> None:
-        """Show these vectors in the projector, in place of those of before."""
+        """Show these vectors in the projector instead of the previous ones."""
 
         def write() -> None:
             with self._projector:
@@ -180,18 +180,18 @@ class TensorBoard:
         self._behind.do(lambda: self._run.add(Event(summary=Summary(value=[value]))))
 
     def results(self, step: int, metrics: Mapping[str, float], *, succeeded: bool) -> None:
-        """Add what the run ends with: metrics that the HParams table shows, and how it ended."""
+        """Add the final metrics of the run and its outcome, for the HParams table."""
         best = {f"best/{name}": value for name, value in metrics.items()}
         ended = Event(step=step, summary=Summary(value=[session_end(succeeded=succeeded)]))
         self._behind.do(lambda: self._run.add(_scalars(step, best)))
         self._behind.do(lambda: self._run.add(ended))
 
     def wait(self) -> None:
-        """Return when all events so far have been handed to the operating system."""
+        """Wait until all events so far have been passed to the operating system."""
         self._behind.wait()
 
     def close(self) -> None:
-        """Write waiting events, flush, and close the files."""
+        """Write the queued events, flush, and close the files."""
         try:
             self._behind.close()
         finally:
@@ -209,11 +209,11 @@ def _scalars(step: int, scalars: Mapping[str, float]) -> Event:
 
 
 PAUSE_S = 0.2
-"""Polling interval of the thread: waking it for each task would add a twentieth to a call of one
-short step."""
+"""Polling interval of the thread, seconds: waking it for each task would lengthen a call of one short
+step by a twentieth."""
 
 MOST_WAITING = 10_000
-"""Most tasks that may wait. If the disk does not respond, the next task waits, and memory does not
+"""Most queued tasks. If the disk does not respond, the next task waits, and memory does not
 grow."""
 
 Piece = Callable[[], None]
@@ -239,10 +239,10 @@ class Behind:
         self._thread.start()
 
     def do(self, piece: Piece) -> None:
-        """Queue a task; it starts after those before it, within about a fifth of a second.
+        """Queue a task; it starts after earlier ones, within about a fifth of a second.
 
         Raises:
-            ValueError: it is closed.
+            ValueError: the thread is closed.
         """
         if self._closing:
             raise ValueError("closed: nothing more is written")
@@ -252,7 +252,7 @@ class Behind:
             self.wait()
 
     def wait(self) -> None:
-        """Return when all tasks so far are done."""
+        """Wait until all tasks so far are done."""
         if self._thread.is_alive():
             done = threading.Event()
             self._pieces.append(done.set)
@@ -261,7 +261,7 @@ class Behind:
         self._raise()
 
     def close(self) -> None:
-        """Finish the waiting tasks, and end the thread; a second call does nothing."""
+        """Finish the queued tasks, and end the thread; a second call does nothing."""
         self._closing = True
         self._wake.set()
         self._thread.join()

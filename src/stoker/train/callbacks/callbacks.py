@@ -345,7 +345,7 @@ def load_callbacks(folder: Path, reference: str) -> Callable[[], list[Callback]]
         something else.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: The function does not exist.
     """
     function = load_function(folder, reference, where="train.callbacks")
 
@@ -360,7 +360,7 @@ def check_callbacks(made: object, *, what: str) -> list[Callback]:
     """Reject anything that is not a list of Keras callbacks.
 
     Raises:
-        ConfigError: It is not; the first wrong entry is named.
+        ConfigError: It is not a list, or an entry is not a callback; the first such entry is named.
     """
     listed = [made] if isinstance(made, keras.callbacks.Callback) else made
     rule = f"train.callbacks: {what} must return a list of keras.callbacks.Callback"

@@ -100,7 +100,7 @@ class VerifiedCheckpoint:
     """Its folder."""
 
     manifest: Manifest
-    """What it says of itself."""
+    """Its manifest."""
 
     facts: dict[str, Any]
     """The state that was stored with the variables."""
@@ -110,7 +110,7 @@ class VerifiedCheckpoint:
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """Number of steps done."""
         return self.manifest.step
 
     @property
@@ -125,7 +125,7 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointContent:
-    """What one checkpoint holds."""
+    """The content of one checkpoint."""
 
     arrays: Arrays
     """The variables."""
@@ -151,7 +151,7 @@ def write_checkpoint(folder: Path, content: CheckpointContent) -> VerifiedCheckp
 
     Args:
         folder: Folder of the checkpoints.
-        content: What it holds.
+        content: Its content.
 
     Raises:
         OSError: A write or an fsync failed; nothing is published or left behind.
@@ -176,12 +176,12 @@ def write_checkpoint(folder: Path, content: CheckpointContent) -> VerifiedCheckp
 
 
 def newest_good(folder: Path) -> VerifiedCheckpoint | None:
-    """Return the newest checkpoint with every byte intact; None if there is no checkpoint.
+    """Return the newest checkpoint with every byte intact; None without a checkpoint.
 
     Those that are damaged are named in the log and in `VerifiedCheckpoint.refused`.
 
     Raises:
-        DataError: There are checkpoints and all are damaged. A run never silently starts again.
+        DataError: All checkpoints are damaged. A run never silently starts again.
     """
     refused: list[DamagedCheckpoint] = []
     for path in reversed(places(folder)):
@@ -203,7 +203,7 @@ def best(folder: Path) -> VerifiedCheckpoint:
     """Return the best checkpoint by the monitored value, else the newest; used for export.
 
     Raises:
-        DataError: There is none, or it is damaged.
+        DataError: The checkpoint is missing or damaged.
     """
     newest = newest_good(folder)
     if newest is None:
@@ -227,7 +227,7 @@ def open_checkpoint(path: Path) -> VerifiedCheckpoint:
     """Read one checkpoint and verify every byte.
 
     Raises:
-        DataError: It is damaged; says how.
+        DataError: The checkpoint is damaged; the error says how.
     """
     manifest = read_manifest(path)
     for name, expected in manifest.hashes.items():

@@ -1,7 +1,7 @@
 """How long a worker takes from the end of one all-reduce to the start of the next.
 
 Whole steps of all workers take equally long, because each waits for the others in the all-reduce. Only the
-time before it tells which worker is slow. It covers everything between: Python, input, forward and backward pass.
+time before it shows which worker is slow. It covers everything between: Python, input, forward and backward pass.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ WINDOW = 100
 """Newest steps that count."""
 
 LEAST = 20
-"""Fewest steps of which a median is given."""
+"""Least number of steps for a median."""
 
 
 class LocalStepTime:
     """Keeps the local time of the newest steps of this worker, on its CPU."""
 
     def __init__(self, clock: Callable[[], tf.Tensor] = tf.timestamp) -> None:
-        """Begin without a step.
+        """Start without steps.
 
         Args:
             clock: Adds an operation to the graph that reads the time, seconds.
@@ -47,7 +47,7 @@ class LocalStepTime:
         with tf.control_dependencies(ready), tf.device("CPU:0"):
             now_s = self._clock()
             passed_s = now_s - self._ended_s.read_value()
-            # The first step has no all-reduce before it: its place is taken by the next one.
+            # The first step has no all-reduce before it: the next step overwrites its entry.
             is_first = tf.equal(self._ended_s.read_value(), 0.0)
             place = self._count.read_value() % WINDOW
             written = self._seconds.scatter_nd_update([[place]], [passed_s])
@@ -56,12 +56,12 @@ class LocalStepTime:
         return counted
 
     def after_reduction(self, reduced: Any) -> None:
-        """Add to the graph of a step: the sums of all workers are there."""
+        """Add to the graph of a step: the sums of all workers have arrived."""
         with tf.control_dependencies(tf.nest.flatten(reduced)), tf.device("CPU:0"):
             self._ended_s.assign(self._clock())
 
     def median_s(self) -> float | None:
-        """Return the median, seconds; None before `LEAST` steps. May be called by any thread."""
+        """Return the median, seconds; None before `LEAST` steps. Thread-safe."""
         count = min(int(self._count.numpy()), WINDOW)
         if count < LEAST:
             return None

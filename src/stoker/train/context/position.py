@@ -118,7 +118,7 @@ class Position:
         return min(ends) - self.step
 
     def skip(self) -> bool:
-        """Skip the next steps if they must be skipped; return whether any was."""
+        """Skip the next steps if necessary; return whether any was skipped."""
         before = self.step
         while self.validated and self.step in self.skipped:
             self.step += 1

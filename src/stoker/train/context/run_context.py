@@ -1,4 +1,4 @@
-"""What a training run receives apart from model, data and settings, and what it returns."""
+"""The inputs of a training run apart from model, data and settings, and its result."""
 
 from __future__ import annotations
 
@@ -135,12 +135,12 @@ class BackgroundCall(Generic[T]):
         """Wait for the function's result.
 
         Raises:
-            Exception: what it raised.
+            Exception: the exception of the function.
         """
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._found  # type: ignore[return-value]  # it has returned one
+        return self._found  # type: ignore[return-value]  # it has returned a value
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
@@ -194,7 +194,7 @@ class TrainResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What a training run receives apart from model, data and settings."""
+    """The inputs of a training run apart from model, data and settings."""
 
     memory_bytes: int
     """Memory of this machine; a part of it may hold transformed features."""
@@ -224,7 +224,7 @@ class RunContext:
     """Writes TensorBoard data and profiles."""
 
     local_step: LocalStepTime | None = None
-    """Times this worker between two all-reduces; None: there is no other worker."""
+    """Times this worker between two all-reduces; None without other workers."""
 
     identity: Identity = field(default_factory=dict)
     """Identity of the run: configuration, code, data, versions."""
@@ -247,7 +247,7 @@ class RunContext:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """What one training run is made of, apart from its data."""
+    """The parts of one training run, apart from its data."""
 
     built: BuiltModel
     """The user's compiled model, built in the strategy's scope."""

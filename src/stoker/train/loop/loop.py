@@ -43,7 +43,7 @@ def fit(
     Raises:
         UserError: A loss or a gradient is not finite (the error names the step), the monitored
             metric does not exist, or all checkpoints are damaged.
-        Preempted: The process was asked to stop; everything is saved.
+        Preempted: The process got a signal to stop; everything is saved.
     """
     setup = RunSetup(
         built=built,

@@ -506,7 +506,7 @@ class Run:
         """Restore the last checkpoint, except decisions made since then.
 
         Args:
-            must: What the steps since then failed to do.
+            must: Requirement that the steps since then failed.
         """
         found = self._checkpoints.newest()
         if found is None:

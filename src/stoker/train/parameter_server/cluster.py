@@ -75,7 +75,7 @@ def connect(cluster: ClusterSpec) -> ClusterConnection:
         cluster: All tasks; this process is the chief.
 
     Raises:
-        ConfigError: There is no chief, worker or server, or they cannot be reached.
+        ConfigError: The chief, the workers or the servers are missing, or cannot be reached.
     """
     if cluster.job != "chief" or not cluster.workers or not cluster.servers:
         raise ConfigError(

@@ -59,7 +59,7 @@ def fit_parameter_server(
         ConfigError: A setting, a callback or a method of the model requires consecutive steps.
         UserError: A loss or a gradient is not finite (the error names the step), or a server is
             lost.
-        Preempted: The process was asked to stop; everything is saved.
+        Preempted: The process got a signal to stop; everything is saved.
     """
     refuse_ordered_settings(built, config, resolved)
     config = resolve_monitor_mode(config, data[1].labels)
@@ -107,7 +107,7 @@ def refuse_ordered_settings(
     """Reject settings that require consecutive steps.
 
     Raises:
-        ConfigError: There is such a setting.
+        ConfigError: One is set.
     """
     own = overrides(built.model) & {"train_step", "test_step"}
     settings = {

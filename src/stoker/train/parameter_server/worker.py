@@ -142,7 +142,7 @@ def open_inbox(
         inbox.put(number, computed(number, element))
 
     # TensorFlow sends a new function to every worker, and holds Python's lock while it waits for
-    # one that hangs: so trace now, because later nobody could report that.
+    # one that hangs: so trace now, because later no process could report that.
     send.get_concrete_function()
     return inbox, send
 

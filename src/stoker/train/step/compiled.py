@@ -101,7 +101,7 @@ def open_step_source(setup: RunSetup, feed: TrainFeed, position: Position) -> St
         feed: The training split.
         position: The position of the run.
     """
-    # The first element of the run, wherever it stands: at the end there is no other.
+    # The first element of the run, whatever its position: at the end no other is left.
     with feed.shuffled(_calls(setup, feed, replace(position, step=0))) as batches:
         element = next(iter(batches))
         fixed = _has_fixed_shapes(batches, first=1 if feed.whole_calls else 0)

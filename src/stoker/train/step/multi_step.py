@@ -27,7 +27,7 @@ def make_multi_step(
 ) -> Any:
     """Return a function that runs many steps in one call, and measures the wait for input.
 
-    A call ends early after a step that is not finite, or if a worker was asked to stop.
+    A call ends early after a step that is not finite, or if a worker must stop.
 
     Args:
         step: From `make_train_step`.

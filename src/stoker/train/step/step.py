@@ -85,7 +85,7 @@ class StepSettings:
     """[2] int32 on the CPU: whether this process must stop after the step, and save."""
 
     local_step: LocalStepTime | None = None
-    """Times this worker between two all-reduces; None: there is no other worker."""
+    """Times this worker between two all-reduces; None without other workers."""
 
 
 def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:

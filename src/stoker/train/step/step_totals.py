@@ -21,7 +21,7 @@ class StepResult(NamedTuple):
     without checking: whether the loss is finite."""
 
     signals: tf.Tensor
-    """[2] int32: how many workers were asked to stop, and to save after this call."""
+    """[2] int32: how many workers must stop, and to save after this call."""
 
 
 class StepTotals(NamedTuple):
@@ -44,7 +44,7 @@ class StepTotals(NamedTuple):
     without checking, it may also be one of these steps."""
 
     signals: tf.Tensor
-    """[2] int32: how many workers were asked to stop, and to save after this call."""
+    """[2] int32: how many workers must stop, and to save after this call."""
 
     last_loss: tf.Tensor
     """Mean loss of the last step, finite or not."""

@@ -150,7 +150,7 @@ class DeviceWatch:
             outlives_python(self._trace, does="the trace of the device is read")
 
     def _is_missing(self) -> bool:
-        """Whether there is no trace, and none is under way; takes up one that has ended."""
+        """Whether no trace exists or is in progress; reads one that has ended."""
         if self._trace is not None and not self._trace.is_alive():
             trace, self._trace = self._trace, None
             self._trace_s += trace.took_s

@@ -44,7 +44,7 @@ for ResNet-50 on an H200: they are first shown when that is within `MOST_SHARE` 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchSchedule:
-    """What of a model is shown, and how often."""
+    """The parts of a model that are shown, and how often."""
 
     config: TensorBoardConfig
     """The user's section."""

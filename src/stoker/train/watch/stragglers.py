@@ -75,7 +75,7 @@ class Stragglers:
         return self._ratios
 
     def line(self) -> str:
-        """Return what the progress line says of stragglers; "" if there is none."""
+        """Return the part of the progress line about stragglers; "" without one."""
         slow = {worker: ratio for worker, ratio in self._ratios.items() if ratio > RATIO}
         return ", ".join(f"worker {worker} slow {ratio:.1f}x" for worker, ratio in slow.items())
 

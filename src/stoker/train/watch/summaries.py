@@ -149,7 +149,7 @@ def embeddings_of(
             ids are buckets for unknown words. None: no labels.
 
     Raises:
-        ConfigError: There is no such Embedding layer; the error suggests the nearest one.
+        ConfigError: The Embedding layer does not exist; the error suggests the nearest one.
     """
     layers = {
         path: layer
@@ -188,7 +188,7 @@ def vocabulary_terms(transform: AnyTransform, name: str) -> list[str]:
         name: An output made with it, or its `vocab_filename`.
 
     Raises:
-        ConfigError: There is no such vocabulary; the error suggests the nearest one.
+        ConfigError: The vocabulary does not exist; the error suggests the nearest one.
     """
     # Raises an error that says what is wrong with the name.
     transform.output.vocabulary_size(name)

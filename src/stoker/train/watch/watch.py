@@ -82,7 +82,7 @@ class RunWatch(Watch):
             config: The user's section.
             terms: Embedding layer -> the terms of its ids; see `embeddings_of`.
             folder: Folder in which the file `profile` is expected.
-            alone: Whether there is no other worker. With others there are no gradients, for which
+            alone: Whether this is the only worker. With others, gradients are not shown, for which
                 all would have to cooperate, and a profile holds whole calls.
             device: Measures how the devices spend their time.
         """
@@ -142,7 +142,7 @@ class RunWatch(Watch):
             self._model.graph(graph)
 
     def after(self, step: int, *, steps: int) -> None:
-        """End a profile, and show what has become due."""
+        """End a profile, and show what is due."""
         self._profiler.after(step)
         if self._device is not None:
             self._device.after(step, steps=steps)

@@ -219,7 +219,7 @@ def _lengths(total: Totals) -> LengthStatistics:
 
 
 def _sizes(split: engine.Split, column: Column, dataset: Dataset) -> tuple[float, ...]:
-    """Return the deciles of images' bytes, as long as no split stores them in another form than they came in."""
+    """Return the deciles of images' bytes, as long as every split stores them as they came."""
     as_came = (dataset.image_store or "original").startswith("original")
     if column.dtype != "image" or not as_came:
         return ()

@@ -61,7 +61,7 @@ def compare(requests: Iterable[Request], analysis: Path) -> Skew:
         analysis: Output of the stage `analyze`.
 
     Raises:
-        DataError: the analysis is damaged; there are no rows; the inputs of a request differ in their
+        DataError: the analysis is damaged; the log is empty; the inputs of a request differ in their
             number of rows.
     """
     schema = load_schema(analysis / "schema.json")

@@ -201,7 +201,7 @@ def _run_pass(
 
 
 def _classes(dataset: Dataset, column: str) -> list[bytes]:
-    """As `analyzers.classes`, for a raw column: reads only that column of the shards."""
+    """Like `analyzers.classes`, for a raw column: reads only that column of the shards."""
     found: set[str] = set()
     for batch in dataset.batches(TRAIN, columns=[column], whole=False):
         found.update(pc.unique(batch.column(0)).to_pylist())

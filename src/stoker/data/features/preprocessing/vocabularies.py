@@ -113,7 +113,7 @@ def apply_vocabulary(
     Args:
         x: [batch, ...] strings or integers.
         deferred_vocab_filename_tensor: The result of `vocabulary`.
-        default_value: The id of what is not in it, unless there are buckets for it.
+        default_value: The id of tokens that it does not contain, unless `num_oov_buckets` is above 0.
         num_oov_buckets: Buckets, above its ids, that other tokens are hashed into.
 
     Returns:

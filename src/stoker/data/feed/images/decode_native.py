@@ -153,6 +153,6 @@ def load_library() -> ctypes.CDLL:
     """The compiled decoder.
 
     Raises:
-        NotBuilt: there is no compiler, no libjpeg, or nowhere to keep the result.
+        NotBuilt: the compiler or libjpeg is missing, or the result cannot be stored.
     """
     return load_compiled(SOURCE, "-ljpeg", "-lpthread", "-lm")

@@ -144,7 +144,7 @@ class ImageFeed:
 
     def _factors(self, rows: NDArray[np.int64], epoch: np.int64) -> NDArray[np.float32]:
         if self._augment is None or self._augment.color_jitter is None:
-            raise RuntimeError("there is no color jitter")
+            raise RuntimeError("color jitter is off")
         return color_factors(
             self._augment.color_jitter, seed=self._seed, epoch=int(epoch), indices=rows
         )
@@ -275,7 +275,7 @@ class ImageRows:
         )
 
     def _repeated_batch(self, rows: NDArray[np.int64]) -> tf.data.Dataset[Any]:
-        """Return a dataset that repeats a finished batch, to measure only how it is passed on."""
+        """Return a dataset that repeats a finished batch, to measure only the time to pass it on."""
         ready = [feed.gather(rows, epoch=0) for feed in self._training.values()]
         ready += self._gather_columns(rows)
         dtypes: list[Any] = [array.dtype for array in ready[: len(self._training)]]

@@ -117,7 +117,7 @@ class TextColumn:
         start = first * (self._column.length or 1)
         found, known = strings.indices.to_numpy(), len(strings.dictionary)
         if len(found) and not 0 <= found.min() <= found.max() < known:
-            raise pa.ArrowInvalid(f"a string's number lies outside its dictionary of {known}")
+            raise pa.ArrowInvalid(f"a string's number is outside its dictionary of {known}")
         codes = found + np.int32(start)
         self._codes[places] = codes.reshape(-1, *_shape(self._column))
         self._dictionaries[start] = strings.dictionary

@@ -163,7 +163,7 @@ def _dataset(server: _BlockServer, columns: Sequence[Column]) -> tf.data.Dataset
 
 
 class _BlockServer:
-    """The windows of one reader after another, as TensorFlow's threads ask for them."""
+    """The windows of one reader after another, in the order in which TensorFlow's threads request them."""
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], columns: Sequence[Column]) -> None:
         self.fault: DataError | None = None

@@ -31,7 +31,7 @@ STRING_BYTES = 48
 TRAILER_BYTES = 8
 """Bytes at the end of a Parquet file: the footer's length, and `PAR1`."""
 
-INGEST_AGAIN = "Run `stoker ingest` again: that makes the shard again from the source."
+INGEST_AGAIN = "Run `stoker ingest` again: it writes the shard again from the source."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

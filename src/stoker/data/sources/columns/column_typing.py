@@ -1,4 +1,4 @@
-"""One column of Parquet or JSON Lines files: what its types and values say that it is."""
+"""The type of one column of Parquet or JSON Lines files, from its types and values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, 
 from stoker.data.sources.written_numbers import NumberText
 
 Family = Literal["int", "float", "string", "image", "null"]
-"""What the values of an Arrow type are: whole numbers, numbers, text, bytes, or nothing at all."""
+"""What the values of an Arrow type are: whole numbers, numbers, text, bytes, or only nulls."""
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -82,7 +82,7 @@ def plain(values: pa.Array) -> Cells:
         return good_cells(pc.if_else(pc.is_nan(numbers), None, numbers), values)
     if family == "null":
         return good_cells(values.cast(pa.string()), values)
-    # Text is checked before it is called text: Parquet does not promise UTF-8.
+    # Check text before it counts as text: Parquet does not promise UTF-8.
     content = values.cast(pa.large_binary()).cast(pa.binary())
     return good_cells(content, content)
 
@@ -109,41 +109,41 @@ def _seconds(values: pa.Array) -> pa.Array:
 
 @dataclass(slots=True)
 class ColumnTyping:
-    """What is known of one column of all files so far."""
+    """What is known so far about one column over all files."""
 
     name: str
-    """As the files spell it."""
+    """Its name in the files."""
     override: Override | NumberText | None
-    """What `data.types` says of it."""
+    """Its setting in `data.types`."""
     families: dict[Family, str] = field(default_factory=dict)
-    """What its values are -> the first file that says so."""
+    """Family of its values -> the first file with it."""
     tally: Tally = field(default_factory=Tally)
-    """Its values, counted by what they are."""
+    """Counts of its values by their form."""
     holds_images: bool = False
-    """True where some bytes begin as an image does, even one of a format that is not read."""
+    """True if some bytes begin like an image, even one of an unsupported format."""
     forms: dict[str, str] = field(default_factory=dict)
-    """`vectors` or `single values` -> the first file that holds them."""
+    """`vectors` or `single values` -> the first file with them."""
     lengths: Counter[int] = field(default_factory=Counter)
-    """How many records hold a vector of each length."""
+    """Length of a vector -> number of records."""
     lists: bool = False
     """True if a file holds lists whose lengths are not part of the type."""
     varies: bool = False
-    """True where `data.columns.lists` names it."""
+    """True if `data.columns.lists` names it."""
 
     @property
     def is_vector(self) -> bool:
-        """True where each record holds several values."""
+        """True if each record holds several values."""
         return "vectors" in self.forms
 
     @property
     def family(self) -> Family:
-        """The one that holds the values of all files."""
+        """The family that holds the values of all files."""
         found = set(self.families) - {"null"} or {"null"}
         return "float" if found == {"int", "float"} else next(iter(found))
 
     @property
     def by_text(self) -> bool:
-        """True where `data.types` asks for another type than the files have.
+        """True if `data.types` sets another type than the files have.
 
         Numbers are none "as people write them": they have no marks to be read.
         """
@@ -153,14 +153,14 @@ class ColumnTyping:
 
     @property
     def is_open(self) -> bool:
-        """True where the files' types do not settle how the values are read; images aside."""
+        """True if the files' types do not determine how the values are read; images aside."""
         return self.by_text or self.lists or (self.family == "int" and not self.is_vector)
 
     def note_type(self, kind: pa.DataType, file: SourceFile, *, rows: int) -> None:
-        """Take one file's type of the column into account.
+        """Add one file's type of the column.
 
         Raises:
-            DataError: no column can hold it, or another file has another.
+            DataError: no column can hold the type, or another file has another type.
         """
         item = item_type(kind)
         family = family_of(kind if item is None else item)
@@ -194,7 +194,7 @@ class ColumnTyping:
             )
 
     def add_images(self, encoded: pa.Array) -> None:
-        """Take some records of a column of bytes into account.
+        """Add some records of a column of bytes.
 
         Args:
             encoded: [rows] bytes.
@@ -203,10 +203,10 @@ class ColumnTyping:
             self.holds_images = any(begins_as_image(value or b"") for value in encoded.to_pylist())
 
     def add_values(self, values: pa.Array, missing: pa.Array) -> None:
-        """Take some records into account, whose type alone does not settle how they are read.
+        """Add some records whose type alone does not determine how they are read.
 
         Args:
-            values: [rows] as a file holds them; no images.
+            values: [rows] as in the file; no images.
             missing: The texts that mean "missing".
         """
         if self.is_vector:
@@ -227,10 +227,10 @@ class ColumnTyping:
         return lists.flatten()
 
     def require_some_image(self) -> None:
-        """Check that a column of bytes holds images, after all records were read.
+        """Check, after all records were read, that a column of bytes holds images.
 
         Raises:
-            DataError: nothing in it even begins as an image does.
+            DataError: none of its values begins like an image.
         """
         if not self.holds_images:
             raise UnusableColumn(
@@ -251,7 +251,7 @@ class ColumnTyping:
         return "string" if self.family == "null" else self.family
 
     def column(self, how: Reading, *, most_bad: int) -> Column:
-        """The column that is made.
+        """The resulting column.
 
         Args:
             how: How it is read.
@@ -273,7 +273,7 @@ class ColumnTyping:
         return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:
-        """The values as they are stored."""
+        """The values in their stored type."""
         found = plain(values)
         if self.by_text:
             text = clean(_as_text(found.values), self.override)

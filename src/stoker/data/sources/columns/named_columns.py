@@ -1,4 +1,4 @@
-"""One column of records that name their own values: its kind, its length, and what deviates."""
+"""One column of records that name their own values: its kind, its length, and deviations."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from stoker.data.sources.written_numbers import NumberText
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
 WIDE_NUMBER = "a whole number of any size"
 TEXT, IMAGE, NOTHING, NULLS = "text", "an image", "", "a list of nulls"
-"""Kinds of values that are known beyond one source; `NOTHING` where no record has a value. Values of
-`WIDE_NUMBER` are text: whether they fit is known once all of the column is."""
+"""Kinds of values that are common to several sources; `NOTHING` if no record has a value. Values of
+`WIDE_NUMBER` are text: whether they fit is known only after the whole column was read."""
 
 FAMILIES: dict[str, Family] = {
     NOTHING: "null",
@@ -43,7 +43,7 @@ FAMILIES: dict[str, Family] = {
     TEXT: "string",
     IMAGE: "image",
 }
-"""The kinds of values that a column can hold, and what they are."""
+"""Kinds of values that a column can hold -> their meaning."""
 
 _ARROW: dict[Family, pa.DataType] = {
     "null": pa.string(),
@@ -56,10 +56,10 @@ _ARROW: dict[Family, pa.DataType] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedColumn:
-    """How one column is read, once all records were seen."""
+    """How one column is read, decided after all records were seen."""
 
     column: Column
-    """What is stored."""
+    """The stored column."""
 
     how: Reading
     """How its values are read."""
@@ -68,10 +68,10 @@ class NamedColumn:
     """The kind of value that a record must hold."""
 
     override: Override | NumberText | None
-    """What `data.types` says of it."""
+    """Its setting in `data.types`."""
 
     def cells(self, block: ParsedBlock, missing: pa.Array) -> Cells:
-        """The column's cells in one block; images are not looked at yet.
+        """The column's cells in one block; images are not checked yet.
 
         Args:
             block: The records.
@@ -120,7 +120,7 @@ class NamedColumn:
     def _folded(self, own: Values, rows: int, read: Callable[[pa.Array], Cells]) -> Cells:
         length = self.column.length
         if length is not None:
-            # Only whole numbers cannot be missing: their column would have to become another.
+            # Only whole numbers cannot be missing: their column would need another type.
             filled = 0 if self.how in ("int", "bool") else length
             cells = list_cells(_lists(own, rows, filled=filled), length=length, read=read)
             single = _at(own.rows[own.single], rows) & self.column.is_ragged
@@ -136,31 +136,31 @@ class NamedColumn:
 
 @dataclass(slots=True)
 class LearnedColumn:
-    """What is known of one column so far."""
+    """What is known so far about one column."""
 
     name: str
-    """As the records spell it."""
+    """Its name in the records."""
 
     override: Override | NumberText | None
-    """What `data.types` says of it."""
+    """Its setting in `data.types`."""
 
     varies: bool = False
-    """True where `data.columns.lists` names it."""
+    """True if `data.columns.lists` names it."""
 
     kinds: dict[str, ColumnTyping] = field(default_factory=dict)
-    """Kind -> what its values say."""
+    """Kind -> counts of its values."""
 
     lengths: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Records by kind and number of values; those without a value are left out."""
+    """Number of records by kind and number of values, without those that have no value."""
 
     first: dict[tuple[str, int], str] = field(default_factory=dict)
     """The first record of each."""
 
     single: int = 0
-    """Records that are known to hold one value and no list."""
+    """Number of records that are known to hold one value instead of a list."""
 
     def add(self, block: ParsedBlock, missing: pa.Array) -> None:
-        """Take one block into account."""
+        """Add one block."""
         for values in block.columns.get(self.name, ()):
             if values.kind == NULLS:
                 continue
@@ -201,8 +201,8 @@ class LearnedColumn:
         """How the column is read.
 
         Args:
-            rows: Records in all.
-            is_label: True for the column that no record may miss.
+            rows: Total number of records.
+            is_label: True for a column that every record must have.
             most_bad: `data.max_bad_rows`.
 
         Raises:
@@ -268,7 +268,7 @@ class LearnedColumn:
 
 
 _SHOWN = 3
-"""Kinds and lengths that an error lists, the commonest first."""
+"""Most kinds and lengths that an error lists, the most common first."""
 
 
 def _no_values(kind: pa.DataType) -> Values:
@@ -285,7 +285,7 @@ def _at(rows: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
 
 
 def _spread(flat: pa.Array, rows: NDArray[np.int64], count: int) -> pa.Array:
-    """[count] the values at their rows, null at the others."""
+    """[count] the values at their rows, null in the others."""
     if len(rows) == count:
         return flat
     places = np.full(count, -1)
@@ -297,8 +297,8 @@ def _lists(values: Values, rows: int, *, filled: int) -> pa.Array:
     """[rows] a list for each record.
 
     Args:
-        values: Those of the records that have some.
-        rows: Records in all.
+        values: The values of the records that have any.
+        rows: Total number of records.
         filled: How many nulls the list of the others holds; 0: they have no list.
     """
     counts = np.zeros(rows, np.int64)

@@ -1,4 +1,4 @@
-"""TFRecord and JSON Lines alike: what their columns are, and their records as blocks."""
+"""TFRecord and JSON Lines: finds the columns, and reads the records in blocks."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def scan_named(
 
     Args:
         blocks: Every record of the source, file by file.
-        config: How it is read.
-        labels: The columns that no record may miss.
-        in_order: True where the records name their columns in an order of their own; otherwise
+        config: How the source is read.
+        labels: The columns that every record must have.
+        in_order: True if the order of the columns in the records counts; otherwise
             columns are sorted by name.
         progress: Called with the records done.
 
     Raises:
-        DataError: files differ in their columns, or a column holds what none can.
-        ConfigError: `data.types` names a column that is not there.
+        DataError: files differ in their columns, or a column holds values of an unsupported kind.
+        ConfigError: `data.types` names a column that does not exist.
     """
     scanner = _Scanner(config, in_order=in_order)
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -96,7 +96,7 @@ class NamedFormat(Generic[Part]):
     """A format whose records name their values."""
 
     title: str
-    """For messages."""
+    """Its name in messages."""
 
     split: Callable[[SourceFile, Path], Iterator[Part]]
     """Cuts a file into parts of limited size, given its local copy."""
@@ -108,7 +108,7 @@ class NamedFormat(Generic[Part]):
     """Memory that a part takes, bytes."""
 
     in_order: bool
-    """True if the records name their columns in an order of their own; else columns are sorted."""
+    """True if the order of the columns in the records counts; else columns are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ class NamedFiles(Generic[Part]):
     """How they are read."""
 
     labels: Collection[str]
-    """The columns that no record may miss."""
+    """The columns that every record must have."""
 
     workers: Workers
     """Parse the parts."""
@@ -148,7 +148,7 @@ class NamedFiles(Generic[Part]):
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Yield every record in the types of its columns, or the fault that it has."""
+        """Yield every record with its columns' types, or its fault."""
         reader = NamedReader(
             scan=scan, config=self.config, labels=tuple(self.labels), content=content
         )
@@ -182,10 +182,10 @@ class NamedReader:
     """The columns that every record must have."""
 
     content: Content | None
-    """What each block computes for its rows in addition."""
+    """Additional value that each block computes for its rows."""
 
     def block(self, block: ParsedBlock, *, pool: ThreadPoolExecutor) -> Block:
-        """Convert a block's records to their columns' types, and name what is wrong with others.
+        """Convert a block's records to their columns' types, and list the faults of the others.
 
         Args:
             block: The records.
@@ -221,7 +221,7 @@ class NamedReader:
 
 
 class _Scanner:
-    """What was seen of a source so far."""
+    """What was seen so far."""
 
     def __init__(self, config: IngestConfig, *, in_order: bool) -> None:
         self.columns: dict[str, LearnedColumn] = {}
@@ -236,7 +236,7 @@ class _Scanner:
         self._first: tuple[str, Sequence[str]] | None = None
 
     def add(self, block: ParsedBlock, pool: ThreadPoolExecutor) -> None:
-        """Take one more block into account."""
+        """Add one more block."""
         if self._file is None or block.file != self._file.file:
             self.end_file()
             self._file, self._names = block, {}
@@ -268,7 +268,7 @@ class _Scanner:
                     )
 
     def ordered(self, names: Iterable[str]) -> list[str]:
-        """Names of columns in their order: protobuf's maps have none, and give another each time."""
+        """Names of columns in order: protobuf's maps have no order, and return a different one each time."""
         return list(names) if self._in_order else sorted(names)
 
     def end_file(self) -> None:

@@ -1,4 +1,4 @@
-"""Records that name and type their own values, taken apart into columns a block at a time."""
+"""Parses records that name and type their own values into columns, a block at a time."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.records import Fault
 
 MOST_NAMES = 100_000
-"""Names of columns that a block may hold: where there are more, the names are data themselves."""
+"""Most names of columns in a block: with more, the names are themselves data."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """What records hold under one name, in values of one kind, while a block is gathered."""
+    """The values of one name and one kind, while a block is collected."""
 
     flat: Any
-    """The values of all these records, one after another; has `append` or `extend`."""
+    """The values of all these records, concatenated; has `append` or `extend`."""
 
     rows: list[int] = field(default_factory=list)
-    """Places of the records in the block, ascending."""
+    """Indexes of the records in the block, ascending."""
 
     counts: list[int] = field(default_factory=list)
-    """How many values each of them has, at least one; -1 where it holds a single value, in
+    """Number of values of each, at least one; -1 for a single value, in
     records that distinguish that from a list of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """What records of a block hold under one name, in values of one kind."""
+    """The values of a block with one name and one kind."""
 
     kind: str
-    """The source's word for what they are."""
+    """The source's name of the kind."""
 
     rows: NDArray[np.int64]
-    """[records] places in the block, ascending."""
+    """[records] indexes in the block, ascending."""
 
     counts: NDArray[np.int64]
-    """[records] how many values each of them has, at least one."""
+    """[records] number of values of each, at least one."""
 
     flat: pa.Array
     """[sum of counts] the values; of type null for kinds that no column can hold."""
 
     single: NDArray[np.bool_]
-    """[records] whether it is known to be one value and no list."""
+    """[records] whether the value is known to be single, not a list."""
 
     def chosen(self, mask: NDArray[np.bool_], *, kind: str) -> Values:
-        """Some of these records, as another kind."""
+        """Some of these records, with another kind."""
         flat = self.flat.filter(pa.array(np.repeat(mask, self.counts)))
         return Values(
             kind=kind,
@@ -66,58 +66,58 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedBlock:
-    """Some records of one file, taken apart."""
+    """Some parsed records of one file."""
 
     file: SourceFile
-    """Where they stand."""
+    """Their position."""
 
     rows: NDArray[np.int64]
-    """[rows] the numbers of those that could be taken apart."""
+    """[rows] the numbers of the records that could be parsed."""
 
     columns: dict[str, list[Values]]
-    """Name -> its values by kind; an empty list where the records only name it."""
+    """Name -> its values by kind; an empty list if the records only name it."""
 
     broken: list[Fault]
-    """Those that could not."""
+    """The records that could not be parsed."""
 
     @property
     def size_bytes(self) -> int:
-        """What the values take in memory."""
+        """Memory of the values, bytes."""
         values = [each for found in self.columns.values() for each in found]
         return sum(v.flat.nbytes + v.rows.nbytes + v.counts.nbytes for v in values)
 
 
 Finish = Callable[[str, Collected], Iterable[Values]]
-"""Turns what was gathered under one kind into Arrow values, of one kind or several."""
+"""Converts the collected values of one kind to Arrow values, of one kind or several."""
 
 
 class BlockBuilder:
-    """A block that is being taken apart."""
+    """A block under construction."""
 
     def __init__(self, file: SourceFile) -> None:
-        """Start with nothing."""
+        """Start an empty block."""
         self.names: dict[str, dict[str, Collected]] = {}
-        """Name -> kind -> what is collected; the source's inner loop writes here."""
+        """Name -> kind -> collected values; the source's inner loop writes here."""
         self.rows: list[int] = []
-        """Numbers of the records taken apart."""
+        """Numbers of the parsed records."""
         self._file = file
         self._broken: list[Fault] = []
 
     def refuse(self, row: int, reason: str) -> None:
-        """Name a record that cannot be taken apart."""
+        """Add a record that cannot be parsed."""
         self._broken.append(Fault(file=self._file.name, row=row, column="", reason=reason))
 
     def build(self, finish: Finish) -> ParsedBlock:
         """The block.
 
         Raises:
-            DataError: it has more than `MOST_NAMES` names.
+            DataError: the block has more than `MOST_NAMES` names.
         """
         if len(self.names) > MOST_NAMES:
             raise DataError(
                 f"the records of {self._file.location} must agree on at most {MOST_NAMES:,} names",
                 got=Plain(f"{len(self.names):,} in {len(self.rows):,} records"),
-                fix="Names that are data belong into a column of their own.",
+                fix="Store names that are data as values of a column.",
             )
         columns = {
             name: [
@@ -137,7 +137,7 @@ class BlockBuilder:
 
 
 def values_of(kind: str, collected: Collected, flat: pa.Array) -> Values:
-    """What was gathered, with its values as Arrow has them."""
+    """The collected values as Arrow arrays."""
     counts = np.array(collected.counts, np.int64)
     return Values(
         kind=kind,

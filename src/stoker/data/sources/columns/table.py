@@ -1,4 +1,4 @@
-"""What CSV and Parquet have in common: names and types of columns."""
+"""Code for both CSV and Parquet: names and types of columns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _DTYPES: dict[Reading, Dtype] = {
 
 
 def stored_column(name: str, how: Reading, *, widest: float) -> Column:
-    """The column that a reading makes.
+    """The column for a way of reading.
 
     Args:
         name: Its name.
         how: How it is read.
-        widest: Largest magnitude of its whole numbers, which decides what holds them with gaps.
+        widest: Largest magnitude of its whole numbers, which decides their type if some are missing.
     """
     if how in ("whole", "bool_with_gaps"):
         dtype: Dtype = "float64" if widest > WIDEST_FLOAT32 else "float32"
@@ -41,7 +41,7 @@ def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
     """The columns of the files that `data.columns` does not exclude.
 
     Raises:
-        ConfigError: a column that `data.columns` names is not there, or none is left.
+        ConfigError: a column that `data.columns` names does not exist, or no column remains.
     """
     excluded = config.columns.exclude
     for key, named in (("exclude", excluded), ("lists", config.columns.lists)):
@@ -61,7 +61,7 @@ def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
 
 
 def no_lists(name: str) -> ConfigError:
-    """The error of `data.columns.lists` where it names a column of something else."""
+    """The error if `data.columns.lists` names a column of something else."""
     return ConfigError(
         "data.columns.lists must name columns of lists of numbers or text",
         got=name,
@@ -70,7 +70,7 @@ def no_lists(name: str) -> ConfigError:
 
 
 class UnusableColumn(DataError):
-    """A column that no feature can be made of, in files that are otherwise fine."""
+    """A column from which no feature can be made, in files that are otherwise valid."""
 
     def __init__(self, column: str, rule: str, *, got: object, fix: str) -> None:
         """Name the column; see `DataError`."""
@@ -95,7 +95,7 @@ def check_names(names: Sequence[str], *, location: str) -> None:
 
 
 def bad_names(location: str, got: object) -> DataError:
-    """The error of a file whose columns have no usable names."""
+    """The error for a file whose columns do not have usable names."""
     return DataError(
         f"{location} must name every column once, in UTF-8 without control characters",
         got=got,
@@ -108,10 +108,10 @@ def _is_unfit(character: str) -> bool:
 
 
 def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Override | NumberText]:
-    """`data.types`, every column of which must be there.
+    """Return `data.types`, after checking that each of its columns exists.
 
     Raises:
-        ConfigError: one is not; names the nearest.
+        ConfigError: a column does not exist; the nearest name is suggested.
     """
     for name in config.types:
         if name not in names:
@@ -127,7 +127,7 @@ def check_same_columns(
     """Check that two files have the same columns, in any order.
 
     Raises:
-        DataError: one lacks columns or has others; lists them.
+        DataError: a file lacks columns or has others; they are listed.
     """
     missing = [name for name in names if name not in set(others)]
     extra = [name for name in others if name not in set(names)]

@@ -1,4 +1,4 @@
-"""Text -> numbers: what the values of a column suggest, and what each of them is."""
+"""Converts text to numbers: the type that a column's values suggest, and the values in that type."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, 
 from stoker.data.sources.written_numbers import NumberText, guess
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
-"""What means "missing" in a number column."""
+"""Texts that mean "missing" in a number column."""
 
 NUMBER_SHARE = 0.99
-"""Share of a column's present values that must be numbers for it to be a number column: a few wrong
+"""Least share of a column's present values that must be numbers for a number column: a few wrong
 ones are bad records, many are a column of text."""
 
 SAMPLED = 1000
-"""Values of a column of text that are looked at for numbers as people write them."""
+"""Number of values of a text column that are checked for numbers in written form."""
 
 WIDEST_FLOAT32 = 2**24
-"""Up to here float32 holds every whole number."""
+"""Largest magnitude up to which float32 holds every whole number."""
 
 WIDEST_FLOAT64 = 2**53
-"""Up to here float64 holds every whole number."""
+"""Largest magnitude up to which float64 holds every whole number."""
 
 _INT = r"^[+-]?[0-9]+$"
 _NUMBER = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
@@ -46,16 +46,16 @@ TOO_LARGE = "{} does not fit a 32-bit float"
 
 @dataclass(slots=True)
 class Tally:
-    """What the values of one column look like, counted block by block."""
+    """Counts of the forms of one column's values, block by block."""
 
     missing: int = 0
-    """Values that mean "missing" in a number column."""
+    """Number of values that mean "missing" in a number column."""
 
     present: int = 0
-    """The others."""
+    """Number of the other values."""
 
     ints: int = 0
-    """Of these, whole numbers, however wide."""
+    """Of these, whole numbers of any size."""
 
     floats: int = 0
     """Of these, other numbers."""
@@ -73,10 +73,10 @@ class Tally:
     """Whole numbers that do not fit 64 bits."""
 
     sample: list[str] = field(default_factory=list)
-    """Some of the values of a column that does not hold whole numbers alone."""
+    """A sample of the values, for a column that holds not only whole numbers."""
 
     def add(self, text: pa.Array, missing: pa.Array) -> None:
-        """Count one block.
+        """Count the values of one block.
 
         Args:
             text: [rows] strings.
@@ -100,7 +100,7 @@ class Tally:
         self.widen(whole)
 
     def merge(self, other: Tally) -> None:
-        """Count what another tally has counted."""
+        """Add the counts of another tally."""
         for name in ("missing", "present", "ints", "floats", "bools"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.widest = max(self.widest, other.widest)
@@ -109,7 +109,7 @@ class Tally:
         self.sample += other.sample[: SAMPLED - len(self.sample)]
 
     def keep(self, values: pa.Array) -> None:
-        """Sample the values of a column of text.
+        """Sample the values of a text column.
 
         Args:
             values: [rows] strings, null where missing.
@@ -118,7 +118,7 @@ class Tally:
         self.sample += [text for text in values[: 2 * room].to_pylist() if text is not None][:room]
 
     def widen(self, numbers: pa.Array) -> None:
-        """Take the magnitudes of more numbers into account."""
+        """Add the magnitudes of more numbers."""
         if len(numbers) > numbers.null_count:
             ends = pc.min_max(numbers).as_py()
             widest = max(abs(float(ends["min"])), abs(float(ends["max"])))
@@ -130,13 +130,13 @@ class Tally:
 
     @property
     def kind(self) -> str:
-        """`numbers` (true and false among them) or `text`."""
+        """`numbers` (including true and false) or `text`."""
         return "text" if self.reading(None, gaps_end_records=True) == "string" else "numbers"
 
     def settled(self, override: Override | NumberText | None, *, gaps_end_records: bool) -> Reading:
-        """As `reading`, where the values may be numbers as people write them, or ids.
+        """Like `reading`, if the values may be numbers in written form, or ids.
 
-        Whole numbers that are mostly too wide for what would hold them are ids, so text.
+        Whole numbers that are mostly too wide for a number type are ids, so text.
         """
         if isinstance(override, NumberText):
             natural = self.reading(None, gaps_end_records=gaps_end_records)
@@ -150,7 +150,7 @@ class Tally:
         """How the column is read.
 
         Args:
-            override: What `data.types` says of it.
+            override: Its setting in `data.types`.
             gaps_end_records: True for the label: a record without it is a bad one, so that the
                 column has no gaps in the end.
         """
@@ -192,11 +192,11 @@ def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
 
 
 def clean(raw: pa.Array, override: Override | NumberText | None = None) -> Cells:
-    """Bytes -> strings; what is not UTF-8 or holds a NUL byte is bad.
+    """Converts bytes to strings; a value that is not UTF-8 or contains a NUL byte is bad.
 
     Args:
         raw: [rows] of type binary or string.
-        override: What `data.types` says: numbers as people write them become `1234.5`.
+        override: The setting in `data.types`: numbers in written form become `1234.5`.
     """
     column = _cleaned(raw)
     if isinstance(override, NumberText):
@@ -224,13 +224,13 @@ def _is_utf8(value: bytes | None) -> bool:
 
 
 def read_text(column: Cells, reading: Reading, missing: pa.Array, *, wide: bool) -> Cells:
-    """Strings -> a column's stored type.
+    """Converts strings to a column's stored type.
 
     Args:
-        column: What `clean` gave.
+        column: Result of `clean`.
         reading: How it is read.
         missing: The texts that mean "missing" in a number column.
-        wide: True where whole numbers with gaps need float64.
+        wide: True if whole numbers with gaps need float64.
     """
     if reading == "string":
         return column
@@ -247,7 +247,7 @@ def read_text(column: Cells, reading: Reading, missing: pa.Array, *, wide: bool)
 
 
 def gapped(column: Cells, *, wide: bool) -> Cells:
-    """int64 with nulls -> the float type that holds it, or a fault where none does."""
+    """Converts int64 with nulls to the float type that can hold it; a fault if none can."""
     values = pc.fill_null(column.values, 0).to_numpy(zero_copy_only=False)
     beyond = (values > WIDEST_FLOAT64) | (values < -WIDEST_FLOAT64)
     kept = pc.if_else(pa.array(beyond), None, column.values) if beyond.any() else column.values
@@ -257,7 +257,7 @@ def gapped(column: Cells, *, wide: bool) -> Cells:
 
 
 def narrowed(values: pa.Array, raw: pa.Array) -> Cells:
-    """float64 -> float32, NaN to null; a finite number that would become infinite is bad."""
+    """Converts float64 to float32, NaN to null; a finite number that would become infinite is bad."""
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         small = numbers.astype(np.float32)
@@ -294,7 +294,7 @@ def _read_ints(values: pa.Array, raw: pa.Array) -> Cells:
     present = values.is_valid().to_numpy(zero_copy_only=False)
     digits = pc.if_else(pc.fill_null(pc.match_substring_regex(values, _INT), False), values, None)
     found, too_wide = _wide_ints(digits)
-    # pandas writes an integer column with gaps as 3.0: such a text is a whole number too.
+    # pandas writes an integer column with gaps as 3.0: such a text also counts as a whole number.
     others = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
     numbers = pc.fill_null(_floats(others), np.nan).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore"):
@@ -314,7 +314,7 @@ def _wide_ints(digits: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
     try:
         return plain.cast(pa.int64()), np.zeros(len(digits), np.bool_)
     except pa.ArrowInvalid:
-        # Python refuses to read thousands of digits; 19 are the most that 64 bits hold.
+        # Python refuses to read thousands of digits; 64-bit numbers have at most 19.
         texts = [
             None if t is None else t if len(t.lstrip("-0")) < 20 else "1" * 20
             for t in plain.to_pylist()
@@ -327,7 +327,7 @@ def _wide_ints(digits: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
 
 
 def _all_ints(values: pa.Array) -> pa.Array | None:
-    """The quick way for what nearly every integer column is."""
+    """The fast path, for nearly every integer column."""
     try:
         numbers = values.cast(pa.int64())
     except pa.ArrowInvalid:

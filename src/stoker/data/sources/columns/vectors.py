@@ -1,4 +1,4 @@
-"""Lists of numbers or strings: vectors, which have one length in every record, and the others."""
+"""Lists of numbers or strings: vectors, which have one length in every record, and lists of varying length."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NUMBER_MISSING = "a whole number of the vector is missing"
 LIST_NUMBER_MISSING = "a whole number of the list is missing"
 
 MOST_VALUES = 1 << 16
-"""Longest list of a column whose lengths vary: a batch of 1,024 rows that holds one takes 512 MiB, as
-its other lists are padded to it."""
+"""Longest list of a column of varying lengths: a batch of 1,024 rows with such a list takes 512 MiB,
+as its other lists are padded to it."""
 
 
 MOST_ODD_SHARE = 0.1
-"""Share of the lists that `data.max_bad_rows` may leave out because of their length. If more differ,
+"""Largest share of the lists that `data.max_bad_rows` may leave out because of their length. If more differ,
 their lengths vary."""
 
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
-    """[rows] how many values each list holds; -1 for a missing list.
+    """[rows] number of values in each list; -1 for a missing list.
 
     Args:
         lists: [rows] of type list, large_list, fixed_size_list, or null.
@@ -44,16 +44,16 @@ def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def lists_of(lengths: NDArray[np.int64], flat: pa.Array) -> pa.ListArray:
-    """[rows] lists of these lengths, whose values follow one another."""
+    """[rows] lists of these lengths, from concatenated values."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
 
 def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
-    """The length that makes a column of lists one of vectors: that of at least 99 % of them.
+    """The length that makes a column of lists a column of vectors: that of at least 99 % of them.
 
     Args:
-        counts: Length -> number of records; those without a list left out.
+        counts: Length -> number of records, without records that have no list.
         most_bad: `data.max_bad_rows`: this many may have another length, if they are at most 10 %.
 
     Returns:
@@ -67,15 +67,15 @@ def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
 
 
 def allowed_deviations(present: int, *, most_bad: int) -> float:
-    """Most records that may deviate from the rule of a column and are bad. If more deviate, the rule does not hold."""
+    """Most records that may deviate and count as bad. If more deviate, the column is read differently."""
     return max(most_bad, (1 - NUMBER_SHARE) * present)
 
 
 def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | None:
-    """Say that a column is read as lists because their lengths differ, with the setting for it.
+    """Return a message that a column is read as lists because their lengths differ, with the setting for it.
 
     Args:
-        column: What the records hold.
+        column: The column.
         counts: As for `common_length`.
     """
     if not column.is_ragged or len(counts) < 2:
@@ -90,7 +90,7 @@ def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | 
 
 
 def _as_vectors(counts: Mapping[int, int]) -> str:
-    """The other reading, if few lists have another length."""
+    """The alternative reading, if few lists have another length."""
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1])
     odd = total - records
@@ -107,16 +107,16 @@ def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells
 
 
 def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cells:
-    """Lists of any length: a record is bad where a value in its list is.
+    """Lists of any length: a record is bad if a value in its list is.
 
     Args:
         lists: [rows] as `lengths_of` takes them.
-        read: Reads the values of many lists, one after another, as those of a single-valued column.
+        read: Reads the concatenated values of many lists, like those of a single-valued column.
 
     Returns:
-        [rows] lists of what `read` gives, none of them null: a missing list is an empty one, and a
+        [rows] lists of the results of `read`, none of them null: a missing list is an empty one, and a
         list ends with its last value that is not missing. Bad are a list with a bad value or more
-        than `MOST_VALUES`, and one of whole numbers in which one is missing or stands for that
+        than `MOST_VALUES`, and one of whole numbers in which one is missing or has the value for that
         (`PADDING`).
     """
     lengths = np.maximum(lengths_of(lists), 0)
@@ -124,7 +124,7 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
     items = _without_gaps(read(_values(lists, kept == lengths)), LIST_NUMBER_MISSING)
     if pa.types.is_integer(items.values.type):
         lowest = pc.fill_null(pc.equal(items.values, PADDING["int64"]), False)
-        reason = f"{PADDING['int64']} stands for no value"
+        reason = f"{PADDING['int64']} means a missing value"
         items = with_fault(items, lowest.to_numpy(zero_copy_only=False), reason)
     at_fault = np.flatnonzero(items.bad)
     owners, first = np.unique(np.repeat(np.arange(len(kept)), kept)[at_fault], return_index=True)
@@ -141,15 +141,15 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
 
 
 def vector_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
-    """Lists -> vectors: a record is bad where its list, or any value in it, is.
+    """Converts lists to vectors: a record is bad if its list, or any value in it, is.
 
     Args:
         lists: [rows] as `lengths_of` takes them.
         length: Values in each.
-        read: Reads the values of many lists, one after another, as those of a single-valued column.
+        read: Reads the concatenated values of many lists, like those of a single-valued column.
 
     Returns:
-        [rows] fixed-size lists of what `read` gives; strings without nulls. Bad are a missing
+        [rows] fixed-size lists of the results of `read`; strings without nulls. Bad are a missing
         list, one of another length, one that holds a bad value, and one of whole numbers in which
         one is missing.
     """
@@ -176,7 +176,7 @@ def _without_trailing_gaps(flat: pa.Array, lengths: NDArray[np.int64]) -> pa.Lis
 def _values(lists: pa.Array, chosen: NDArray[np.bool_]) -> pa.Array:
     if pa.types.is_null(lists.type):
         return lists.slice(0, 0)
-    # `flatten` heeds the offset of a slice, `values` does not.
+    # `flatten` respects the offset of a slice, `values` does not.
     return (lists if chosen.all() else lists.filter(pa.array(chosen))).flatten()
 
 
@@ -190,9 +190,9 @@ def _without_gaps(items: Cells, reason: str) -> Cells:
 
 
 def _folded(items: Cells, fits: NDArray[np.bool_], length: int) -> Cells:
-    """Cells of values -> cells of the lists that hold them; null where a list has another length."""
+    """Converts cells of values to cells of their lists; null if a list has another length."""
     at_fault = items.bad.reshape(-1, length) != 0
-    # The first bad value of each list, which is what will be shown; else its first.
+    # The first bad value of each list, which the error shows; else its first value.
     shown = at_fault.argmax(axis=1) + np.arange(len(at_fault)) * length
     bad = np.zeros(len(fits), np.int16)
     bad[fits] = items.bad[shown]

@@ -1,1 +1,1 @@
-"""The files of a source: in which order, of which kind, packed how."""
+"""The files of a source: their order, kind and compression."""

@@ -1,6 +1,6 @@
-"""What a file is by its first bytes, whatever its name says, and what it unpacks to.
+"""The kind of a file by its first bytes, whatever its name is, and its decompression.
 
-gzip and zlib are unpacked piece by piece, so that neither a bomb nor a cut is a surprise.
+gzip and zlib are decompressed in pieces, so that bombs and truncated files are detected.
 
 Source: RFC 1952 (gzip, also of several members), RFC 1950 (zlib).
 """
@@ -56,18 +56,18 @@ def reading(location: str, what: str) -> Iterator[None]:
 
 
 def kind_of(path: Path) -> str:
-    """What a file's first bytes say that it is, "" for text and anything else."""
+    """Describe a file by its first bytes; "" for text and anything else."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     return next((kind for magic, kind in _MAGIC if head.startswith(magic)), "")
 
 
 CHUNK_BYTES = 1 << 20
-"""What is read from a file, or unpacked, at a time."""
+"""Bytes that are read or decompressed at a time."""
 
 _ZLIB = b"\x78"
 _ANY_WBITS = 32 + zlib.MAX_WBITS
-"""Makes zlib unpack both gzip and zlib, and verify the checksum of either."""
+"""Makes zlib decompress both gzip and zlib, and check the checksum of either."""
 
 
 def is_packed(head: bytes) -> bool:
@@ -77,7 +77,7 @@ def is_packed(head: bytes) -> bool:
 
 
 def unpacked_head(head: bytes, size: int) -> bytes:
-    """The first bytes of what a file unpacks to, b"" where it does not unpack.
+    """The first bytes of a file's decompressed content; b"" if it cannot be decompressed.
 
     Args:
         head: The file's first bytes.
@@ -97,31 +97,31 @@ def plain_chunks(path: Path) -> Iterator[bytes]:
 
 
 class Unpacked:
-    """What a gzip or zlib file unpacks to, `CHUNK_BYTES` at a time."""
+    """The decompressed content of a gzip or zlib file, `CHUNK_BYTES` at a time."""
 
     def __init__(self, path: Path, *, location: str) -> None:
         """Start at the file's first byte.
 
         Args:
             path: The file.
-            location: What a message calls it.
+            location: Its name in messages.
         """
         self.is_cut = False
-        """True once the file has ended before what is packed in it."""
+        """True once the file has ended before its compressed content."""
         self._path, self._location = path, location
 
     def __iter__(self) -> Iterator[bytes]:
-        """Unpack everything.
+        """Decompress everything.
 
         Raises:
-            DataError: the packed data is damaged, or something else follows it.
+            DataError: the compressed data is damaged, or other data follows it.
         """
         unpacker = zlib.decompressobj(_ANY_WBITS)
         read = 0
         try:
             for chunk in plain_chunks(self._path):
                 read += len(chunk)
-                # After the end of a member zeros may stand, and another member.
+                # After the end of a member, zeros or another member may follow.
                 left = chunk.lstrip(b"\0") if unpacker.eof else chunk
                 while left:
                     if unpacker.eof:

@@ -1,4 +1,4 @@
-"""The files of a source, in an order that does not depend on the machine or the place."""
+"""The files of a source, in an order that does not depend on the machine or the path."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ENDINGS: dict[str, Format] = {
     **dict.fromkeys((".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz"), "tfrecord"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif"), "images"),
 }
-"""How a file's name ends -> what it holds."""
+"""Ending of a file's name -> its format."""
 
 
 class Place(Protocol):
-    """Where the files of a source lie: this machine's disk or an object store."""
+    """The place of a source's files: this machine's disk or an object store."""
 
     @property
     def is_local(self) -> bool:
@@ -42,31 +42,31 @@ class Place(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One file of a source, and how it was when it was found."""
+    """One file of a source, in the state in which it was found."""
 
     location: str
-    """Where it is, for messages: a path, or a URI without secrets."""
+    """Its path or URI for messages, without secrets."""
 
     name: str
-    """Relative to the source's folder, with `/`."""
+    """Its path relative to the source's folder, with `/`."""
 
     size_bytes: int
     """Its length, bytes."""
 
     mtime_ns: int
-    """When it was last written, nanoseconds."""
+    """Time of its last modification, nanoseconds."""
 
     place: Place = field(repr=False, compare=False)
-    """What fetches it, where it has to be fetched."""
+    """The store that fetches it, if necessary."""
 
     def opened(self) -> AbstractContextManager[Path]:
-        """A local file with its content, there as long as the block lasts.
+        """A local file with its content, until the block ends.
 
         The name of that file has no meaning: use `name` and the first bytes. Do not open a second
         file inside the block: both together may exceed the cache.
 
         Raises:
-            DataError: the file is not there any more, or changed meanwhile.
+            DataError: the file is gone, or has changed meanwhile.
             UserError: it cannot be fetched.
         """
         return self.place.opened(self)
@@ -81,19 +81,19 @@ class Listing:
     """The files of a source, sorted by the bytes of their names."""
 
     format: Format
-    """What they hold."""
+    """Their format."""
 
     files: tuple[SourceFile, ...]
-    """At least one; all in one place."""
+    """The files, at least one; all in one place."""
 
     empty_classes: tuple[str, ...] = ()
-    """Sub-folders without an image: no classes, for nothing can be learned of them."""
+    """Sub-folders without an image: they are not classes, as nothing can be learned from them."""
 
     def check_unchanged(self) -> None:
-        """Check that no file was written since it was listed.
+        """Check that no file was modified since it was listed.
 
         Raises:
-            DataError: one was; what was read may be a mixture.
+            DataError: a file was modified, so the data may be a mixture.
         """
         now = self.files[0].place.statuses(self.files)
         for file, status in zip(self.files, now, strict=True):
@@ -108,17 +108,17 @@ def listed(
     known: Format | None = None,
     empty_classes: Sequence[str] = (),
 ) -> Listing:
-    """Put files into their order.
+    """Sort files.
 
     Args:
-        config: What was looked for.
-        files: What was found, in any order.
-        known: What they hold, where their place says it and not their names.
-        empty_classes: Sub-folders of classes in which there was no file.
+        config: The source.
+        files: The found files, in any order.
+        known: Their format, if it follows from the folder instead of their names.
+        empty_classes: Sub-folders of classes without a file.
 
     Raises:
-        DataError: there is none.
-        ConfigError: they are of several formats, or of none that is known.
+        DataError: `files` is empty.
+        ConfigError: the files have several formats, or an unknown one.
     """
     if not files:
         raise DataError(
@@ -138,8 +138,8 @@ def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[st
     """Whether the sub-folders of a folder are classes of images; other entries are refused later.
 
     Args:
-        config: What is looked for.
-        names: All that lies in the folder.
+        config: The source.
+        names: All entries of the folder.
         folders: Those of them that are folders.
     """
     if config.format != "auto":
@@ -159,7 +159,7 @@ def is_mark(name: str) -> bool:
 
 
 def changed(file: SourceFile) -> DataError:
-    """The error of a file that is not what it was when it was listed."""
+    """The error for a file that has changed since it was listed."""
     return DataError(
         f"{file.location} must not change while it is read",
         got=Plain("a file that was written or removed meanwhile"),
@@ -168,7 +168,7 @@ def changed(file: SourceFile) -> DataError:
 
 
 def no_match(source: str) -> DataError:
-    """The error of a glob without a file."""
+    """The error for a glob without a file."""
     return DataError(
         f"data.source {source} must match at least one file",
         got=Plain("none"),
@@ -177,7 +177,7 @@ def no_match(source: str) -> DataError:
 
 
 def no_record(source: str) -> DataError:
-    """The error of files without a single record."""
+    """The error for files without a single record."""
     return DataError(
         f"data.source {source} must hold at least one record",
         got=Plain("none"),
@@ -186,16 +186,16 @@ def no_record(source: str) -> DataError:
 
 
 def not_plain(location: object, what: str) -> DataError:
-    """Return the error of something in a source that is not a plain file."""
+    """Return the error for an entry of a source that is not a plain file."""
     return DataError(
         f"{location} must be a plain file",
         got=Plain(what),
-        fix="Take it out of the source, or name the files by a glob in data.source.",
+        fix="Remove it from the source, or name the files by a glob in data.source.",
     )
 
 
 def no_class(folder: object, what: str) -> DataError:
-    """Return the error of something next to the folders of the classes."""
+    """Return the error for an entry next to the folders of the classes."""
     return DataError(
         f"{folder} must hold one sub-folder of images for each class",
         got=Plain(what),
@@ -224,7 +224,7 @@ def _common_format(config: IngestConfig, files: Sequence[SourceFile]) -> Format:
     (only,) = found
     if only is None or only == "images" or config.format == "images":
         raise ConfigError(
-            "images must lie in a folder with one sub-folder for each class",
+            "images must be in a folder with one sub-folder for each class",
             got=files[0].location,
             fix="Name the folder above the classes in data.source.",
         )
@@ -232,6 +232,6 @@ def _common_format(config: IngestConfig, files: Sequence[SourceFile]) -> Format:
 
 
 def format_of(name: str) -> Format | None:
-    """What a file's name says that it holds, None where it says nothing."""
+    """The format according to a file's name; None if the name does not show it."""
     lower = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lower.endswith(ending)), None)

@@ -16,7 +16,7 @@ from stoker.data.sources.files.file_kind import CHUNK_BYTES, UTF16, kind_of, pla
 
 
 def text_chunks(path: Path, *, location: str) -> Iterator[bytes]:
-    """Yield the text of a file as UTF-8, whatever its name says: gzip is unpacked, UTF-16 recoded.
+    """Yield the text of a file as UTF-8, whatever its name is: gzip is decompressed, UTF-16 recoded.
 
     Args:
         path: The file.
@@ -76,7 +76,7 @@ class EndMarked(io.RawIOBase):
     """
 
     is_escaped = False
-    """True once there was such a byte."""
+    """True once the text contained such a byte."""
 
     def __init__(self, chunks: Iterator[bytes], *, last_line: bytes) -> None:
         self._chunks = chunks
@@ -90,7 +90,7 @@ class EndMarked(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """The stream's bytes, then the line's; less than `size` only at the very end.
+        """Read from the stream, then from the additional line; less than `size` only at the very end.
 
         Arrow 26 loses records after a block that is shorter than the others. It also drops a line feed
         at the beginning of a block if the last one ended with a carriage return, inside quotes too. So
@@ -114,7 +114,7 @@ class EndMarked(io.RawIOBase):
         return b"".join(parts)
 
     def _next(self) -> bytes:
-        """Some more bytes, b"" at the end."""
+        """Read more bytes; b"" at the end."""
         for found in self._chunks:
             if found.isascii() and b"\0" not in found and not self._decoder.getstate()[0]:
                 return found
@@ -128,7 +128,7 @@ class EndMarked(io.RawIOBase):
 
 
 def unescaped(values: pa.Array) -> pa.Array:
-    """The bytes as they stand in the file.
+    """The bytes as in the file.
 
     Args:
         values: [rows] binary, of an `EndMarked` stream that is escaped.

@@ -1,1 +1,1 @@
-"""One file a format: CSV, JSON Lines, Parquet, TFRecord, each read and checked record by record."""
+"""One file per format: CSV, JSON Lines, Parquet, TFRecord; each record is read and checked."""

@@ -1,4 +1,4 @@
-"""CSV files: two passes, the first for the types, both in bounded memory."""
+"""CSV files: two passes in bounded memory, the first for the types."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from stoker.data.sources.records import (
 from stoker.data.sources.workers import Workers
 
 BLOCK_BYTES = 16 << 20
-"""Text that is parsed at a time, and so the longest record: a few times this is the memory."""
+"""Text that is parsed at a time, and so the longest record; parsing needs a few times this memory."""
 
 HEADER_BYTES = 4 << 20
 """Longest header line: a hundred thousand columns with names of forty characters."""
 
 _JSON = re.compile(r"\s*(\[\s*)?\{\s*[\"}]")
-"""How objects of JSON begin; no header of CSV does, whose quotes stand at the start of a field."""
+"""Beginnings of a JSON object; no CSV header begins so, since its quotes are at the start of a field."""
 
 _LAST = b"\x00end\x00"
-"""What the line after the last one holds; in others a NUL stands before hexadecimal digits."""
+"""Content of the line after the last one; in other lines, a NUL precedes hexadecimal digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +75,10 @@ def _size_bytes(chunk: _Chunk) -> int:
 
 @dataclass(slots=True)
 class _Numbering:
-    """Gives the parsed records of one file their numbers, the header being record 0.
+    """Assigns numbers to the parsed records of one file; the header is record 0.
 
     The parser leaves out records with too few or too many fields and reports them, perhaps before
-    it hands over the records that stand above them.
+    it returns the records above them.
     """
 
     file: str
@@ -91,7 +91,7 @@ class _Numbering:
     is_escaped: bool = False
 
     def leave_out(self, record: pa.csv.InvalidRow) -> str:
-        """Note a record that has the wrong number of fields."""
+        """Record that a row has the wrong number of fields."""
         row, expected, got = record.number - 1, record.expected_columns, record.actual_columns
         self.left_out.append(row)
         self.last_row = max(self.last_row, row)
@@ -113,7 +113,7 @@ class _Numbering:
         return rows
 
     def take(self) -> tuple[list[Fault], int]:
-        """The records left out since the last call, and how many they were."""
+        """The records left out since the last call, and their number."""
         taken = self.faults, self.counted
         self.faults, self.counted = [], 0
         return taken
@@ -130,7 +130,7 @@ class CsvFiles:
     """How they are read."""
 
     labels: Collection[str]
-    """The columns that no record may miss."""
+    """The columns that every record must have."""
 
     workers: Workers
     """The workers that read them."""
@@ -140,7 +140,7 @@ class CsvFiles:
 
         Raises:
             DataError: a file is not CSV, its header is unusable, or the files' columns differ.
-            ConfigError: `data.types` names a column that is not there, or `data.columns.lists` any.
+            ConfigError: `data.types` names a column that does not exist, or `data.columns.lists` names any.
         """
         names = self._names()
         overrides = known_types(self.config, names)
@@ -209,7 +209,7 @@ class CsvFiles:
         return read_header(file, self.config.delimiter)
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Every record in its column's type, or named with what is wrong with it."""
+        """Yield every record with its columns' types, or with its fault."""
         missing = missing_texts(self.config.missing_values)
 
         def typed(column: Column, how: Reading, raw: pa.Array) -> Cells:
@@ -245,7 +245,7 @@ class CsvFiles:
         return kept_names(self.config, [name for name in self._header(file) if name])
 
     def _chunks(self, file: SourceFile, names: Sequence[str]) -> Iterator[_Chunk]:
-        """One file's records, the columns in the order of `names`."""
+        """One file's records, with the columns in the order of `names`."""
         header = self._header(file)
         order = [header.index(name) for name in names]
         numbering = _Numbering(file=file.name, limit=self.config.max_bad_rows + SHOWN_FAULTS)
@@ -273,7 +273,7 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
     """The names of a CSV file's columns; "" for a first one without a name, pandas' index.
 
     Raises:
-        DataError: there is no header, or a name is empty, occurs twice or is not UTF-8.
+        DataError: the header is missing, or a name is empty, occurs twice or is not UTF-8.
     """
     with file.opened() as path, reading(file.location, "CSV"):
         head = b""
@@ -282,7 +282,7 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
             if len(head) >= HEADER_BYTES:
                 break
     try:
-        # The end may be in the middle of a character; the header is not there.
+        # The end may be inside a character; the header is before that.
         text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
         _refuse_json(text, file)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -317,7 +317,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """The file's records as bytes, the header first and the line of `EndMarked` last."""
     last_line = delimiter.encode().join([_LAST] * width)
-    # The columns go by number: names would let Arrow take the header for what it likes.
+    # Columns are identified by number: with names, Arrow would interpret the header.
     names = [str(index) for index in range(width)]
     with (
         file.opened() as path,

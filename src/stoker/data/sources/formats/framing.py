@@ -1,11 +1,11 @@
-"""TFRecord's framing: every length and every checksum is checked before TensorFlow sees a byte.
+"""TFRecord's framing: checks every length and checksum before TensorFlow sees a byte.
 
 A record is its length (uint64), the length's check (uint32), the payload and the payload's check;
 a check is a masked CRC32C, all little-endian. A file may be plain, gzip or zlib; its first bytes
 say which, not its name.
 
-TensorFlow believes a header of 64 GiB and crashes, and accepts a file that is cut inside its last
-header as whole. Here each fault is a `Damage` with record and byte, and the records after it are
+TensorFlow trusts a header of 64 GiB and crashes, and accepts a file that is truncated inside its last
+header as complete. Here each fault is a `Damage` with record and byte, and the records after it are
 found again: by the length if its check holds, else by searching for the next position at which both
 checks of a record hold, which happens by chance once in 2^64 positions.
 
@@ -35,26 +35,26 @@ from stoker.data.sources.files.file_kind import (
 )
 
 HEADER, LENGTH, CHECK = struct.Struct("<QI"), struct.Struct("<Q"), struct.Struct("<I")
-"""A record's header: its length, and the length's check; and each of them alone."""
+"""Structures of a record's header: its length and the length's check; and each of them alone."""
 
 _MASK_DELTA = 0xA282EAD8
 
 
 def masked_crc(data: bytes) -> int:
-    """The check that TFRecord stores for some bytes."""
+    """The checksum that TFRecord stores for some bytes."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def header_holds(head: bytes) -> bool:
-    """True where some bytes begin with a length and its check."""
+    """True if some bytes begin with a length and its checksum."""
     if len(head) < HEADER.size:
         return False
     return masked_crc(head[:8]) == CHECK.unpack_from(head, 8)[0]
 
 
 def headers_in(window: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """[found] the places in some bytes where a length stands with its check.
+    """[found] the positions of lengths followed by their checksum.
 
     A CRC is linear: that of eight bytes is the exclusive or of one term for each of them.
     """
@@ -70,7 +70,7 @@ def headers_in(window: NDArray[np.uint8]) -> NDArray[np.intp]:
 
 
 def _crc_terms() -> NDArray[np.uint32]:
-    """[8, 256] by how much each value of each byte of a length changes the CRC of a zero length."""
+    """[8, 256] how each value of each byte of a length changes the CRC of a zero length."""
     terms = [
         [google_crc32c.value(LENGTH.pack(value << 8 * index)) for value in range(256)]
         for index in range(8)
@@ -83,17 +83,17 @@ _CRC_TERMS = _crc_terms()
 
 
 MAX_RECORD_BYTES = 256 << 20
-"""Longest record that is read: a length is believed, and memory set aside, only up to here."""
+"""Longest record that is read: memory is allocated only for lengths up to this."""
 
 BLOCK_BYTES = 16 << 20
-"""Payload that is handed over at a time, unless a single record is longer."""
+"""Payload that is returned at a time, unless a single record is longer."""
 
 BLOCK_RECORDS = 8192
-"""Most records that are handed over at a time."""
+"""Most records that are returned at a time."""
 
 _LEAST_BYTES = HEADER.size + CHECK.size
 _HEAD_BYTES = 512
-"""Enough of a packed file to unpack its first header."""
+"""Bytes of a compressed file that suffice to decompress its first header."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class Damage:
     """1-based number of the record expected there, as far as records can be counted."""
 
     offset: int
-    """Its first byte, counted in the file, or in what the file unpacks to."""
+    """Its first byte, counted in the file, or in the decompressed content."""
 
     reason: str
     """What is wrong there, and the number of bytes skipped if they are more than the record."""
@@ -118,13 +118,13 @@ class Frames:
     """Some records of one file, in order."""
 
     payloads: list[bytes] = field(default_factory=list)
-    """The whole ones."""
+    """The complete records."""
 
     rows: list[int] = field(default_factory=list)
-    """The 1-based number of each of them in the file."""
+    """The 1-based number of each in the file."""
 
     damages: list[Damage] = field(default_factory=list)
-    """What is between them and not a complete record."""
+    """The damaged parts between them."""
 
 
 def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
@@ -132,7 +132,7 @@ def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
 
     Args:
         path: The file.
-        location: What a message calls it.
+        location: Its name in messages.
 
     Raises:
         DataError: the file is empty, is not a TFRecord, or its gzip or zlib data is damaged.
@@ -144,7 +144,7 @@ def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
 
 
 class _Buffer:
-    """The part of a stream that is being looked at."""
+    """The part of a stream that is in memory."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.data = b""
@@ -154,16 +154,16 @@ class _Buffer:
 
     @property
     def offset(self) -> int:
-        """Where `at` is in the stream."""
+        """Position of `at` in the stream."""
         return self._start + self.at
 
     @property
     def left(self) -> int:
-        """Bytes at hand."""
+        """Number of bytes in memory."""
         return len(self.data) - self.at
 
     def has(self, size: int) -> bool:
-        """Read on until so many bytes are at hand; False where the stream ends before."""
+        """Read until this many bytes are in memory; False if the stream ends before."""
         if self.left >= size:
             return True
         parts, have = [self.data[self.at :]], self.left
@@ -177,7 +177,7 @@ class _Buffer:
 
 
 class _Reader:
-    """Walks over one file from record to record."""
+    """Walks through one file from record to record."""
 
     def __init__(self, path: Path, location: str) -> None:
         self.is_tfrecord = False
@@ -188,7 +188,7 @@ class _Reader:
         self._row = 1
 
     def blocks(self) -> Iterator[Frames]:
-        """Everything, in order."""
+        """Yield all records, in order."""
         buffer = self._buffer
         while buffer.has(1):
             frames, until = Frames(), buffer.offset + BLOCK_BYTES
@@ -206,7 +206,7 @@ class _Reader:
             )
 
     def _read_next(self, frames: Frames) -> None:
-        """Take the next record, or name the damage at its place."""
+        """Read the next record, or describe the damage at its position."""
         buffer = self._buffer
         buffer.has(HEADER.size)
         head = buffer.data[buffer.at : buffer.at + HEADER.size]
@@ -218,7 +218,7 @@ class _Reader:
         elif len(head) < HEADER.size:
             reason = f"the file ends inside a header, {len(head)} of {HEADER.size} bytes"
         else:
-            reason = "the checksum of the length does not hold"
+            reason = "the checksum of the length is wrong"
         if reason:
             reason += self._find_next()
         else:
@@ -230,7 +230,7 @@ class _Reader:
                 frames.payloads.append(payload)
                 frames.rows.append(self._row)
             else:
-                reason = "the checksum of the payload does not hold"
+                reason = "the checksum of the payload is wrong"
         if reason:
             frames.damages.append(Damage(row=self._row, offset=offset, reason=reason))
         self._row += 1
@@ -238,7 +238,7 @@ class _Reader:
     def _length_fault(self, length: int) -> str:
         """Return why no record of this length starts here, "" if one does; read until its end."""
         size, buffer = length + _LEAST_BYTES, self._buffer
-        # How much a packed file unpacks to is not known before.
+        # The decompressed size is not known before.
         fits = self._unpacked is not None or size <= self._size - buffer.offset
         if fits and length > MAX_RECORD_BYTES:
             return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
@@ -274,7 +274,7 @@ class _Reader:
 
 
 def _is_packed(path: Path) -> bool:
-    """True where unpacking gives a TFRecord, or the file is gzip and can be nothing else."""
+    """True if decompression gives a TFRecord, or the file is gzip and can be nothing else."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if header_holds(head) or not is_packed(head):
@@ -286,6 +286,6 @@ def _no_tfrecord(path: Path, location: str) -> DataError:
     kind = kind_of(path) if path.stat().st_size else "an empty file"
     return DataError(
         f"{location} must hold TFRecord data",
-        got=Plain(kind or "no record with a right checksum"),
+        got=Plain(kind or "no record with a valid checksum"),
         fix="Fetch or write the file again, or take it out of the source.",
     )

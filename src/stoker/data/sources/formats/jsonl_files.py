@@ -1,4 +1,4 @@
-"""JSON Lines: one JSON object a line, each line parsed by itself so that a bad one is named."""
+"""JSON Lines: one JSON object per line; each line is parsed by itself, so that a bad one is named."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.files.text import utf16_chunks
 
 MAX_LINE_BYTES = 16 << 20
-"""Longest line: a few times this is the memory."""
+"""Longest line; parsing needs a few times this memory."""
 
 BLOCK_LINES = 8192
 """Most lines that are parsed at a time."""
@@ -126,7 +126,7 @@ def _line_blocks(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[by
 
 
 def _block_lines(ends: NDArray[np.int64]) -> int:
-    """How many lines make a block; 0 if there are too few so far.
+    """Number of lines that make a block; 0 if there are too few so far.
 
     Args:
         ends: [lines] where each line ends.
@@ -188,7 +188,7 @@ def _add_line(block: BlockBuilder, line: bytes, number: int, as_text: Collection
 
 
 def _record(line: bytes) -> dict[str, Any] | str:
-    """A line's object, or why there is none."""
+    """Return a line's object, or the reason why it has none."""
     try:
         record = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -204,7 +204,7 @@ def _record(line: bytes) -> dict[str, Any] | str:
 
 
 def _as_text(values: list[Any]) -> tuple[str, list[Any]]:
-    """The kind and texts of the values of a column of strings: 7.0 is "7", as 7 is."""
+    """The kind and texts of the values of a column of strings: 7.0 becomes "7", like 7."""
     if any(type(value) not in _KINDS for value in values if value is not None):
         return _MIXED, values
     if any(isinstance(value, float) and math.isinf(value) for value in values):
@@ -217,7 +217,7 @@ def _as_text(values: list[Any]) -> tuple[str, list[Any]]:
 
 
 def _kind_of_list(given: list[Any]) -> str:
-    """What the values of a list are, "" where it has none."""
+    """The kind of a list's values, "" for an empty list."""
     types = set(map(type, given)) - {type(None)}
     kinds = {_KINDS.get(each, _NESTED) for each in types}
     return kinds.pop() if len(kinds) < 2 and kinds else _MIXED if kinds else ""
@@ -251,7 +251,7 @@ def _floats(numbers: list[float | None]) -> NDArray[np.float64]:
         widest = int(sys.float_info.max)
         kept = [None if n is None else max(-widest, min(widest, n)) for n in numbers]
         found = np.array(kept, np.float64)
-    # JSON has no infinity: 1e999 is kept so large that it is found not to fit.
+    # JSON has no infinity: 1e999 stays so large that it is found not to fit.
     return np.nan_to_num(found, nan=np.nan)
 
 

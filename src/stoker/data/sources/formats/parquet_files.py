@@ -1,4 +1,4 @@
-"""Parquet files: typed already, so that only what the types leave open is looked up."""
+"""Parquet files: already typed, so that values are read only for what the types leave open."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ class ParquetFiles:
     """How they are read."""
 
     labels: Collection[str]
-    """The columns that no record may miss."""
+    """The columns that every record must have."""
 
     workers: Workers
     """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
-        """Learn from the files' types, and from the values where gaps or images leave them open.
+        """Decide from the files' types, and from the values where gaps or images leave them open.
 
         Raises:
             DataError: a file is damaged, its columns differ from the first's, or a type cannot be
                 read.
-            ConfigError: `data.types` names a column that is not there, or images differ in size.
+            ConfigError: `data.types` names a column that does not exist, or images differ in size.
         """
         learned, rows = self._schema()
         if not rows:
@@ -101,7 +101,7 @@ class ParquetFiles:
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Every record in its column's type, or named with what is wrong with it."""
+        """Yield every record with its columns' types, or with its fault."""
         learned, _ = self._schema()
         has_image = any(how == "image" for how in scan.readings)
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -123,7 +123,7 @@ class ParquetFiles:
     def _numbered(
         self, names: Sequence[str] | None, *, images: bool
     ) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
-        """Every batch, with the number of its first record in its file."""
+        """Yield every batch, with the number of its first record in its file."""
         for file in self.listing.files:
             row = 1
             for batch in _batches(file, names, images):
@@ -161,7 +161,7 @@ class ParquetFiles:
     def _scan_values(
         self, learned: Sequence[ColumnTyping], images: ImageTally, progress: Progress
     ) -> None:
-        """Read the columns whose type the schema does not settle."""
+        """Read the columns whose type the schema does not determine."""
         by_headers = needs_headers(self.config.images)
         open_ones = [
             each for each in learned if each.is_open or (each.family == "image" and by_headers)

@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`, plain or packed, checked record by record without TensorFlow.
+"""TFRecord files of `tf.train.Example`, plain or compressed, checked record by record without TensorFlow.
 
 TensorFlow's own message class costs the import of TensorFlow: five seconds and 400 MB that ingest
 does not need otherwise.
@@ -59,17 +59,17 @@ _NEW: dict[str, Callable[[], Any]] = {
     "bytes_list": list,
 }
 _FEW = 8
-"""Values of a float list up to which it is quicker to take them one by one."""
+"""Number of values of a float list up to which reading them one by one is faster."""
 
 _KINDS_OF_LISTS = {"int64_list": INT_LIST, "float_list": FLOAT_LIST}
 
 
 def parse_examples(file: SourceFile, frames: Frames) -> ParsedBlock:
-    """Parse some records and take them apart.
+    """Parse some records into columns.
 
     Args:
-        file: Where they stand.
-        frames: The records; what is damaged among them is passed on.
+        file: Their file.
+        frames: The records; damage among them is passed on.
     """
     block = BlockBuilder(file)
     for damage in frames.damages:
@@ -116,9 +116,9 @@ def _add_example(block: BlockBuilder, example: Any, number: int) -> None:
 
 
 def _extend(flat: array[float], packed: bytes, count: int) -> None:
-    """Take the values out of a float list's canonical form: tag, length, values.
+    """Extract the values from a float list's canonical form: tag, length, values.
 
-    Long lists are many times as quick so as by one Python float after the other.
+    For long lists this is many times as fast as one Python float after the other.
     """
     size = 4 * count
     start = 1 + max(1, -(-size.bit_length() // 7))
@@ -135,7 +135,7 @@ def _finish(kind: str, collected: Collected) -> Iterable[Values]:
 
 
 def _split(values: Values) -> Iterable[Values]:
-    """Bytes are text, or encoded images, or neither."""
+    """Whether bytes are text, encoded images, or neither."""
     if _is_text(values.flat):
         text = values.flat.cast(pa.string())
         return [replace(values, kind=TEXT, flat=text)]

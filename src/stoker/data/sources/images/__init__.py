@@ -1,1 +1,1 @@
-"""Images as records: which file is one, whole, upright, and of which class."""
+"""Images as records: whether a file is one, is complete and upright, and its class."""

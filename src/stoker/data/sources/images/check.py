@@ -1,4 +1,4 @@
-"""Checks without TensorFlow that an image is whole and that the exported graph decodes it.
+"""Checks, without TensorFlow, that an image is complete and that the exported graph can decode it.
 
 The exported graph decodes JPEG, PNG, GIF (its first frame) and still WebP, so other formats are
 refused by name. A size is read from the header before anything is decoded. PNG, GIF and WebP are
@@ -34,7 +34,7 @@ from stoker.data.sources.images.headers import (
     webp_bytes,
 )
 
-# OpenCV prints what it finds wrong with a damaged image; our error says it already.
+# OpenCV prints errors of damaged images; our error reports them already.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 MAX_GIF_PIXELS = 128 << 20

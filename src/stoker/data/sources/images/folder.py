@@ -36,22 +36,22 @@ IMAGE_COLUMNS = (
     Column(name="label", dtype="string"),
     Column(name=PATH, dtype="string"),
 )
-"""The encoded bytes as they lie in the file, the folder's name, the file's relative name."""
+"""Columns: the encoded bytes as in the file, the folder's name, the file's relative name."""
 
 BLOCK_FILES = 256
-"""Images that are read at a time, unless their bytes are many."""
+"""Most images that are read at a time."""
 
 BLOCK_BYTES = 32 << 20
-"""Bytes of images that are read at a time."""
+"""Most bytes of images that are read at a time."""
 
 PART_FILES = 32
-"""Images of a block that one worker takes: enough to justify a message, few enough to balance."""
+"""Images of a block for one worker: enough to justify a message, few enough to balance the load."""
 
 MAX_FILE_BYTES = 256 << 20
-"""Longest image file: several times what 50 million pixels take up."""
+"""Longest image file: several times the size of an image with 50 million pixels."""
 
 _HEAD_BYTES = 64 << 10
-"""Where nearly every header ends; a JPEG with a long preview or profile is read whole."""
+"""Nearly every header ends within this; a JPEG with a long preview or profile is read completely."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +68,10 @@ class ImageFolder:
     """The workers that read them."""
 
     def scan(self, progress: Progress) -> Scan:
-        """Read the images' headers, where their shape is not configured.
+        """Read the images' headers, if their shape is not configured.
 
         Raises:
-            ConfigError: the sizes differ and none is configured; or there is `data.types`.
+            ConfigError: the sizes differ and none is configured; or `data.types` is set.
         """
         columns = self.config.columns
         for key, names in (
@@ -103,7 +103,7 @@ class ImageFolder:
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Every image with its class, or named with what is wrong with it."""
+        """Yield every image with its class, or with its fault."""
         files = self.listing.files
         runs = list(_block_slices([file.size_bytes for file in files]))
         read = partial(
@@ -127,7 +127,7 @@ class ImageFolder:
 
 
 def class_of(file: SourceFile) -> str:
-    """The sub-folder in which an image lies."""
+    """The sub-folder of an image."""
     return file.name.partition("/")[0]
 
 
@@ -139,10 +139,10 @@ class _Part:
     """The valid ones."""
 
     content: NDArray[np.uint64] | None
-    """What was computed of each row of the table."""
+    """Computed value of each row of the table."""
 
     faults: list[Fault]
-    """The others."""
+    """The invalid images."""
 
 
 def _file_bytes(files: Sequence[SourceFile]) -> int:
@@ -167,7 +167,7 @@ def _parts(run: slice) -> list[slice]:
 
 
 def _headers(files: Sequence[SourceFile], *, max_pixels: int) -> list[ImageHeader | None]:
-    """The header of each image; None if it has no valid one."""
+    """The header of each image; None if it is invalid."""
     found: list[ImageHeader | None] = []
     for file in files:
         try:

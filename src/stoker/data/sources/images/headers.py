@@ -171,7 +171,7 @@ def read_gif(data: bytes) -> ImageHeader:
     """Return the size of a GIF; it always counts as color.
 
     Raises:
-        BadImage: The header is cut, or there are no pixels.
+        BadImage: The header is truncated, or the image has no pixels.
     """
     if len(data) < 13:
         raise BadImage(CUT)
@@ -232,7 +232,7 @@ that many short scans cost no more than a single long one."""
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, first byte and end of each segment of a JPEG up to its end, coded data passed over."""
+    """Marker, first byte and end of each segment of a JPEG up to its end; coded data is skipped."""
     at = 2
     while True:
         while data[at : at + 2] == b"\xff\xff":
@@ -271,7 +271,7 @@ def read_jpeg(data: bytes) -> ImageHeader:
     """Size and channels of a JPEG, turned as its Exif asks.
 
     Raises:
-        BadImage: it ends within its header, or is of a kind that TensorFlow does not decode.
+        BadImage: it ends within its header, or has a kind that TensorFlow does not decode.
     """
     for marker, start, end in jpeg_segments(data):
         if marker in FRAMES:
@@ -339,7 +339,7 @@ def format_of(data: bytes) -> str:
     """Return `JPEG`, `PNG`, `GIF` or `WebP`, from the first bytes of an image.
 
     Raises:
-        BadImage: It is none of them.
+        BadImage: The image has none of these formats.
     """
     for name, magics in _MAGICS.items():
         if data.startswith(magics) and (name != "WebP" or data[8:12] == WEBP_KIND):

@@ -1,1 +1,1 @@
-"""Where files lie: this machine, or a bucket with a cache on this machine."""
+"""Places of files: this machine, or a bucket with a cache on this machine."""

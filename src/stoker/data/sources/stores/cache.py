@@ -1,4 +1,4 @@
-"""Objects of a store on this machine's disk, within a bound, each with its checksum.
+"""A bounded cache of a store's objects on this machine's disk, each with its checksum.
 
 objects/KEY[:3]/KEY-SHA256   one object; the name holds the checksum of its content
 parts/KEY[:3].part           one that is being fetched, at its full length from the start
@@ -7,8 +7,8 @@ lock, used                   held while room is made; the bytes that objects and
 
 KEY is made from the object's place, length and time, so that a changed object is another entry.
 A reader of an entry holds a shared lock on it, and a locked entry is not evicted. The kernel gives
-every lock back when its owner dies. Nothing is flushed to the disk on purpose: an entry that a
-power cut tore has not its checksum, and is fetched again.
+every lock when its owner dies. Deliberately, nothing is flushed to the disk: an entry that a
+power cut damaged has a wrong checksum, and is fetched again.
 
 Source: git's rule for files that are as young as their record of them (racy-git) is `SETTLED_S`.
 """
@@ -38,10 +38,10 @@ SETTLED_S = 3.0
 same second without a visible change; later processes fetch it again."""
 
 ROOM_SHARE = 0.05
-"""Share of the bound that is freed beyond need, since looking for what is oldest takes a moment."""
+"""Additional share of the limit that is freed, since finding the oldest entries takes a moment."""
 
 WAIT_S = 300.0
-"""Longest wait for room that other readers hold, seconds."""
+"""Longest wait for space that other readers hold, seconds."""
 
 _POLL_S = 0.05
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Wanted:
     """One version of one object."""
 
     endpoint: str
-    """Where its store is reached, "" for the store's own."""
+    """Endpoint of its store; "" for the default."""
 
     location: str
     """Its URI, without options."""
@@ -61,33 +61,33 @@ class Wanted:
     """Its length."""
 
     mtime_ns: int
-    """When it was written, nanoseconds; stores report seconds or milliseconds."""
+    """Time of its last modification, nanoseconds; stores report seconds or milliseconds."""
 
     @property
     def key(self) -> str:
-        """Names the entry, hexadecimal digits."""
+        """Name of the entry, hexadecimal digits."""
         return fingerprint([self.endpoint, self.location, self.size_bytes, self.mtime_ns])
 
 
 Fetch = Callable[[Wanted], Iterator[bytes]]
-"""Gives an object's content in pieces."""
+"""Returns an object's content in pieces."""
 
 
 @functools.cache
 def shared_cache(folder: Path, *, limit_bytes: int) -> Cache:
-    """The process's one cache in a folder: what was checked once is not checked again."""
+    """Return this process's only cache for a folder: checked objects are not checked again."""
     return Cache(folder, limit_bytes=limit_bytes)
 
 
 class Cache:
-    """A folder of fetched objects that never holds more than its bound."""
+    """A folder of fetched objects with a size limit."""
 
     def __init__(self, folder: Path, *, limit_bytes: int) -> None:
-        """Use a folder; it is made when something is fetched.
+        """Use a folder; it is created when an object is fetched.
 
         Args:
-            folder: Where; several processes may share it.
-            limit_bytes: Most bytes of objects, whole and in part.
+            folder: The folder; several processes may share it.
+            limit_bytes: Most bytes of objects, including incomplete ones.
         """
         self._folder = folder
         self._limit_bytes = limit_bytes
@@ -97,28 +97,28 @@ class Cache:
 
     @contextlib.contextmanager
     def pinned(self, wanted: Wanted, fetch: Fetch) -> Iterator[Path]:
-        """The object as a local file, which stays until the block ends.
+        """The object as a local file, until the block ends.
 
         Args:
             wanted: The object.
-            fetch: Called where it is not there, or not whole.
+            fetch: Called if the object is missing or incomplete.
 
         Raises:
-            UserError: it is larger than the bound, the disk is full or cannot be written, or
+            UserError: the object is larger than the limit, the disk is full or not writable, or
                 `fetch` fails.
-            BusyError: other readers hold the room for too long.
+            BusyError: other readers hold the space for too long.
         """
         path, stream = self._acquire(wanted, fetch, wait_s=WAIT_S)
         with stream:
             yield path
 
     def prefetch(self, wanted: Wanted, fetch: Fetch) -> None:
-        """Fetch an object that will be read soon, if there is room for it now."""
+        """Fetch an object that will be read soon, if there is space now."""
         with contextlib.suppress(BusyError):
             self._acquire(wanted, fetch, wait_s=0.0)[1].close()
 
     def known_sha256(self, wanted: Wanted) -> str | None:
-        """The SHA-256 of an object that this process has had, even if it was evicted since."""
+        """The SHA-256 of an object that this process has used, even if it was evicted since."""
         return self._digests.get(wanted.key)
 
     def _acquire(self, wanted: Wanted, fetch: Fetch, *, wait_s: float) -> tuple[Path, BinaryIO]:
@@ -129,7 +129,7 @@ class Cache:
         return found
 
     def _pin(self, wanted: Wanted) -> tuple[Path, BinaryIO] | None:
-        """Lock the entry, if it is there and good."""
+        """Lock the entry, if it exists and is intact."""
         path = self._entry(wanted.key)
         if path is None:
             return None
@@ -139,7 +139,7 @@ class Cache:
             return None
         fcntl.flock(stream, fcntl.LOCK_SH)
         status = os.fstat(stream.fileno())
-        # Between finding and locking it may have been evicted.
+        # It may have been evicted between the search and the lock.
         if status.st_nlink and self._is_good(wanted, path, status):
             # The access time orders eviction; the modification time stays the time of the fetch.
             os.utime(stream.fileno(), ns=(time.time_ns(), status.st_mtime_ns))
@@ -156,7 +156,7 @@ class Cache:
             return None
 
     def _is_good(self, wanted: Wanted, path: Path, status: os.stat_result) -> bool:
-        """Whether this process fetched or checked the entry before, or its checksum is right now."""
+        """Whether this process has fetched or checked the entry before, or its checksum is right."""
         key, now = wanted.key, (status.st_ino, status.st_size, status.st_mtime_ns)
         if self._checked.get(key) == now:
             return True
@@ -181,7 +181,7 @@ class Cache:
             )
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with alone(self._slot(wanted.key)):
-            # Another may have fetched it while this one waited for the slot.
+            # Another process may have fetched it while this one waited for the slot.
             if (found := self._pin(wanted)) is not None:
                 found[1].close()
                 return
@@ -195,23 +195,23 @@ class Cache:
                 raise
 
     def _make_room(self, wanted: Wanted, part: Path, *, until_s: float) -> None:
-        """Reserve an object's length, evicting what was used longest ago."""
+        """Reserve space for an object; evict the least recently used ones."""
         while True:
             with self._alone():
                 used = self._used()
-                if part.exists():  # a killed process left it: this one holds the slot
+                if part.exists():  # left by a killed process: this one holds the slot
                     used -= part.stat().st_size
                     part.unlink()
                 if used + wanted.size_bytes > self._limit_bytes:
                     used = self._evicted(wanted.size_bytes)
                 if used + wanted.size_bytes <= self._limit_bytes:
-                    # First the number: a kill in between leaves it too large, never too small.
+                    # Update the number first: after a kill in between it is too large, never too small.
                     self._write_used(used + wanted.size_bytes)
                     _allocate(part, wanted.size_bytes)
                     return
             if time.monotonic() >= until_s:
                 raise BusyError(
-                    f"data.cache_bytes ({self._limit_bytes:,}) must hold all that is read at once",
+                    f"data.cache_bytes ({self._limit_bytes:,}) must be enough for all files that are read at once",
                     got=Plain(f"{used:,} bytes held by readers, {wanted.size_bytes:,} wanted"),
                     fix="Set a larger data.cache_bytes, or wait until the other run has ended.",
                 )
@@ -222,7 +222,7 @@ class Cache:
         final = self._folder / "objects" / key[:3] / f"{key}-{digest}"
         with self._alone():
             final.parent.mkdir(parents=True, exist_ok=True)
-            if old is not None:  # damaged, or too young to be trusted
+            if old is not None:  # damaged, or too recent to be trusted
                 size_bytes = old.stat().st_size
                 old.unlink()
                 self._write_used(self._used() - size_bytes)
@@ -251,7 +251,7 @@ class Cache:
         return used
 
     def _counts(self) -> tuple[list[tuple[int, int, str]], int]:
-        """Last use, bytes and path of every object; the bytes of all, and of the parts."""
+        """Last use, bytes and path of every object; the bytes of all objects, and of incomplete ones."""
         entries, parts = [], 0
         for folder in (self._folder / "objects").glob("*"):
             with os.scandir(folder) as found:
@@ -263,7 +263,7 @@ class Cache:
         return entries, parts + sum(size for _, size, _ in entries)
 
     def _used(self) -> int:
-        """Bytes that are used; counted once a process, since a killed one leaves a wrong number."""
+        """Bytes in use; counted once per process, since a killed one leaves a wrong number."""
         if self._counted:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return int((self._folder / "used").read_text())
@@ -308,7 +308,7 @@ def sha256_in(path: Path) -> str:
 
 
 def _allocate(part: Path, size_bytes: int) -> None:
-    """Take the room on the disk now, so that a full disk is found before the fetch."""
+    """Reserve the space on the disk now, so that a full disk is found before the fetch."""
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("wb") as stream:
@@ -339,7 +339,7 @@ def _remove_unread(path: str) -> bool:
 
 
 def _remove_orphan(part: Path, slot: Path) -> None:
-    """Remove what a killed process left, unless its slot is held: then it is being fetched."""
+    """Remove what a killed process left, unless its slot is held: then the object is being fetched."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError), slot.open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Where files of a store are kept on this machine."""
+"""The folder for a store's files on this machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stoker.core.incarnation import VARIABLE
 from stoker.data.sources.config import IngestConfig
 
 NODE_LOCAL = ("SLURM_TMPDIR", "TMPDIR")
-"""Environment variables that name a folder on the disk of a job's machine; the first that is set counts."""
+"""Environment variables that name a folder on a job machine's local disk; the first one that is set counts."""
 
 
 def cache_folder(config: IngestConfig, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return `data.cache_dir`; else in a job a folder on the machine's own disk; else the user's folder of caches.
+    """Return `data.cache_dir`; else in a job a folder on the machine's local disk; else the user's cache folder.
 
     In a job the user's home is often a file system that all machines share.
 
     Args:
-        config: Names the folder, or not.
+        config: May name the folder.
         environ: Environment of this process.
 
     Raises:

@@ -1,6 +1,6 @@
 """Files on this machine's disk.
 
-What is refused before a single byte of it is read: a FIFO, device or socket (reading would hang), a
+Refused before a single byte is read: a FIFO, device or socket (reading would hang), a
 link that leads out of the source, a link to a folder (it may lead in a circle), a folder where
 files are expected, and files of several formats together.
 """
@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class LocalDisk:
-    """The place of files that need no fetching."""
+    """The place of files that need not be fetched."""
 
     is_local = True
 
@@ -49,11 +49,11 @@ class LocalDisk:
         yield Path(file.location)
 
     def sha256(self, file: SourceFile) -> str:
-        """Read it whole."""
+        """Read the whole file."""
         return sha256_file(Path(file.location))
 
     def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
-        """Ask for each file."""
+        """Get the status of each file."""
         found = (_status(file.location) for file in files)
         return [(status.st_size, status.st_mtime_ns) for status in found]
 
@@ -65,8 +65,8 @@ def list_local(config: IngestConfig) -> Listing:
     """Find the files of a `data.source` that is a path.
 
     Raises:
-        DataError: there is none, or something there is not a plain file inside the source.
-        ConfigError: the files are of several formats, or of none that is known.
+        DataError: no file exists, or an entry is not a plain file inside the source.
+        ConfigError: the files have several formats, or an unknown one.
     """
     path = Path(config.source)
     if not os.path.lexists(path):
@@ -150,7 +150,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _source_file(path: Path, root: Path, *, named_by_user: bool = False) -> SourceFile:
-    """Check one entry; a source that is itself a link may lead anywhere: the user named it."""
+    """Check one entry; the source itself may be a link to anywhere, because the user named it."""
     if not named_by_user and path.is_symlink():
         _check_link(path, root)
     status = _status(path)
@@ -200,5 +200,5 @@ def _unreadable(path: str | Path, error: OSError) -> DataError:
     return DataError(
         f"{path} must be readable",
         got=Plain(error.strerror or str(error)),
-        fix="Check that it is there and that you may read it.",
+        fix="Check that it exists and that you may read it.",
     )

@@ -35,16 +35,16 @@ from stoker.data.sources.stores.store import ChangedMeanwhile, Store, is_ending
 from stoker.data.sources.uri import StoreUri, parse_uri
 
 FETCHERS = 16
-"""Files that are fetched at once: a request for a small one is nearly all waiting."""
+"""Files that are fetched at once: a request for a small one is almost only waiting."""
 
 AHEAD_FILES = 64
 """Maximum number of files that are fetched before they are needed."""
 
 AHEAD_BYTES = 512 << 20
-"""Most bytes of them, unless the next file alone is longer."""
+"""Most bytes of them, unless the next file alone is larger."""
 
 AHEAD_SHARE = 0.25
-"""The same as a share of the cache, so that nothing is evicted before it was read."""
+"""Limit as a share of the cache, so that nothing is evicted before it is read."""
 
 
 class Bucket:
@@ -56,7 +56,7 @@ class Bucket:
         """Connect lazily.
 
         Args:
-            config: Its source is the URI of a bucket or of something in it.
+            config: Its source is the URI of a bucket, or of an object or folder in it.
         """
         self.uri = parse_uri(config.source)
         attempts, backoff_s = config.store_attempts, config.store_backoff_s
@@ -71,11 +71,11 @@ class Bucket:
         self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
 
     def file_type(self, key: str) -> fs.FileType:
-        """What lies under a key: an object, a folder or nothing."""
+        """Whether a key is an object, a folder or nothing."""
         return self._store.status(key).type
 
     def files_below(self, folder: str) -> list[SourceFile]:
-        """Every file in a folder, at any depth, without the hidden ones."""
+        """Every file in a folder, at any depth, except hidden ones."""
         self._list_again = lambda: self._store.below(folder)
         found = (info for info in self._list_again() if info.type == fs.FileType.File)
         files = (self._file(info, folder) for info in found)
@@ -87,13 +87,13 @@ class Bucket:
         return self._file(self._list_again()[0], key.rpartition("/")[0])
 
     def read_in_order(self, files: Sequence[SourceFile]) -> None:
-        """Say which files will be read one after another, so that they are fetched ahead."""
+        """Announce the files that will be read one after another, so that they are fetched ahead."""
         self._files = tuple(files)
         self._positions = {file.name: at for at, file in enumerate(files)}
 
     @contextlib.contextmanager
     def opened(self, file: SourceFile) -> Iterator[Path]:
-        """The pinned entry of the cache; the files after it are fetched meanwhile."""
+        """The pinned entry of the cache; later files are fetched meanwhile."""
         self._prefetch_from(self._positions.get(file.name, 0) + 1)
         with contextlib.ExitStack() as held:
             try:
@@ -103,7 +103,7 @@ class Bucket:
             yield path
 
     def sha256(self, file: SourceFile) -> str:
-        """Of the cache's entry, which was checked against it; known ones are not fetched again."""
+        """The SHA-256 of the checked entry of the cache; known ones are not fetched again."""
         known = self._cache.known_sha256(self._wanted(file))
         if known is not None:
             return known
@@ -145,7 +145,7 @@ class Bucket:
         """Fetch the files from `start` on in threads, each of them once in a pass."""
         with self._prefetch_lock:
             if not start <= self._prefetched_until <= start + AHEAD_FILES:
-                self._prefetched_until = start  # another pass begins
+                self._prefetched_until = start  # another pass has started
             room = self._ahead_bytes - sum(
                 file.size_bytes for file in self._files[start : self._prefetched_until]
             )
@@ -158,7 +158,7 @@ class Bucket:
                 self._pool.submit(self._hold_ready, file)
 
     def _hold_ready(self, file: SourceFile) -> None:
-        """Fetch a file ahead; an error is not reported here, because reading the file reports it."""
+        """Fetch a file ahead; errors are ignored here, because reading the file reports them."""
         if not is_ending():
             self._cache.prefetch(self._wanted(file), self._fetch)
 
@@ -167,9 +167,9 @@ def list_remote(config: IngestConfig) -> Listing:
     """Find the files of a `data.source` that is a URI.
 
     Raises:
-        DataError: there is none, or something there is not a plain file inside the source.
-        ConfigError: the files are of several formats, or of none that is known.
-        UserError: the store fails, or refuses.
+        DataError: no file exists, or an entry is not a plain file inside the source.
+        ConfigError: the files have several formats, or an unknown one.
+        UserError: the store fails or refuses the request.
     """
     bucket = Bucket(config)
     listing = _found(config, bucket)
@@ -205,7 +205,7 @@ def _listed_glob(config: IngestConfig, bucket: Bucket) -> Listing:
 
 
 def matches(name: str, pattern: Sequence[str]) -> bool:
-    """True for a name that a glob finds: `**` stands for any number of folders, at the end for all.
+    """True for a name that a glob matches: `**` means any number of folders, and at the end everything.
 
     Args:
         name: Relative to the folder in which the pattern begins.

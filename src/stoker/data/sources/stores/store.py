@@ -25,17 +25,17 @@ from stoker.core.errors import DataError, Plain, UserError
 from stoker.data.sources.uri import StoreUri
 
 PIECE_BYTES = 8 << 20
-"""What one request fetches: long enough to hide its latency, and little is lost when it breaks."""
+"""Bytes per request: enough to hide its latency, and little is lost when it breaks."""
 
 LONGEST_PAUSE_S = 30.0
 """Longest pause between two attempts, seconds."""
 
 _INNER_ATTEMPTS = 3
-"""Attempts of the S3 library at one request: a listing of 1,000 pages does not start again for one
-page. Ours are around these."""
+"""Attempts of the S3 library per request: a listing of 1,000 pages does not restart because of one
+page. Our own attempts repeat these."""
 
 _INNER_RETRY_S = 5
-"""The same of the GCS library, which counts in seconds."""
+"""The same limit for the GCS library, in seconds."""
 
 _TIMEOUT_S = 30.0
 
@@ -45,7 +45,7 @@ _ENDPOINTS = {
 }
 
 _SPREAD = random.Random()  # noqa: S311 - no secret
-"""Of its own: a thread that drew from the process's generator would change a training's numbers."""
+"""A separate generator: a thread that used the process's generator would change a training's numbers."""
 
 _T = TypeVar("_T")
 
@@ -67,7 +67,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "See that the credentials are not expired and may list and read; what was fetched is kept.",
     ),
     (
-        # S3 reports no more than this for a request without a body.
+        # S3 reports nothing more specific for a request without a body.
         r"HTTP status 400",
         "a request that the store refuses (400)",
         "See that the credentials have not expired and that AWS_REGION is the bucket's.",
@@ -87,7 +87,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 class ChangedMeanwhile(Exception):
-    """An object is not what it was when it was listed or opened."""
+    """An object has changed since it was listed or opened."""
 
 
 class Store:
@@ -97,8 +97,8 @@ class Store:
         """Connect lazily: nothing is sent before the first call.
 
         Args:
-            uri: A place in the store; which one does not matter, but for its bucket.
-            attempts: How often a request is made before the store is said to fail.
+            uri: A place in the store; only its bucket matters.
+            attempts: Number of attempts of a request.
             backoff_s: Pause after the first failure, seconds; doubled after each further one.
         """
         self.endpoint = _endpoint(uri)
@@ -108,31 +108,31 @@ class Store:
         self._making = threading.Lock()
 
     def status(self, key: str) -> fs.FileInfo:
-        """What a key is: an object, a folder (others' prefix), or nothing."""
+        """Whether a key is an object, a folder (a prefix of others), or nothing."""
         path = self._path(key)
         return self._request(key, lambda system: system.get_file_info(path))
 
     def below(self, key: str) -> list[fs.FileInfo]:
-        """Every object whose key starts with a folder's, at any depth."""
+        """Every object whose key begins with a folder's, at any depth."""
         wanted = fs.FileSelector(self._path(key), recursive=True, allow_not_found=True)
         return self._request(key, lambda system: system.get_file_info(wanted))
 
     def key_of(self, info: fs.FileInfo) -> str:
-        """The key of what was listed."""
+        """The key of a listed object."""
         return str(info.path).removeprefix(f"{self._uri.bucket}/")
 
     def pieces(self, key: str, *, size_bytes: int, mtime_ns: int) -> Iterator[bytes]:
-        """An object's content; a connection that breaks costs one piece.
+        """Read an object's content; a broken connection loses only one piece.
 
         Args:
             key: The object's.
             size_bytes: The length that it had when it was listed.
-            mtime_ns: The time that it had then.
+            mtime_ns: Its modification time then.
 
         Raises:
-            ChangedMeanwhile: it has another length now, or is gone, or was written while it was
+            ChangedMeanwhile: the object has another length, is gone, or was written while it was
                 read.
-            UserError: the store fails, or refuses.
+            UserError: the store fails or refuses the request.
         """
         reading = _Reading(path=self._path(key), size_bytes=size_bytes)
         try:
@@ -140,7 +140,7 @@ class Store:
                 if is_ending():
                     raise InterruptedError("the program has ended")
                 yield self._request(key, functools.partial(reading.piece, start))
-            # One request sees one version of an object; several may not.
+            # One request sees one version of an object; several may see different ones.
             if reading.requests > 1:
                 self._request(key, reading.check_etag)
                 if self._uri.scheme == "gs" and self.status(key).mtime_ns != mtime_ns:
@@ -149,10 +149,10 @@ class Store:
             raise ChangedMeanwhile from gone
 
     def put(self, key: str, content: bytes) -> None:
-        """Write an object; until all of it is there, the store may have a part.
+        """Write an object; until it is complete, the store may have a part of it.
 
         Raises:
-            UserError: the store fails, or refuses.
+            UserError: the store fails or refuses the request.
         """
 
         def write(system: fs.FileSystem) -> None:
@@ -171,7 +171,7 @@ class Store:
             return self._made
 
     def _request(self, key: str, request: Callable[[fs.FileSystem], _T]) -> _T:
-        """Send a request, and repeat it after a pause if it may succeed then."""
+        """Send a request, and repeat it after a pause if it may then succeed."""
         attempt = 1
         while True:
             try:
@@ -182,10 +182,8 @@ class Store:
                     location = self._uri.location(key)
                     raise _failure(location, error, meaning, attempt) from error
             pause_s = min(LONGEST_PAUSE_S, self._backoff_s * 2 ** (attempt - 1))
-            # Many readers that fail together must not come back together.
-            time.sleep(
-                pause_s * _SPREAD.uniform(0.5, 1.0)
-            )  # a busy store is not helped by requests
+            # Many readers that fail together must not retry together.
+            time.sleep(pause_s * _SPREAD.uniform(0.5, 1.0))  # requests do not help a busy store
             attempt += 1
 
 
@@ -201,13 +199,13 @@ class _Reading:
         self._etag: object = None
 
     def piece(self, start: int, system: fs.FileSystem) -> bytes:
-        """The bytes from `start` on; after a failure ask for the same ones again."""
+        """The bytes from `start` on; after a failure, request the same bytes again."""
         wanted = min(PIECE_BYTES, self._size_bytes - start)
         data = self._read(start, wanted, system)
         if len(data) != wanted:
             if system.get_file_info(self._path).size != self._size_bytes:
                 raise ChangedMeanwhile
-            raise OSError(f"{len(data):,} bytes came, where {wanted:,} were asked for")
+            raise OSError(f"{len(data):,} bytes came instead of {wanted:,}")
         return data
 
     def check_etag(self, system: fs.FileSystem) -> None:
@@ -216,14 +214,14 @@ class _Reading:
             raise ChangedMeanwhile
 
     def _open(self, system: fs.FileSystem) -> pa.NativeFile:
-        # Arrow would unpack what is called .gz.
+        # Arrow would decompress an object whose name ends in .gz.
         return system.open_input_stream(self._path, compression=None)
 
     def _read(self, start: int, wanted: int, system: fs.FileSystem) -> bytes:
-        """From a stream, and once that has failed by place.
+        """Read from a stream; after it has failed, by position.
 
-        Arrow 26 holds the interpreter's lock while it opens a GCS file that is read by place, and
-        fetches it once more: streams are for what is usual.
+        Arrow 26 holds the GIL while it opens a GCS file that is read by position, and
+        fetches it once more: so streams are the normal case.
         """
         self.requests += 1
         if self._file is not None:
@@ -246,12 +244,12 @@ def _etag(opened: pa.NativeFile) -> object:
 
 
 def is_ending() -> bool:
-    """Whether the main thread has ended, so that no reader waits for what is fetched ahead."""
+    """Whether the main thread has ended, so that no reader waits for prefetched files."""
     return not threading.main_thread().is_alive()
 
 
 def _endpoint(uri: StoreUri) -> str:
-    """Scheme, host and port where the store is reached, "" for its own."""
+    """Scheme, host and port of the store's endpoint; "" for the default."""
     names = _ENDPOINTS[uri.scheme]
     given = uri.options.get("endpoint_override") or next(
         filter(None, map(os.environ.get, names)), ""

@@ -1,1 +1,1 @@
-"""Jobs on Kubernetes: settings, manifests, the API, what it answers, and what runs in a pod."""
+"""Jobs on Kubernetes: settings, manifests, the API and its errors, and the program in a pod."""

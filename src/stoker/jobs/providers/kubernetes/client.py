@@ -1,7 +1,7 @@
-"""The API of a cluster by the official client, with plain values instead of its models.
+"""The API of a cluster by the official client, with plain values instead of the client's models.
 
-Its models refuse what a newer server adds to an enumeration, and a TFJob and a JobSet have none. Connections,
-kubeconfig, certificates and credentials are the client's.
+The models reject new values of enumerations from newer servers, and do not exist for TFJob and JobSet. Connections,
+kubeconfig, certificates and credentials are handled by the client.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from stoker.jobs.providers.kubernetes.problems import (
 )
 
 CONNECT_S, READ_S = 10.0, 30.0
-"""Longest waits for a connection and for an answer, seconds; an admission webhook may take 10 s by default."""
+"""Longest time to connect and to get an answer, seconds; an admission webhook may take 10 s by default."""
 
 TRIED = 5
-"""How often a request is sent before it counts as lost."""
+"""Number of attempts of a request."""
 
 LONGEST_S = 45.0
 """A request that has failed is not sent again after so long, seconds: a server that accepts connections and sends
 nothing gets two attempts."""
 
 PAUSE_S, MOST_PAUSE_S = 0.2, 10.0
-"""First pause between two of them, seconds, which doubles; and the longest that `Retry-After` may ask for."""
+"""First pause between two attempts, seconds, which doubles; and the longest pause that `Retry-After` may set."""
 
 PAGE = 500
-"""Most objects of one answer; a list goes on until it is whole."""
+"""Most objects in one answer; a list continues until it is complete."""
 
 PLURALS = {
     "Job": "jobs",
@@ -62,12 +62,12 @@ class Cluster:
     def __init__(
         self, *, kubeconfig: Path | None = None, context: str | None = None, namespace: str | None
     ) -> None:
-        """Read the credentials; ask nothing yet.
+        """Read the credentials; send no request yet.
 
         Args:
-            kubeconfig: Their file; the usual one.
-            context: One of its contexts; the current one.
-            namespace: Of the jobs; that of the context.
+            kubeconfig: File of the credentials; None: the default.
+            context: One of its contexts; None: the current one.
+            namespace: Of the jobs; None: that of the context.
 
         Raises:
             ConfigError: credentials are missing, or the client is not installed.
@@ -94,7 +94,7 @@ class Cluster:
         return self._json("GET", path, query=query)
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object, or a group of the API."""
+        """Whether an object, or an API group, exists."""
         try:
             self.get(path)
         except NotFound:
@@ -106,11 +106,11 @@ class Cluster:
         return self.all_with_version(path, **query)[0]
 
     def all_with_version(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
-        """Return all objects of a list, and the version from which a watch goes on."""
+        """Return all objects of a list, and the version from which a watch continues."""
         for _ in range(TRIED - 1):
             with contextlib.suppress(
                 Gone
-            ):  # the next page is of a version that the cluster has forgotten
+            ):  # the next page belongs to a version that the cluster has forgotten
                 return self._pages(path, query, size=PAGE)
         return self._pages(path, query, size=0)
 
@@ -131,7 +131,7 @@ class Cluster:
     def create(
         self, path: str, manifest: Mapping[str, Any], *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Create an object, and return it as the cluster has it.
+        """Create an object, and return the created object.
 
         Args:
             path: Of the objects of its kind.
@@ -139,7 +139,7 @@ class Cluster:
             dry_run: Let the cluster check it, with its quotas and policies, and keep nothing.
 
         Raises:
-            Conflict: one of this name exists, perhaps from a request whose answer was lost.
+            Conflict: an object with this name exists, perhaps from a request whose answer was lost.
         """
         query = {"dryRun": "All"} if dry_run else {}
         return self._json("POST", path, query=query, body=manifest)
@@ -149,11 +149,11 @@ class Cluster:
         return self._json("PATCH", path, body=change, content=MERGE)
 
     def delete(self, path: str, *, uid: str | None = None) -> None:
-        """Delete an object after all that it owns, which takes time; one that is gone is ignored.
+        """Delete an object and everything that it owns; a missing object is ignored. Deletion continues after the call.
 
         Args:
             path: Of the object.
-            uid: Delete only the very object with this one.
+            uid: Delete the object only if it has this UID.
         """
         body: dict[str, Any] = {"propagationPolicy": "Foreground"}
         if uid is not None:
@@ -227,13 +227,13 @@ class Cluster:
                 continue
             if response.status < 300:
                 return _parsed(data)
-            # A change names no version: what the cluster refuses as outdated, it takes the next time.
+            # A change names no version: what the cluster refuses as outdated succeeds on the next attempt.
             again = response.status in RETRIED or (
                 method == "PATCH" and response.status == CONFLICT
             )
             if last or not again:
                 raise self._problem(response, method, path)
-            time.sleep(_pause_s(response.headers.get("Retry-After"), attempt))  # as it asks for
+            time.sleep(_pause_s(response.headers.get("Retry-After"), attempt))  # set by the server
 
     def _send(
         self,

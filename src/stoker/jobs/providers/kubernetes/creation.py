@@ -1,6 +1,6 @@
-"""Creates a job's objects: a lost answer, or a kill, leaves one job, which the next submission completes.
+"""Creates a job's objects; after a lost answer or a kill, the next submission completes the same job.
 
-The workload comes first and is suspended: no pod runs before the objects that it owns are there.
+The workload is created first and suspended: no pod runs before the objects that it owns exist.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from stoker.jobs.providers.kubernetes.problems import REPEAT, AnswerLost, Confli
 from stoker.jobs.providers.kubernetes.state import Seen
 
 GONE_S = 60.0
-"""How long the removal of objects may take without pods that save, seconds."""
+"""Longest time for the removal of objects without pods that save, seconds."""
 
 POLL_S = 0.5
-"""Between two looks at what is being removed, seconds."""
+"""Pause between two checks whether objects are removed, seconds."""
 
 
 def create(
@@ -32,8 +32,8 @@ def create(
     """Create the objects of a job, or find and complete those of an earlier submission; return the workload.
 
     Args:
-        cluster: Where.
-        job: What.
+        cluster: The cluster.
+        job: The job.
         manifests: Its objects.
         kind: `job`, `jobset` or `tfjob`.
         again: Whether an earlier submission was answered: if it is over, the job starts again.
@@ -41,7 +41,7 @@ def create(
 
     Raises:
         AnswerLost: the same command again completes it.
-        UserError: the cluster refuses one of them; then none is left.
+        UserError: the cluster refuses one of the objects; then none remains.
     """
     workload = _workload(cluster, job, manifests, kind=kind, again=again, grace_s=grace_s)
     if Seen(kind=kind, workload=workload).phase is not None:
@@ -56,13 +56,13 @@ def create(
     except AnswerLost:
         raise
     except UserError:
-        with contextlib.suppress(UserError):  # what it refused is what the user has to know
+        with contextlib.suppress(UserError):  # the user must see the first refusal
             remove(cluster, workload, longest_s=GONE_S)
         raise
 
 
 def find(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the object of a manifest's name; None without one."""
+    """Return the existing object with a manifest's name; None without one."""
     try:
         return cluster.get(cluster.path_of(manifest, name=manifest["metadata"]["name"]))
     except NotFound:
@@ -70,18 +70,18 @@ def find(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def remove(cluster: Cluster, workload: dict[str, Any], *, longest_s: float) -> None:
-    """Delete a workload with its pods and all that it owns, and wait until they are gone.
+    """Delete a workload with its pods and everything that it owns, and wait until they are gone.
 
     Args:
-        cluster: Where.
-        workload: As the API has answered it; another one of the same name stays.
+        cluster: The cluster.
+        workload: As the API returned it; another one with the same name is not deleted.
         longest_s: Longest wait, seconds.
 
     Raises:
-        UserError: it takes longer.
+        UserError: the deletion takes longer.
     """
     path = cluster.path_of(workload, name=workload["metadata"]["name"])
-    with contextlib.suppress(Conflict):  # another one of the same name: this one is gone
+    with contextlib.suppress(Conflict):  # another one with the same name: this one is gone
         cluster.delete(path, uid=workload["metadata"]["uid"])
     _wait_until_gone(cluster, workload, longest_s=longest_s)
 
@@ -96,7 +96,7 @@ def _workload(
         if found is None:
             try:
                 return _typed(cluster.create(path, wanted), wanted)
-            except Conflict:  # an answer that was lost, or another submission at the same time
+            except Conflict:  # after a lost answer, or from another submission at the same time
                 continue
         _require_same(found, job)
         found = _typed(found, wanted)
@@ -129,7 +129,7 @@ def _dependent(cluster: Cluster, manifest: dict[str, Any], owner: dict[str, Any]
                     got=Plain(f"it is still there after {GONE_S:g} s"),
                     fix=REPEAT,
                 ) from None
-            time.sleep(POLL_S)  # of an earlier submission, which the cluster removes now
+            time.sleep(POLL_S)  # from an earlier submission; the cluster is removing it
             continue
         return
 
@@ -161,5 +161,5 @@ def _wait_until_gone(cluster: Cluster, workload: dict[str, Any], *, longest_s: f
 
 
 def _typed(found: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with its type, which lists leave out."""
+    """Return an object with its type, which lists omit."""
     return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"]} | found

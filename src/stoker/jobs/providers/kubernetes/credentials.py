@@ -14,8 +14,8 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
     """Return the client and the namespace of the context.
 
     Args:
-        kubeconfig: File of the credentials; the usual one.
-        context: One of its contexts; the current one.
+        kubeconfig: File of the credentials; None: the default.
+        context: One of its contexts; None: the current one.
 
     Raises:
         ConfigError: credentials are missing, or the client is not installed.
@@ -49,7 +49,7 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
             got=Plain(str(error).strip() or type(error).__name__),
             fix="Set `kubeconfig` and `context` of the target, or KUBECONFIG; `kubectl config view` shows it.",
         ) from None
-    settings.retries = urllib3.Retry(0, redirect=3)  # repeated here, with the same name
+    settings.retries = urllib3.Retry(0, redirect=3)  # repeated here with the same name
     return client.ApiClient(settings), namespace
 
 

@@ -10,11 +10,11 @@ from stoker.jobs.providers.kubernetes.state import time_s
 
 
 def events_of(listed: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Return the events of a job's objects, the oldest first.
+    """Return the events of a job's objects, oldest first.
 
     Args:
         listed: Events of the namespace.
-        name: Of the job's objects; those that the cluster makes for it begin with it.
+        name: Of the job's objects; objects that the cluster creates for them begin with it.
     """
     found = []
     for event in listed:
@@ -25,7 +25,7 @@ def events_of(listed: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any
 
 
 def job_event(event: dict[str, Any]) -> JobEvent:
-    """Return an event as all targets tell them."""
+    """Convert an event to the common form of all targets."""
     about = event.get("involvedObject") or {}
     return JobEvent(
         at_s=_event_s(event),

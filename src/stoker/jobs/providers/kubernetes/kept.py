@@ -1,4 +1,4 @@
-"""What the job's folder keeps of a job that the cluster has forgotten."""
+"""The final state of a job, in its folder, for when the cluster has forgotten the job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.kubernetes.state import STOP
 
 ENDED = "ended.json"
-"""File in the job's folder: how it ended, once that was seen; the cluster forgets a job after `keep_s`."""
+"""File in the job's folder: how the job ended; the cluster forgets a job after `keep_s`."""
 
 
 def keep(place: Path, state: JobState) -> None:
-    """Note how a job ended, in its folder, where that can be written."""
+    """Write how a job ended into its folder, if that is writable."""
     if (place / ENDED).exists():
         return
     try:

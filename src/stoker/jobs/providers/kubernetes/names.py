@@ -20,7 +20,7 @@ USER = "stoker/user"
 """Label: the login name of the person who submitted it."""
 
 ID = "stoker/job-id"
-"""Annotation: the job's ID. An object of the same name with another one is another job."""
+"""Annotation: the job's ID. An object with the same name and another ID belongs to another job."""
 
 FOLDER = "stoker/folder"
 """Annotation: the job's folder."""
@@ -36,21 +36,21 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
-"""Annotations of Kueue for a Job that it may admit with fewer pods: how many at least, and that `completions` follows.
+"""Annotations for Kueue: the fewest pods with which it may admit a Job, and that `completions` follows.
 Source: Kueue, site/content/en/docs/reference/labels-and-annotations.md."""
 
 REPLICATED = "worker"
 """Name of a JobSet's only group of pods, and of a TFJob's replicas in lower case."""
 
 CONTAINER = "tensorflow"
-"""Name of the pods' container: TFJob's operator looks for this one."""
+"""Name of the pods' container: TFJob's operator requires this one."""
 
 FIRST_PORT = 2222
-"""Port of worker 0; worker N has the N-th after it. TensorFlow's server binds all addresses of a machine, so
+"""Port of worker 0; worker N has this port plus N. TensorFlow's server binds all addresses of a machine, so
 with the host's network two workers on one node need two ports."""
 
 _READABLE_CHARS = 30
-"""Leaves room for `-worker-0-9999`: a pod's host name has at most 63 characters."""
+"""Longest name: it leaves room for `-worker-0-9999`, since a pod's host name has at most 63 characters."""
 
 _LABEL_CHARS = 63
 
@@ -87,16 +87,16 @@ def pod_hosts(job: Job, kind: str) -> list[str]:
     """Return the host name of each pod in the cluster's own DNS, by rank."""
     name = object_name(job.id)
     stem = {"job": name, "jobset": f"{name}-{REPLICATED}-0", "tfjob": f"{name}-{REPLICATED}"}[kind]
-    if kind == "tfjob":  # its operator makes a Service for each pod
+    if kind == "tfjob":  # the operator creates a Service for each pod
         return [f"{stem}-{rank}" for rank in range(job.resources.workers)]
     return [f"{stem}-{rank}.{name}" for rank in range(job.resources.workers)]
 
 
 def cluster_workers(job: Job, kind: str) -> list[str]:
-    """Return `host:port` of each worker, by rank, as TF_CONFIG has them."""
+    """Return `host:port` of each worker, by rank, as in TF_CONFIG."""
     return [f"{host}:{FIRST_PORT + rank}" for rank, host in enumerate(pod_hosts(job, kind))]
 
 
 def notes_of(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the annotations of an object that the API has answered."""
+    """Return the annotations of an object that the API returned."""
     return dict(found.get("metadata", {}).get("annotations") or {})

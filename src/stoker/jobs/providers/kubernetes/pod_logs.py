@@ -22,7 +22,7 @@ from stoker.jobs.providers.kubernetes.reasons import rank_of
 from stoker.jobs.providers.kubernetes.watch import AGAIN_S, watch
 
 LOOK_S = 0.5
-"""How long the reader waits for a line before it looks whether the job is over, seconds."""
+"""How long the reader waits for a line before it checks whether the job is over, seconds."""
 
 QUIET_S = 60.0
 """A log in which nothing has come for so long is opened again, seconds: its connection may hang."""
@@ -37,13 +37,13 @@ _PRINTED = ("Running", "Succeeded", "Failed")
 def log_lines(
     cluster: Cluster, selector: str, *, worker: int | None, until: Callable[[], bool] | None
 ) -> Iterator[str]:
-    """Yield the lines of a job's pods, the oldest pods first where nothing is followed.
+    """Yield the lines of a job's pods; without following, the oldest pods first.
 
     Args:
-        cluster: Where.
+        cluster: The cluster.
         selector: Of the job's pods.
         worker: Rank of one worker; None: all, with `[worker N] ` before each line.
-        until: Follow until this returns True; None: what is there now.
+        until: Follow until this returns True; None: only the current lines.
     """
     if until is not None:
         yield from _Follower(cluster, selector, worker).lines(until)
@@ -59,17 +59,17 @@ def _printed(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
     yield from _printed_before(cluster, pod)
     try:
         yield from cluster.stream(path, container=CONTAINER, timestamps="true")
-    except NotFound:  # it has gone meanwhile
+    except NotFound:  # the pod is gone meanwhile
         return
 
 
 def _printed_before(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
-    """Yield what the container printed before it was started again in its pod: the cluster keeps its last start."""
+    """Yield what the container printed before it was restarted in its pod: the cluster keeps its previous start."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     if not any(each.get("restartCount") for each in statuses):
         return
     path = f"{cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
-    with contextlib.suppress(UserError):  # its node has removed it
+    with contextlib.suppress(UserError):  # the node has removed it
         yield from cluster.stream(path, container=CONTAINER, timestamps="true", previous="true")
 
 
@@ -99,7 +99,7 @@ class _Follower:
                     yield line
         finally:
             self._over.set()
-        # What the pods printed before the end is in their logs: the readers end by themselves then.
+        # The logs contain everything that the pods printed before the end: the readers then end by themselves.
         for reader in list(self._readers.values()):
             reader.join(timeout=10 * AGAIN_S)
         while not self._lines.empty():
@@ -143,7 +143,7 @@ class _Follower:
         reader.start()
 
     def _read(self, pod: dict[str, Any]) -> None:
-        """Pass on the log of a pod until the pod has ended, through broken connections."""
+        """Yield the log of a pod until the pod has ended, across broken connections."""
         prefix, last = _prefix(pod, self._worker), _Last()
         path = f"{self._cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
         for line in last.new(_printed_before(self._cluster, pod)):
@@ -160,7 +160,7 @@ class _Follower:
             except UserError:  # the connection broke, or the server restarts
                 if self._over.is_set():
                     return
-            time.sleep(AGAIN_S)  # a server that restarts is not helped by more requests
+            time.sleep(AGAIN_S)  # more requests do not help a server that restarts
 
     def _has_ended(self, pod: dict[str, Any]) -> bool:
         path = self._cluster.path("v1", "pods", pod["metadata"]["name"])
@@ -173,18 +173,18 @@ class _Follower:
 
 
 class _Last:
-    """The time of the last line that was passed on, and how many lines had it."""
+    """The time of the last line that was yielded, and how many lines had it."""
 
     def __init__(self) -> None:
         self._at, self._count = "", 0
 
     @property
     def query(self) -> dict[str, str]:
-        """Where the log is to be read from: whole seconds, so some lines come again."""
+        """Time from which to read the log: whole seconds, so some lines come again."""
         return {"sinceTime": f"{self._at[:19]}Z"} if self._at else {}
 
     def new(self, lines: Iterator[str]) -> Iterator[str]:
-        """Yield those lines that were not passed on before."""
+        """Yield the lines that were not yielded before."""
         known_at, known, seen = self._at, self._count, 0
         for line in lines:
             at = line.partition(" ")[0]
@@ -200,7 +200,7 @@ class _Last:
 
 
 def _nanoseconds(at: str) -> str:
-    """Return a time of RFC 3339 in UTC so that texts compare as times: their fractions end in any digit."""
+    """Normalize a time of RFC 3339 in UTC so that texts compare as times: fractions may end in any digit."""
     whole, _, fraction = at.rstrip("Z").partition(".")
     return f"{whole}.{fraction:0<9}"
 

@@ -78,14 +78,14 @@ class PodWire:
         """Take over a WebSocket.
 
         Args:
-            made: It.
+            made: The WebSocket.
             name: Of pod and port, for messages.
         """
         self._socket, self._name = made, name
         self._begun: set[int] = set()
 
     def recv(self, _: int, /) -> bytes:
-        """Return the data of the next frame that has some; nothing after the end."""
+        """Return the data of the next frame that has any; nothing after the end."""
         import websocket
 
         while True:
@@ -121,7 +121,7 @@ class PodWire:
             raise ConnectionError(str(error)) from None
 
     def shutdown(self, _: int, /) -> None:
-        """End it: what has come is here already, or lost."""
+        """Close the connection; data that has not arrived yet is lost."""
         import websocket
 
         with contextlib.suppress(websocket.WebSocketException, OSError):

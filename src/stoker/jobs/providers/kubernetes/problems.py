@@ -1,4 +1,4 @@
-"""What the API of a cluster complains about, in the words of a user."""
+"""Translates errors of a cluster's API into the user's terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 
 
 class AnswerLost(UserError):
-    """The cluster may have done what was requested, or not."""
+    """The cluster may or may not have done what was requested."""
 
 
 class NotFound(UserError):
@@ -17,16 +17,16 @@ class NotFound(UserError):
 
 
 class Conflict(UserError):
-    """An object of this name exists already."""
+    """An object with this name exists already."""
 
 
 class Gone(UserError):
-    """The version from which a watch goes on is too old: list again."""
+    """The version from which the watch should continue is too old: list again."""
 
 
 NOT_FOUND, CONFLICT, GONE, TOO_MANY = 404, 409, 410, 429
 RETRIED = (TOO_MANY, 500, 502, 503, 504)
-"""Answers after which the same request may succeed."""
+"""Status codes after which the same request may succeed."""
 
 REPEAT = "Run the same command again: a job that was submitted is found, and not submitted twice."
 
@@ -34,16 +34,16 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         "exceeded quota",
         "the job must be within the quota of its namespace",
-        "Ask for less, wait until other jobs have ended, or see `kubectl describe resourcequota`.",
+        "Request less, wait until other jobs have ended, or see `kubectl describe resourcequota`.",
     ),
     (
         "must specify limits",
-        "the job must ask for every resource that the namespace has a quota of",
+        "the job must set every resource that has a quota in its namespace",
         "Set cpus, memory_gib and ephemeral_gib of the target; see `kubectl describe resourcequota`.",
     ),
     (
         "must specify requests",
-        "the job must ask for every resource that the namespace has a quota of",
+        "the job must set every resource that has a quota in its namespace",
         "Set cpus, memory_gib and ephemeral_gib of the target; see `kubectl describe resourcequota`.",
     ),
     (
@@ -64,7 +64,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         "is forbidden: maximum memory usage",
         "a worker must be within the limits of the namespace",
-        "Ask for less; see `kubectl describe limitrange`.",
+        "Request less; see `kubectl describe limitrange`.",
     ),
 )
 """Part of a message -> rule and remedy."""
@@ -79,7 +79,7 @@ def message_problem(message: str) -> tuple[str, str] | None:
 
 
 def problem(status: int, body: str, *, what: str, namespace: str) -> UserError:
-    """Return the error to raise for an answer of the API that is not a success.
+    """Return the error to raise for an unsuccessful answer of the API.
 
     Args:
         status: HTTP status.
@@ -126,7 +126,7 @@ def _not_found(said: str, what: str, namespace: str) -> UserError:
 
 
 def _message(body: str) -> str:
-    """Return the message of a `Status`, or the beginning of what a proxy says."""
+    """Return the message of a `Status`, or the beginning of a proxy's answer."""
     try:
         value: Any = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster as a target, from any machine that has a kubeconfig."""
+"""A Kubernetes cluster as a target, from any machine with a kubeconfig."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class KubernetesProvider:
     """One namespace of a cluster."""
 
     def __init__(self, name: str, settings: KubernetesTarget) -> None:
-        """Ask nothing yet.
+        """Send no request yet.
 
         Args:
             name: Of the target.
@@ -126,9 +126,9 @@ class KubernetesProvider:
         return _recent.state(job_id, self._state)
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the user's jobs in the namespace, and those whose folders are known here, the newest first.
+        """Return the user's jobs in the namespace, and those whose folders are known here, newest first.
 
-        Of a job that the cluster has forgotten, its folder says how it ended.
+        For a job that the cluster has forgotten, its folder says how it ended.
         """
         known = places()
         kinds = {self._kind_of(place) for place in known.values()} | {self._kind}
@@ -141,7 +141,7 @@ class KubernetesProvider:
             path = self._cluster.path(VERSIONS[kind], PLURALS[kind])
             try:
                 listed = self._cluster.all(path, labelSelector=chosen)
-            except NotFound:  # the cluster does not know this kind any more
+            except NotFound:  # the cluster no longer knows this kind
                 continue
             for each in listed:
                 workload = {"apiVersion": VERSIONS[kind], "kind": KINDS[kind]} | each
@@ -157,7 +157,7 @@ class KubernetesProvider:
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
-        """Delete the job's objects: its pods save within their grace; wait for that."""
+        """Delete the job's objects, and wait: its pods save within their grace."""
         place = find_place(job_id)
         seen = self._seen(job_id, place)
         if seen is None or seen.phase is not None:
@@ -175,11 +175,11 @@ class KubernetesProvider:
             _recent.forget(job_id)
 
     def events(self, job_id: str) -> Sequence[JobEvent]:
-        """Return what the cluster did with the job and its pods, the oldest first; it keeps an hour by default."""
+        """Return the events of the job and its pods, oldest first; the cluster keeps an hour by default."""
         return [job_event(event) for event in self._events(job_id)]
 
     def log_lines(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
-        """Yield what the pods that still exist have printed; with `follow` until the job is over."""
+        """Yield what the existing pods have printed; with `follow` until the job is over."""
 
         def is_over() -> bool:
             return self.state(job_id).phase.is_over
@@ -214,7 +214,7 @@ class KubernetesProvider:
         )
 
     def _kind_of(self, place: Path) -> str:
-        """Return what a job was submitted as: the target's settings may have changed since."""
+        """Return the kind of object that a job was submitted as: the target's settings may have changed since."""
         submitted = read_submitted(place)
         kind = submitted.scheduler_id.partition("/")[0] if submitted is not None else ""
         is_own = submitted is not None and submitted.target == self.name
@@ -248,7 +248,7 @@ class KubernetesProvider:
         return Seen(kind=kind, workload=workload, pods=pods, events=events, queued=queued)
 
     def _queued(self, workload: dict[str, Any]) -> dict[str, Any] | None:
-        """Return Kueue's workload of a job; None if it has none, or it may not be seen."""
+        """Return Kueue's workload of a job; None if it has none, or the user may not see it."""
         uid = workload["metadata"]["uid"]
         try:
             version = self._cluster.get(f"/apis/{KUEUE}")["preferredVersion"]["groupVersion"]

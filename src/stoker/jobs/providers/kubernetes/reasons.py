@@ -1,4 +1,4 @@
-"""Why a job waits, starts again or has failed, from its pods, events and Kueue's workload: in the user's words, with the remedy."""
+"""Why a job waits, restarts or has failed, from its pods, events and Kueue's workload: in the user's terms, with the remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UNSCHEDULABLE = (
     ("PersistentVolumeClaims", "a claim of `volumes` has no volume yet; see kubectl get pvc"),
     (
         "Insufficient",
-        "no node has enough free {resource}; it waits until one is free, or ask for less if no node has so much",
+        "no node has enough free {resource}; it waits until one is free, or request less if no node has so much",
     ),
     (
         "untolerated taint",
@@ -49,12 +49,12 @@ _UNSCHEDULABLE = (
 """Part of the scheduler's message -> what it means."""
 
 _DISRUPTED = {
-    "PreemptionByScheduler": "was preempted by a pod of higher priority; it goes on when a node is free",
-    "PreemptionByKubeScheduler": "was preempted by a pod of higher priority; it goes on when a node is free",
-    "DeletionByTaintManager": "lost its node, which got a taint; it goes on on another one",
-    "EvictionByEvictionAPI": "was evicted, e.g. by the drain of its node; it goes on on another one",
-    "DeletionByPodGC": "lost its node; it goes on on another one",
-    "TerminationByKubelet": "was evicted by its node; it goes on when a node has room",
+    "PreemptionByScheduler": "was preempted by a pod of higher priority; it continues when a node is free",
+    "PreemptionByKubeScheduler": "was preempted by a pod of higher priority; it continues when a node is free",
+    "DeletionByTaintManager": "lost its node, which got a taint; it continues on another one",
+    "EvictionByEvictionAPI": "was evicted, e.g. by the drain of its node; it continues on another one",
+    "DeletionByPodGC": "lost its node; it continues on another one",
+    "TerminationByKubelet": "was evicted by its node; it continues when a node has room",
 }
 """Reason of the condition DisruptionTarget -> what it means. Source: Kubernetes, "Disruptions"."""
 
@@ -90,7 +90,7 @@ def rank_of(pod: Object) -> str:
 
 
 def waiting_reason(pods: Iterable[Object]) -> str:
-    """Return why pods do not run yet; empty if that is only a matter of seconds."""
+    """Return why pods do not run yet; empty if they will run in seconds."""
     for pod in pods:
         if said := (_container_waits(pod) or _scheduler_waits(pod)):
             return f"worker {rank_of(pod)}: {said}"
@@ -98,7 +98,7 @@ def waiting_reason(pods: Iterable[Object]) -> str:
 
 
 def failure_reason(pods: Iterable[Object]) -> str:
-    """Return why a pod failed, the most telling one and of those the first; empty if none did."""
+    """Return why a pod failed: the most specific reason, and of equal ones the first; empty if none did."""
     found: list[tuple[int, str, str]] = []
     for pod in pods:
         if weighed := _failure(pod):
@@ -108,7 +108,7 @@ def failure_reason(pods: Iterable[Object]) -> str:
 
 
 def disruption_reason(pods: Iterable[Object]) -> str:
-    """Return why a pod was taken away; empty if none was."""
+    """Return why a pod was removed; empty if none was."""
     for pod in pods:
         if said := _disruption(pod):
             return f"worker {rank_of(pod)} {said}"
@@ -116,7 +116,7 @@ def disruption_reason(pods: Iterable[Object]) -> str:
 
 
 def event_reason(events: Sequence[Object]) -> str:
-    """Return why the cluster does not make pods, or starts them again, from the newest event that says it."""
+    """Return why the cluster does not create pods, or restarts them, from the newest event that says so."""
     for event in reversed(events):
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
         if reason in _REFUSED:
@@ -136,14 +136,14 @@ def kueue_reason(workload: Object | None) -> str:
     """Return why Kueue has not admitted a job.
 
     Args:
-        workload: Kueue's own object of the job; None: it has made none, or it may not be seen.
+        workload: Kueue's own object of the job; None: none exists, or the user may not see it.
     """
     if workload is None:
         return "waits for Kueue, which has not looked at it yet"
     found = {each["type"]: each for each in (workload.get("status") or {}).get("conditions") or []}
     evicted = found.get("Evicted")
     if evicted is not None and evicted.get("status") == "True":
-        why = f"Kueue took its quota away ({evicted.get('reason')}); it goes on when there is quota again"
+        why = f"Kueue took its quota away ({evicted.get('reason')}); it continues when there is quota again"
         return f"{why}: {_short(evicted.get('message', ''))}"
     reserved = found.get("QuotaReserved")
     if reserved is not None and reserved.get("status") == "False":
@@ -176,13 +176,13 @@ def _scheduler_waits(pod: Object) -> str:
     message = str(condition.get("message", ""))
     if condition.get("reason") == "SchedulingGated":
         return "waits for its queue"
-    # Nodes may be unfit for different reasons: each is one that the user may do something about.
+    # Nodes may be unfit for different reasons: the user may be able to change each of them.
     found = [words for part, words in _UNSCHEDULABLE if part in message] or ["no node fits"]
     return f"{'; or '.join(found).format(resource=_resource(message))} ({_short(message)})"
 
 
 def _failure(pod: Object) -> tuple[int, str] | None:
-    """Return how telling the failure of a pod is, and why it failed."""
+    """Return how specific the failure reason of a pod is, and the reason."""
     status = pod.get("status") or {}
     if status.get("reason") == "Evicted":  # the container has only the exit code of its kill
         return 4, _disruption(pod)
@@ -200,7 +200,7 @@ def _failure(pod: Object) -> tuple[int, str] | None:
 
 
 def _ended_at(pod: Object) -> str:
-    """Return when a pod's container ended, as a text that compares as a time."""
+    """Return when a pod's container ended, as a text that compares like a time."""
     ends = [(each.get("state") or {}).get("terminated") or {} for each in _statuses(pod)]
     return max((str(each.get("finishedAt", "")) for each in ends), default="")
 
@@ -226,7 +226,7 @@ def _disruption(pod: Object) -> str:
     if condition is None or condition.get("status") != "True":
         return ""
     reason = str(condition.get("reason"))
-    return _DISRUPTED.get(reason, f"was taken away ({reason}); it goes on on another node")
+    return _DISRUPTED.get(reason, f"was taken away ({reason}); it continues on another node")
 
 
 def _statuses(pod: Object) -> list[dict[str, Any]]:
@@ -254,12 +254,12 @@ def _memory_limit(pod: Object) -> str:
 
 
 def _resource(message: str) -> str:
-    """Return what there is too little of, e.g. `nvidia.com/gpu` in `2 Insufficient nvidia.com/gpu`."""
+    """Return the resource that is too scarce, e.g. `nvidia.com/gpu` in `2 Insufficient nvidia.com/gpu`."""
     rest = message.partition("Insufficient ")[2]
     return rest.partition(",")[0].split(" ")[0].rstrip(".")
 
 
 def _short(message: object) -> str:
-    """Return a message on one line, without its end if it is long."""
+    """Return a message on one line, shortened if it is long."""
     text = " ".join(str(message).split())
     return text if len(text) <= 200 else f"{text[:200]}..."

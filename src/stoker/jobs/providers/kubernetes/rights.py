@@ -1,4 +1,4 @@
-"""What a person must be allowed to do, and what the cluster must know, before anything is submitted."""
+"""Checks, before a submission, the user's rights and what the cluster must have installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Right:
-    """One thing that a person may do."""
+    """One action that needs a right."""
 
     verb: str
     resource: str
@@ -39,10 +39,10 @@ class Right:
 
 
 def require_supported(job: Job, target: KubernetesTarget) -> None:
-    """Refuse what no cluster can run with this target; no request is sent.
+    """Refuse what no cluster can run with this target; sends no request.
 
     Raises:
-        ConfigError: names the setting.
+        ConfigError: a setting is not possible; it is named.
     """
     if job.after:
         raise ConfigError(
@@ -67,7 +67,7 @@ def require_supported(job: Job, target: KubernetesTarget) -> None:
 
 
 def needed(target: KubernetesTarget, kind: str) -> list[Right]:
-    """Return what submitting, watching and stopping a job needs."""
+    """Return the rights for submitting, watching and stopping a job."""
     return list(_needed(target, kind))
 
 
@@ -97,7 +97,7 @@ def require_rights(cluster: Cluster, rights: list[Right]) -> None:
     """Ask the cluster whether the user has rights in the namespace.
 
     Raises:
-        ConfigError: names each that is missing.
+        ConfigError: a right is missing; each is named.
     """
     missing = [str(right) for right in rights if not _is_allowed(cluster, right)]
     if missing:
@@ -109,7 +109,7 @@ def require_rights(cluster: Cluster, rights: list[Right]) -> None:
 
 
 def choose_kind(cluster: Cluster, wanted: Kind | None) -> Kind:
-    """Return what jobs are on this cluster.
+    """Return the kind of object for jobs on this cluster.
 
     Raises:
         ConfigError: the cluster does not know the wanted kind.
@@ -126,10 +126,10 @@ def choose_kind(cluster: Cluster, wanted: Kind | None) -> Kind:
 
 
 def require_queue(cluster: Cluster, queue: str) -> None:
-    """Check that Kueue is there and has the queue.
+    """Check that Kueue is installed and has the queue.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: Kueue or the queue is missing.
     """
     try:
         group = cluster.get(f"/apis/{KUEUE}")
@@ -150,7 +150,7 @@ def require_queue(cluster: Cluster, queue: str) -> None:
         ) from None
     except UserError as error:
         if "rights" not in error.rule:
-            raise  # who may not look may still submit
+            raise  # a user who may not look may still submit
 
 
 def _knows(cluster: Cluster, version: str, plural: str) -> bool:

@@ -12,13 +12,13 @@ from stoker.jobs.code_store import BUCKETS
 from stoker.jobs.providers.kubernetes.pod.git import SOURCE
 
 Kind = Literal["job", "jobset", "tfjob"]
-"""What a job is on the cluster: an Indexed Job, a JobSet, a TFJob of the training operator."""
+"""The kind of object for a job: an Indexed Job, a JobSet, or a TFJob of the training operator."""
 
 MOST_RESTARTS = 1000
-"""More restarts after failures are a typing error."""
+"""A larger number of restarts is certainly a typing error."""
 
 LONGEST_GRACE_S = 86400
-"""A longer grace is a typing error."""
+"""A longer grace is certainly a typing error."""
 
 LEAST, MOST = 0.001, 1_000_000
 """Least and largest amount of cores and GiB: less is rounded to 0, which means no limit."""
@@ -67,7 +67,7 @@ class Volume:
     """Absolute path in the pods."""
 
     sub_path: str = ""
-    """Folder of the volume that is mounted; all of it."""
+    """Folder of the volume to mount; empty: the whole volume."""
 
     read_only: bool = False
     """Whether pods may not write to it."""
@@ -106,28 +106,28 @@ class Toleration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesTarget:
-    """Where on a cluster jobs run, and what their pods get."""
+    """The cluster on which jobs run, and what their pods get."""
 
     image: str
-    """Image of the pods, with Stoker and TensorFlow in it; nothing is installed when a pod starts."""
+    """Image of the pods, with Stoker and TensorFlow; nothing is installed when a pod starts."""
 
     kubeconfig: Path | None = None
-    """File of the credentials; `$KUBECONFIG`, else `~/.kube/config`, else those of the pod that submits."""
+    """File of the credentials; default: `$KUBECONFIG`, else `~/.kube/config`, else those of the submitting pod."""
 
     context: str | None = None
-    """Context of the kubeconfig; its current one."""
+    """Context of the kubeconfig; default: the current one."""
 
     namespace: str | None = None
-    """Namespace of the jobs; that of the context, else `default`."""
+    """Namespace of the jobs; default: that of the context, else `default`."""
 
     kind: Kind | None = None
-    """`job`, `jobset` or `tfjob`; a JobSet if the cluster knows it, else an Indexed Job."""
+    """`job`, `jobset` or `tfjob`; default: a JobSet if the cluster knows it, else an Indexed Job."""
 
     queue: str | None = None
-    """LocalQueue of Kueue, which starts all pods of a job together; without it they start as they fit."""
+    """LocalQueue of Kueue, which starts all pods of a job together; without it they start as resources allow."""
 
     priority_class: str | None = None
-    """PriorityClass of the pods; Kueue takes it for its queue, too."""
+    """PriorityClass of the pods; Kueue also uses it for its queue."""
 
     node_selector: dict[str, str] = field(default_factory=dict)
     """Labels that a node must have, e.g. its kind of GPU or `spot`."""
@@ -136,13 +136,13 @@ class KubernetesTarget:
     """Taints of nodes that the pods accept, each with `key`, `operator`, `value`, `effect`."""
 
     gpu_resource: str = "nvidia.com/gpu"
-    """What the cluster calls a GPU."""
+    """The cluster's name of the GPU resource."""
 
     cpus: float = 1.0
-    """Cores of each worker, where the job does not say."""
+    """Cores of each worker, if the job does not set them."""
 
     memory_gib: float = 4.0
-    """Memory of each worker, GiB, where the job does not say; request and limit."""
+    """Memory of each worker, GiB, if the job does not set it; request and limit."""
 
     shm_gib: float = 1.0
     """Size of /dev/shm, GiB; it counts as memory of the worker."""
@@ -151,14 +151,14 @@ class KubernetesTarget:
     """Local disk of each worker, GiB: /tmp with the unpacked code; request and limit."""
 
     volumes: tuple[Volume, ...] = ()
-    """Claims that pods mount, each with `claim`, `path`, `sub_path`, `read_only`; the folder of runs lies on one."""
+    """Claims that pods mount, each with `claim`, `path`, `sub_path`, `read_only`; the folder of runs is on one."""
 
     code: str = "auto"
     """How code reaches the pods: `configmap` (at most 900 KiB), `volume` (the folder of runs), `auto`, a folder of a
     bucket (`s3://BUCKET/FOLDER`, `gs://...`), or `git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`."""
 
     service_account: str | None = None
-    """ServiceAccount of the pods; that of the namespace. Its token is not mounted."""
+    """ServiceAccount of the pods; default: that of the namespace. Its token is not mounted."""
 
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets with the registry's credentials."""
@@ -170,16 +170,16 @@ class KubernetesTarget:
     """Variables of every worker, e.g. `NCCL_*` and `TF_*`; those of the job take precedence."""
 
     run_as_user: int | None = 1000
-    """User of the processes and owner of their files; null: the image's, which must not be root."""
+    """User of the processes and owner of their files; null: the image's user, which must not be root."""
 
     fs_group: int | None = None
     """Group that owns the volumes, where their driver supports it."""
 
     read_only_root: bool = True
-    """Whether the image's own files cannot be written; /tmp always can."""
+    """Whether the image's own files are read-only; /tmp is always writable."""
 
     network_policy: bool = True
-    """Whether only pods of the job reach its ports: TensorFlow's servers run what any caller sends."""
+    """Whether only pods of the job can reach its ports: TensorFlow's servers run whatever any caller sends."""
 
     disruption_budget: bool = False
     """Whether a PodDisruptionBudget forbids evictions. It blocks every drain of the job's nodes."""
@@ -188,16 +188,16 @@ class KubernetesTarget:
     """Python in the image that has Stoker."""
 
     grace_s: int = 120
-    """Time for a save when a pod has to end, and before the time limit, seconds."""
+    """Time for a save when a pod must end, and before the time limit, seconds."""
 
     start_s: int = 600
-    """Longest wait for all pods of a start; then the job ends, frees its GPUs, and names the missing pods, seconds."""
+    """Longest wait for all pods of a start, seconds; then the job ends, frees its GPUs, and names the missing pods."""
 
     max_restarts: int = 3
-    """How often a job starts again after a worker failed; preemptions, evictions and time limits do not count."""
+    """How often a job restarts after a worker failed; preemptions, evictions and time limits do not count."""
 
     keep_s: int = 7 * 86400
-    """How long the cluster keeps a job that is over, seconds; its state and logs stay in the folder of runs."""
+    """How long the cluster keeps a job that is over, seconds; its state and logs remain in the folder of runs."""
 
     def __post_init__(self) -> None:
         _require_names(self)

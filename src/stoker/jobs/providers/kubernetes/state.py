@@ -1,4 +1,4 @@
-"""A job's state from its object, its pods, and what says why they do not run."""
+"""A job's state from its object, its pods, and the reasons why they do not run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stoker.jobs.providers.kubernetes.reasons import (
 )
 
 STOP = "stop"
-"""File in the job's folder: a person wants its end."""
+"""File in the job's folder: a user has stopped the job."""
 
 _DONE = ("Complete", "Completed", "Succeeded")
 _FAILED = ("Failed",)
-"""Conditions of a Job, a JobSet and a TFJob that is over."""
+"""Final conditions of a Job, a JobSet and a TFJob."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What the cluster knows of a job."""
+    """The cluster's knowledge of a job."""
 
     kind: str
     workload: dict[str, Any]
@@ -37,7 +37,7 @@ class Seen:
 
     pods: Sequence[dict[str, Any]] = ()
     events: Sequence[dict[str, Any]] = ()
-    """The oldest first."""
+    """Its pods, oldest first."""
 
     queued: dict[str, Any] | None = field(default=None)
     """Kueue's workload."""
@@ -51,7 +51,7 @@ class Seen:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it may not have pods: it waits for its queue, or its submission is not finished."""
+        """Whether it may not have pods: it waits for its queue, or its submission is incomplete."""
         spec = self.workload.get("spec") or {}
         return bool((spec.get("runPolicy") or {} if self.kind == "tfjob" else spec).get("suspend"))
 
@@ -64,7 +64,7 @@ class Seen:
     def workers(self) -> int:
         """How many pods it has when it runs."""
         admitted = (self.workload.get("spec") or {}).get("parallelism")
-        if admitted:  # of a Job; Kueue may have admitted fewer than were submitted
+        if admitted:  # for a Job; Kueue may have admitted fewer pods than were submitted
             return int(admitted)
         text = notes_of(self.workload).get(WORKERS, "")
         return int(text) if text.isdecimal() else 1
@@ -74,7 +74,7 @@ def known_state(seen: Seen, place: Path | None) -> JobState:
     """Return the state of a job that the cluster knows.
 
     Args:
-        seen: What it knows.
+        seen: The cluster's knowledge.
         place: The job's folder, if it is known.
     """
     meta = seen.workload["metadata"]

@@ -12,20 +12,20 @@ from stoker.jobs.providers.kubernetes.client import READ_S, Cluster
 from stoker.jobs.providers.kubernetes.problems import GONE, AnswerLost, Gone
 
 AGAIN_S = 1.0
-"""Pause after a watch that broke off, seconds."""
+"""Pause after a watch that broke, seconds."""
 
 ROUND_S = 60
 """After so long the server ends a watch, seconds; a connection that hangs is noticed `READ_S` later."""
 
 
 def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]:
-    """Yield all objects, and each that is added or changed; endless.
+    """Yield all objects, and then each added or changed one; endless.
 
-    An object may come more than once. What was deleted does not come.
+    An object may be yielded more than once; deleted objects are not.
 
     Raises:
         AnswerLost: the API does not answer: call it again.
-        UserError: it refuses.
+        UserError: the API refuses.
     """
     while True:
         found, version = cluster.all_with_version(path, **query)

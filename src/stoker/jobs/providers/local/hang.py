@@ -13,7 +13,7 @@ from stoker.core.incarnation import RUN_OF_JOB
 from stoker.jobs.logs import LOGS
 
 LONGEST_POLL_S = 10.0
-"""Longest pause between two looks at the files, seconds."""
+"""Longest pause between two checks of the files, seconds."""
 
 
 def newest_progress_s(place: Path) -> float:
@@ -35,7 +35,7 @@ def newest_progress_s(place: Path) -> float:
 
 @contextmanager
 def hang_is_noticed(place: Path, hang_s: float, on_hang: Callable[[], None]) -> Iterator[None]:
-    """Call a function, in another thread, if workers make no progress for so long.
+    """Call a function in another thread if workers make no progress for this long.
 
     Args:
         place: The job's folder.

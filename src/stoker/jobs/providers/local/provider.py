@@ -29,26 +29,26 @@ from stoker.jobs.providers.local.workers import worker_commands
 SUPERVISOR = "stoker.jobs.providers.local.supervisor"
 
 READY_S = 60.0
-"""Longest wait for the supervisor to begin, seconds: a Python start on a busy machine."""
+"""Longest wait for the supervisor to start, seconds: Python starts on a busy machine."""
 
 END_S = 15.0
 """How much longer than the workers' grace the supervisor may take to end, seconds."""
 
 MOST_AT_ONCE = 100
-"""Jobs of a sweep: each has a supervisor from the start, a Python process."""
+"""Most jobs of a sweep: each has a supervisor, a Python process, from the start."""
 
 SLOTS = "slots"
-"""Folder in that of a sweep: one locked file for each job whose workers run."""
+"""Folder in a sweep's folder: one locked file for each job whose workers run."""
 
 POLL_S = 0.05
-"""Between two looks at a supervisor that is not this process's child."""
+"""Pause between two checks of a supervisor that is not this process's child."""
 
 
 class LocalProvider:
     """This machine as a target: jobs start at once."""
 
     def __init__(self, name: str, settings: LocalSettings) -> None:
-        """Ask nothing yet.
+        """Start nothing yet.
 
         Args:
             name: Of the target.
@@ -58,7 +58,7 @@ class LocalProvider:
         self.settings = settings
 
     def validate(self, job: Job) -> None:
-        """Refuse more workers, GPUs or secrets than there are here."""
+        """Refuse more workers, GPUs or secrets than this machine has."""
         needs = job.resources
         if not 1 <= needs.workers <= MOST_WORKERS:
             raise ConfigError(f"--workers must be from 1 to {MOST_WORKERS}", got=needs.workers)
@@ -72,7 +72,7 @@ class LocalProvider:
                 fix=f"Set it: export {missing[0]}=...",
             )
 
-    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it lies in the job's folder
+    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it is in the job's folder
         """Return what each worker's process would run."""
         lines = []
         for command in worker_commands(job, job.place, incarnation=FIRST):
@@ -81,11 +81,11 @@ class LocalProvider:
         return "".join(lines)
 
     def submit(self, job: Job) -> str:
-        """Start the supervisor, unless it runs; return its process number."""
+        """Start the supervisor, unless it runs; return its process ID."""
         return self._start(job)
 
     def validate_array(self, array: Array) -> None:
-        """Refuse what `validate` refuses, and more jobs than supervisors are started for."""
+        """Refuse what `validate` refuses, and more jobs than supervisors can be started for."""
         self.validate(array.jobs[0])
         if len(array.jobs) > MOST_AT_ONCE:
             raise ConfigError(
@@ -95,7 +95,7 @@ class LocalProvider:
             )
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Start a supervisor for each job; at most `at_once` of them (by default 1) start their workers."""
+        """Start a supervisor for each job; at most `at_once` of them (default 1) start their workers."""
         slots = (str(array.place / SLOTS), str(array.at_once or 1))
         return {number: self._start(job, *slots) for number, job in array.jobs.items()}
 
@@ -113,7 +113,7 @@ class LocalProvider:
         limits = map(str, (settings.max_restarts, settings.grace_s, settings.hang_s or 0))
         child = Child(
             "the supervisor",
-            # -P: modules in the current folder are not Stoker's.
+            # -P: modules in the current folder are not imported as Stoker's.
             [sys.executable, "-P", "-m", SUPERVISOR, str(place), *limits, *slots],
             ProcessOptions(
                 stdin=subprocess.DEVNULL, output=output, parent_death=None, ready_file=place / FILE
@@ -137,14 +137,14 @@ class LocalProvider:
         return number
 
     def state(self, job_id: str) -> JobState:
-        """Return what the supervisor has written, or that it has gone."""
+        """Return the supervisor's record, or that the supervisor is gone."""
         record = read_record(find_place(job_id))
         if record is None:
             return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason="never started")
         return record.state(job_id)
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the jobs that were submitted to this target, the newest first."""
+        """Return the jobs that were submitted to this target, newest first."""
         found = []
         for job_id, place in places().items():
             submitted = read_submitted(place)
@@ -155,7 +155,7 @@ class LocalProvider:
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
-        """End the workers after they have saved, and wait for that."""
+        """End the workers after they have saved, and wait until they have ended."""
         place = find_place(job_id)
         record = read_record(place)
         if record is None or record.state(job_id).phase.is_over:
@@ -170,7 +170,7 @@ class LocalProvider:
         self._end(record, job_id)
         last = read_record(place)
         if last is not None and not Phase(last.phase).is_over:
-            # It was killed before it could write: its record ends here.
+            # The supervisor was killed before it could write: this is the final record.
             write_record(place, replace(last, phase=Phase.STOPPED, ended_s=time.time()))
 
     def _end(self, record: LocalRecord, job_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What the supervisor of a job on this machine writes about it, in the job's folder."""
+"""The record that the supervisor of a job on this machine writes in the job's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.jobs.provider import JobState, Phase
 FILE = "local.json"
 
 STOP = "stop"
-"""File whose existence says that a person has stopped the job."""
+"""File whose existence means that a user has stopped the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class LocalRecord:
     restarts: int = 0
 
     def state(self, job_id: str) -> JobState:
-        """Return it as every target does; a supervisor that has gone without a word has failed."""
+        """Convert it to the common form; a supervisor that is gone without a final record has failed."""
         phase, reason = Phase(self.phase), self.reason
         if not phase.is_over and not self.supervisor.is_here:
             phase = Phase.UNKNOWN
@@ -56,7 +56,7 @@ class LocalRecord:
 
 
 def read_record(place: Path) -> LocalRecord | None:
-    """Return the newest record of a job; None if it was not started on a machine as target."""
+    """Return the newest record of a job; None if it was not started by this kind of target."""
     path = place / FILE
     return build(LocalRecord, read_json(path), where=str(path)) if path.is_file() else None
 
@@ -67,5 +67,5 @@ def write_record(place: Path, record: LocalRecord) -> None:
 
 
 def is_stopped(place: Path) -> bool:
-    """Whether a person has stopped the job."""
+    """Whether a user has stopped the job."""
     return (place / STOP).exists()

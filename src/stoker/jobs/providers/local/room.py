@@ -13,9 +13,9 @@ from stoker.jobs.job import Resources
 
 
 def workers_here(needs: Resources) -> int:
-    """Return how many workers of a job start here: all, or of an elastic job the most allowed that have room.
+    """Return how many workers of a job start here: all, or of an elastic job the largest allowed number that fits.
 
-    An elastic job without `--cpus` has at most one worker on each core, if its fewest workers fit so.
+    An elastic job without `--cpus` has at most one worker per core, if its fewest workers fit that way.
 
     Raises:
         ConfigError: the machine lacks GPUs, cores or memory even for the fewest.
@@ -32,12 +32,12 @@ def workers_here(needs: Resources) -> int:
     raise ConfigError(
         f"{option} must leave enough of this machine for all workers",
         got=Plain(f"{sizes[0]} workers with {each:g} each, and {has:.4g} here"),
-        fix="Ask for less, or submit it to another target: --on NAME.",
+        fix="Request less, or submit it to another target: --on NAME.",
     )
 
 
 def why_fewer(needs: Resources) -> str:
-    """Return that fewer workers start here than the job may have; empty if all do; the errors are those of `workers_here`."""
+    """Return a message if fewer workers start here than the job may have; empty if all do. Raises as `workers_here`."""
     workers = workers_here(needs)
     if workers == needs.workers:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError
 
 LONGEST_HANG_S = 7 * 86400
-"""A longer `hang_s` is a typing error."""
+"""A longer `hang_s` is certainly a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,14 +15,14 @@ class LocalSettings:
     """A target with `provider: local`."""
 
     max_restarts: int = 3
-    """How often all workers start again after one has failed. An error in settings, code or data causes no restart."""
+    """How often all workers restart after one has failed. An error in settings, code or data causes no restart."""
 
     grace_s: float = 30.0
-    """Longest time that workers may take to save and end, seconds; then they are killed."""
+    """Longest time for workers to save and end, seconds; then they are killed."""
 
     hang_s: float | None = None
-    """Longest time in which neither a worker's log nor the run gets anything new, seconds; then all workers are ended
-    and start again, as after a failure. None: a job that hangs is not noticed."""
+    """Longest time without a new line in a worker's log or in the run, seconds; then all workers are ended
+    and restarted, as after a failure. None: a job that hangs is not noticed."""
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:

@@ -1,7 +1,7 @@
 """`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S HANG_S [SLOTS COUNT]`: runs a job on this machine.
 
-It is the leader of its own session, so it survives the terminal. Each start of the job takes the next incarnation and
-starts all workers; after a failure all start again from the last checkpoint.
+It is the leader of its own session, so it survives the terminal. Each start of the job allocates the next incarnation and
+starts all workers; after a failure all restart from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MIN_START_S = 1.0
 
 
 class Supervisor:
-    """Starts of one job, one after the other."""
+    """The consecutive starts of one job."""
 
     def __init__(self, place: Path, limits: LocalSettings, slots: Slots | None = None) -> None:
         """Start nothing yet.
 
         Args:
             place: The job's folder.
-            limits: How often and when all workers start again.
-            slots: What jobs of one sweep share; None: it starts alone.
+            limits: How often and when all workers restart.
+            slots: Shared by the jobs of one sweep; None: the job is not part of a sweep.
         """
         self._place, self._job = place, read_job(place)
         self._left, self._grace_s = limits.max_restarts, limits.grace_s
@@ -75,7 +75,7 @@ class Supervisor:
             self._write(phase=phase, reason=reason, ended_s=time.time())
 
     def _wait(self, stop: StopRequest, held: contextlib.ExitStack) -> tuple[Phase, str] | None:
-        """Wait for the jobs before this one; return how it has ended if it does not start."""
+        """Wait for the job's predecessors; return the outcome if the job does not start."""
         why = wait_for_predecessors(self._job, stop, lambda reason: self._write(reason=reason))
         if why is not None:
             return Phase.FAILED, why
@@ -124,7 +124,7 @@ class Supervisor:
             return group.run()
 
     def _end_of(self, outcome: Outcome) -> tuple[Phase, str] | None:
-        """Return how the job has ended; None if it starts again."""
+        """Return the outcome of the job; None if it restarts."""
         if outcome.asked:
             if is_stopped(self._place):
                 return Phase.STOPPED, ""
@@ -152,7 +152,7 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGUSR1)
 
     def _end_of_failure(self, reason: str) -> tuple[Phase, str] | None:
-        """Return how the job has ended after a failure; None if it starts again."""
+        """Return the outcome of the job after a failure; None if it restarts."""
         self._log(reason)
         if self._left <= 0:
             return Phase.FAILED, f"{reason} (after {self._record.restarts} restarts)"
@@ -164,7 +164,7 @@ class Supervisor:
 
     @contextmanager
     def _time_limit(self, job: Job) -> Iterator[None]:
-        """Ask for the end of this start early enough that workers can save within its time limit."""
+        """Request the end of this start early enough for workers to save within its time limit."""
         self._timed_out = False
         if job.resources.time_limit_s is None:
             yield
@@ -195,7 +195,7 @@ def main(arguments: list[str]) -> None:
     """Run the job.
 
     Args:
-        arguments: The job's folder, how often all workers may start again, their grace and the longest time without
+        arguments: The job's folder, how often all workers may restart, their grace and the longest time without
             progress in seconds (0: any); for a job of a sweep, folder and number of its slots.
     """
     place, max_restarts, grace_s, hang_s, *slots = arguments

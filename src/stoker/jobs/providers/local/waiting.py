@@ -1,4 +1,4 @@
-"""Before its first start a job on this machine waits: for jobs before it, and for others of its sweep."""
+"""What a job on this machine waits for before its first start: its predecessors, and other jobs of its sweep."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.local.record import read_record
 
 POLL_S = 0.5
-"""Between two looks at the records of other jobs, seconds."""
+"""Pause between two checks of the records of other jobs, seconds."""
 
 
 class Slots:
-    """How many jobs of a sweep run at a time: each holds the lock of one file, which ends with its process."""
+    """Limits how many jobs of a sweep run at a time: each locks one file until its process ends."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        """Take none yet.
+        """Create the slots; none is locked yet.
 
         Args:
-            folder: Of the files.
-            count: How many there are.
+            folder: Folder of the files.
+            count: Number of slots.
         """
         self._folder, self._count = folder, count
 
     def take(self, stop: StopRequest, held: ExitStack) -> None:
-        """Wait for a free one, or for a request to end this process.
+        """Wait for a free slot, or for a request to end this process.
 
         Args:
-            stop: How many requests to end this process has got.
-            held: Frees it.
+            stop: How many requests to end this process has received.
+            held: Frees the slot.
         """
         self._folder.mkdir(exist_ok=True)
         while not stop.times:
@@ -53,12 +53,12 @@ class Slots:
 
 
 def wait_for_predecessors(job: Job, stop: StopRequest, tell: Callable[[str], None]) -> str | None:
-    """Wait until all predecessors of a job are done, or a request ends this process.
+    """Wait until all predecessors of a job are done, or until a request to end this process.
 
     Args:
         job: The job.
-        stop: How many requests to end this process has got.
-        tell: Gets why it waits, whenever that changes.
+        stop: How many requests to end this process has received.
+        tell: Receives the reason for waiting whenever it changes.
 
     Returns:
         Why the job can never start; None otherwise.

@@ -20,21 +20,21 @@ from stoker.jobs.job import Job
 from stoker.jobs.providers.local.room import workers_here
 
 STOKER = (sys.executable, "-P", "-m", "stoker")
-"""-P: modules in the current folder are not Stoker's."""
+"""-P: modules in the current folder are not imported as Stoker's."""
 
 _OF_OTHERS = re.compile(rf"SLURM_.*|{VARIABLE}|{FD_VARIABLE}|STOKER_(RANK|TASKS|LOCAL_WORKERS)")
-"""Variables that would give a worker a place in another group: the shell may be inside a job itself."""
+"""Variables that would make a worker part of another group: the shell may itself run inside a job."""
 
 
 def next_incarnation(place: Path, *, environ: Mapping[str, str] = os.environ) -> int:
-    """Take the number of the next start of a job.
+    """Allocate the number of the next start of a job.
 
     Args:
         place: The job's folder.
         environ: Environment of this process.
 
     Raises:
-        UserError: it cannot be taken.
+        UserError: the number cannot be allocated.
     """
     child = Child(
         "stoker job-start",
@@ -54,7 +54,7 @@ def next_incarnation(place: Path, *, environ: Mapping[str, str] = os.environ) ->
 
 
 def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]:
-    """Return what each worker runs that this machine has room for, the first worker first.
+    """Return the command of each worker that this machine has room for, in the order of their ranks.
 
     Args:
         job: The job.
@@ -62,7 +62,7 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
         incarnation: Number of this start.
 
     Raises:
-        ConfigError: not even the fewest workers have room.
+        ConfigError: not even the fewest workers fit.
     """
     needs = job.resources
     workers = workers_here(needs)
@@ -91,9 +91,9 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the places of other groups."""
+    """Return an environment without variables of other groups."""
     return {name: value for name, value in environ.items() if not _OF_OTHERS.fullmatch(name)}
 
 
 _DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-"""Lines are passed on at once, and a crash in native code shows the Python stack."""
+"""Lines are written at once, and a crash in native code shows the Python stack."""

@@ -1,1 +1,1 @@
-"""Jobs on Slurm: settings, the script that sbatch takes, Slurm's programs, and what they answer."""
+"""Jobs on Slurm: settings, the script for sbatch, and Slurm's programs with their answers."""

@@ -1,4 +1,4 @@
-"""Job arrays: many jobs by one script; `4711_3` is what Slurm calls number 3 of one."""
+"""Job arrays: many jobs by one script; `4711_3` is Slurm's name for element 3 of array 4711."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.jobs.providers.slurm.state import is_live
 
 
 def live_tasks(queued: Sequence[QueuedJob]) -> dict[int, str]:
-    """Return the tasks that wait or run: number in the array -> number of Slurm, of the newest array that has it."""
+    """Return the waiting and running tasks: index in the array -> number in Slurm, of the newest array that has it."""
     found: dict[int, str] = {}
     for each in sorted(queued, key=lambda each: int(array_of(each.id))):
         task = each.id.partition("_")[2]
@@ -21,15 +21,15 @@ def live_tasks(queued: Sequence[QueuedJob]) -> dict[int, str]:
 
 
 def array_of(number: str) -> str:
-    """Return the number of the array that has a task; of a job that is not in one, its own."""
+    """Return the number of the array that has a task; for a job that is not in one, its own number."""
     return number.partition("_")[0]
 
 
 def cancel_waiting_task(slurm: Slurm, number: str) -> None:
-    """Take a task out of the queue if it waits; one that runs goes on.
+    """Remove a waiting task from the queue; a running one continues.
 
-    `scancel --state=PENDING ARRAY_NUMBER` of Slurm 22.05 cancels all tasks that wait. A task that is held does not start
-    between the look at its state and its end.
+    `scancel --state=PENDING ARRAY_NUMBER` of Slurm 22.05 cancels all waiting tasks. A held task does not start
+    between the check of its state and its removal.
     """
     if _state(slurm, number) != "PENDING":
         return

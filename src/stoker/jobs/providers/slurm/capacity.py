@@ -1,4 +1,4 @@
-"""Whether the machines of a partition can run a job at all: Slurm would let some such jobs wait forever."""
+"""Whether the machines of a partition can run a job at all: Slurm would let some impossible jobs wait forever."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MIB = 1024
 
 
 def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup]) -> None:
-    """Refuse a job that asks for more than any machine has, or for more machines than there are.
+    """Refuse a job that needs more than any machine has, or more machines than exist.
 
     Args:
-        job: What is to run.
-        target: Where.
+        job: The job.
+        target: The settings of the target.
         groups: The machines of all partitions.
 
     Raises:
-        ConfigError: names what there is.
+        ConfigError: the job does not fit; what the partition has is named.
     """
     chosen = [group for group in groups if _is_chosen(group, target)]
     if not chosen and target.partition is not None:
@@ -33,7 +33,7 @@ def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup])
             got=target.partition,
             fix=nearest(target.partition, known),
         )
-    if not chosen:  # no default partition: sbatch says so
+    if not chosen:  # no default partition: sbatch reports that
         return
     needs, per_node = job.resources, workers_per_node(job, target)
     where = f"partition {chosen[0].partition}"
@@ -62,9 +62,9 @@ def _is_chosen(group: NodeGroup, target: SlurmTarget) -> bool:
 def _at_most(asked: float, most: float, what: str) -> None:
     if asked > most:
         raise ConfigError(
-            f"a job must ask for at most the {most:g} {what}",
+            f"a job must request at most the {most:g} {what}",
             got=Plain(f"{asked:g}"),
-            fix="Ask for less, or choose another partition.",
+            fix="Request less, or choose another partition.",
         )
 
 
@@ -74,12 +74,12 @@ def _require_time(limit_s: float | None, group: NodeGroup) -> None:
         raise ConfigError(
             f"the time limit must be at most that of partition {group.partition}, {most_s:g} s",
             got=Plain(f"{limit_s:g} s"),
-            fix="Ask for less: at the limit the job saves and goes on in its next start.",
+            fix="Request less: at the limit the job saves and continues in its next start.",
         )
 
 
 def seconds(limit: str) -> float | None:
-    """Return a limit of sinfo, `[D-]H:M:S` or `M:S`, in seconds; None without one."""
+    """Convert a limit of sinfo, `[D-]H:M:S` or `M:S`, to seconds; None without one."""
     days, dash, clock = limit.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() for part in parts) or (dash and not days.isdecimal()):

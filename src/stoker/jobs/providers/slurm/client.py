@@ -15,12 +15,12 @@ ANSWER_S = 60.0
 """Longest wait for a program; Slurm's own `MessageTimeout` is 10 s by default, and some retry."""
 
 SEPARATOR = "\x1f"
-"""Between fields: comments are JSON, and names of other jobs may hold any printable character."""
+"""Separator of fields: comments are JSON, and names of other jobs may contain any printable character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedJob:
-    """What the controller knows of a job; it forgets one `MinJobAge` (5 minutes by default) after its end."""
+    """The controller's record of a job; it forgets a job `MinJobAge` (5 minutes by default) after its end."""
 
     id: str
     state: str
@@ -29,22 +29,22 @@ class QueuedJob:
     user: str
     submitted_s: float | None
     started_s: float | None
-    """Of the newest start; of a job that waits, when Slurm expects to start it."""
+    """Start time of the newest start; for a waiting job, the start time that Slurm expects."""
 
     ended_s: float | None
     nodes: str
-    """As Slurm writes them, e.g. `n[1-4]`."""
+    """Nodes in Slurm's notation, e.g. `n[1-4]`."""
 
     comment: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountedStart:
-    """One start of a job, as the accounting keeps it."""
+    """The accounting's record of one start of a job."""
 
     id: str
     name: str
-    """Of the job: a number of Slurm may be that of another job, much earlier."""
+    """Submission time of the job: an earlier job may have had the same number in Slurm."""
 
     state: str
     elapsed_s: float
@@ -55,7 +55,7 @@ class AccountedStart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGroup:
-    """Machines of a partition that are alike."""
+    """Identical machines of a partition."""
 
     partition: str
     is_default: bool
@@ -70,10 +70,10 @@ class Slurm:
     """Slurm's programs on a machine."""
 
     def __init__(self, machine: Machine, *, answer_s: float = ANSWER_S) -> None:
-        """Ask nothing yet.
+        """Run no program yet.
 
         Args:
-            machine: Where they run.
+            machine: Where the programs run.
             answer_s: Longest wait for an answer, seconds.
         """
         self._machine = machine
@@ -87,12 +87,12 @@ class Slurm:
         Args:
             script: Its path.
             options: Of sbatch, besides those in the script.
-            secrets: Names of variables that the job gets from the environment of this process. It gets
-                no others but those of a login: what is set here by chance would change the job.
+            secrets: Names of variables that the job gets from the environment of this process. It gets no
+                others except those of a login: other variables of this process would change the job.
 
         Raises:
-            AnswerLost: Slurm may have the job, or not.
-            UserError: it refused.
+            AnswerLost: Slurm may or may not have the job.
+            UserError: Slurm refused the job.
         """
         answer = self._run("sbatch", "--parsable", *options, str(script), secrets=secrets)
         found = answer.strip().splitlines()[-1:] or [""]
@@ -105,15 +105,15 @@ class Slurm:
         """Let Slurm check a script, without submitting it.
 
         Raises:
-            UserError: it would refuse.
+            UserError: Slurm would refuse the script.
         """
         self._run("sbatch", "--test-only", text=script)
 
     def queue(self, *, ids: Sequence[str] = (), name: str | None = None) -> list[QueuedJob]:
-        """Return what the controller knows of jobs; without arguments, of all jobs of the user.
+        """Return the controller's records of jobs; without arguments, of all jobs of the user.
 
         Args:
-            ids: Jobs by their number in Slurm, of any user; unknown ones are left out.
+            ids: Numbers of jobs in Slurm, of any user; unknown ones are left out.
             name: Jobs of the user with this name.
         """
         chosen = [f"--jobs={','.join(ids)}"] if ids else [f"--user={self._machine.user()}"]
@@ -130,10 +130,10 @@ class Slurm:
         return [_queued(line) for line in _records(answer, len(fields))]
 
     def accounting(self, ids: Sequence[str]) -> list[AccountedStart]:
-        """Return every start of jobs, the oldest first; nothing on a cluster without accounting.
+        """Return every start of jobs, oldest first; nothing on a cluster without accounting.
 
         Args:
-            ids: Jobs by their number in Slurm.
+            ids: Numbers of jobs in Slurm.
         """
         fields = "JobID,JobName,State,ElapsedRaw,AllocTRES,Start,End"
         arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2"]
@@ -151,11 +151,11 @@ class Slurm:
         return [_node_group(line) for line in _records(answer, len(fields))]
 
     def cancel(self, *job_ids: str, only_waiting: bool = False) -> None:
-        """End jobs now, or take them out of the queue."""
+        """End jobs, or remove them from the queue."""
         self._run("scancel", *(["--state=PENDING"] if only_waiting else []), *job_ids)
 
     def hold(self, job_id: str) -> None:
-        """Keep a job that waits from starting."""
+        """Keep a waiting job from starting."""
         self._run("scontrol", "hold", job_id)
 
     def release(self, job_id: str) -> None:
@@ -163,11 +163,11 @@ class Slurm:
         self._run("scontrol", "release", job_id)
 
     def signal_scripts(self, job_ids: Sequence[str]) -> None:
-        """Send the scripts of running jobs the notice of their end, which lets the workers save."""
+        """Send the scripts of running jobs the signal that announces their end, so that the workers save."""
         try:
             self._run("scancel", "--batch", f"--signal={NOTICE}", *job_ids)
         except UserError as error:
-            # Of a task of an array scancel 22.05 sends it, prints nothing, and ends with 1.
+            # For a task of an array, scancel 22.05 sends it, prints nothing, and ends with 1.
             if not any("_" in each for each in job_ids) or str(error.got) != "exit code 1":
                 raise
 

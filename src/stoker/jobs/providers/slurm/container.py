@@ -16,16 +16,16 @@ _SEPARATORS = re.compile(r"[:,\s]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Container:
-    """An image that has Stoker, and what is mounted in it."""
+    """An image with Stoker, and the folders mounted in it."""
 
     image: str
-    """Image as the runtime takes it: a file, or e.g. `docker://registry/image:tag` (apptainer), `registry#image:tag` (pyxis)."""
+    """Image in the runtime's notation: a file, or e.g. `docker://registry/image:tag` (apptainer), `registry#image:tag` (pyxis)."""
 
     runtime: Literal["pyxis", "apptainer"]
-    """`pyxis`: the plugin of srun that takes `--container-image`. `apptainer`: the program `apptainer exec`."""
+    """`pyxis`: the srun plugin that adds `--container-image`. `apptainer`: the program `apptainer exec`."""
 
     mounts: tuple[str, ...] = ()
-    """Folders in it, `/FROM`, `/FROM:/TO` or `/FROM:/TO:ro`, besides the experiment's and that of its runs."""
+    """Folders to mount, `/FROM`, `/FROM:/TO` or `/FROM:/TO:ro`, besides those of the experiment and its runs."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-") or not self.image.isprintable():
@@ -41,11 +41,11 @@ class Container:
                 )
 
     def options(self, folders: Sequence[Path], *, gpus: bool) -> list[str]:
-        """Return the words that start a command in it: options of srun (pyxis), or a program with its options.
+        """Return the words that start a command in the container: options of srun (pyxis), or a program with its options.
 
         Args:
             folders: Mounted at the same path, besides `mounts`.
-            gpus: Whether the workers have any.
+            gpus: Whether the workers have GPUs.
 
         Raises:
             ConfigError: a folder's name has characters that end an entry of a list of mounts.
@@ -57,7 +57,7 @@ class Container:
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
-    """Leave out folders inside of others."""
+    """Leave out folders inside other folders."""
     return [
         each
         for each in dict.fromkeys(folders)
@@ -76,7 +76,7 @@ def _same_path(folder: Path) -> str:
 
 
 def _whole(mount: str) -> str:
-    """`/a` as `/a:/a`."""
+    """Write `/a` as `/a:/a`."""
     found = _MOUNT.fullmatch(mount)
     source, target, mode = found.groups() if found else (mount, None, None)
     return ":".join(filter(None, (source, target or source, mode)))

@@ -1,6 +1,6 @@
-"""Jobs that wait for other jobs: options for sbatch, and what became of the waiting.
+"""Jobs that wait for other jobs: options for sbatch, and the state of a waiting job.
 
-Slurm takes a number that it has forgotten for a job that is done, so only jobs that are not over are named to it. It
+Slurm treats a forgotten number as a job that is done, so only jobs that are not over are passed to it. It
 keeps nothing of a job that it cancels because of its dependency, neither in the queue after MinJobAge nor in the
 accounting: then the states of the predecessors say why it did not start.
 """
@@ -23,14 +23,14 @@ WAITS = "(Dependency)"
 
 
 def dependency_options(job: Job, state: Callable[[str], JobState]) -> list[str]:
-    """Return options of sbatch with which a job waits for those before it that are not done.
+    """Return options of sbatch with which a job waits for its unfinished predecessors.
 
     Args:
-        job: What is submitted.
+        job: The job.
         state: Returns the state of a job.
 
     Raises:
-        ConfigError: one of them will not be done.
+        ConfigError: a predecessor will not be done.
     """
     numbers = []
     for each in job.after:
@@ -44,10 +44,10 @@ def dependency_options(job: Job, state: Callable[[str], JobState]) -> list[str]:
 
 
 def with_predecessors(known: JobState, place: Path, state: Callable[[str], JobState]) -> JobState:
-    """Return the state of a job, with the predecessor that it waits for, or because of which it never started.
+    """Return the state of a job, with the predecessor that it waits for or that prevented its start.
 
     Args:
-        known: What Slurm and the job's folder say.
+        known: The state according to Slurm and the job's folder.
         place: The job's folder.
         state: Returns the state of a job.
     """

@@ -16,7 +16,7 @@ from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
 LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
-"""Variables of a login, which are all that a job gets, besides its secrets."""
+"""Variables of a login: a job gets only these and its secrets."""
 
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
@@ -36,16 +36,16 @@ class Call:
 
     argv: tuple[str, ...]
     text: str | None = None
-    """Its standard input; None: nothing."""
+    """Its standard input; None: empty."""
 
     for_job: bool = False
-    """Whether a job inherits its environment: then it is that of a login, with the secrets."""
+    """Whether a job inherits its environment, which is then that of a login, with the secrets."""
 
     secrets: Sequence[str] = ()
-    """Names of variables of this process."""
+    """Names of variables of this process that it gets."""
 
     shows_errors: bool = False
-    """Whether a person sees at once what it says on stderr, if it runs here."""
+    """Whether its stderr is shown at once, if it runs here."""
 
     answer_s: float
     """Longest wait, seconds."""
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a program has printed."""
+    """The output of a program."""
 
     code: int
     """Exit code, negative for a signal."""
@@ -63,24 +63,24 @@ class Answer:
 
 
 class Machine(Protocol):
-    """A machine of the cluster, on which Slurm's programs are."""
+    """A machine of the cluster that has Slurm's programs."""
 
     def run(self, call: Call) -> Answer:
         """Run a program.
 
         Raises:
-            AnswerLost: it may have done its work, or not.
-            UserError: it is not there.
+            AnswerLost: the program may or may not have done its work.
+            UserError: the program is missing.
         """
 
     def user(self) -> str:
         """Return the number of the user there: a name may hold anything."""
 
     def on_cluster(self, job: Job) -> Job:
-        """Return the job as it is on the cluster, where its folders may have other paths."""
+        """Return the job with its paths on the cluster, which may differ."""
 
     def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
-        """Write files of the job's folder into that which it has on the cluster, and remove others there."""
+        """Write files into the job's folder on the cluster, and remove others there."""
 
     def send_array(
         self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
@@ -88,17 +88,17 @@ class Machine(Protocol):
         """Do the same for each job of an array, and write the files `of_all` into the array's folder there."""
 
     def mark(self, job: Job, place: Path, name: str) -> None:
-        """Make an empty file in the job's folder, which is `place` here."""
+        """Create an empty file in the job's folder, which is `place` here."""
 
     def fetch(self, job: Job, place: Path) -> None:
-        """Bring what the job has written on the cluster into its folder here."""
+        """Copy what the job has written on the cluster into its folder here."""
 
 
 class Here:
     """This machine, which shares the file system of the cluster."""
 
     def run(self, call: Call) -> Answer:
-        """Run a program; the errors are those of `Machine`."""
+        """Run a program; raises as `Machine`."""
         program = call.argv[0]
         if shutil.which(program) is None:
             raise UserError(
@@ -140,7 +140,7 @@ class Here:
         """Do nothing: the folders are the same."""
 
     def mark(self, job: Job, place: Path, name: str) -> None:
-        """Make an empty file in the job's folder; only its owner may."""
+        """Create an empty file in the job's folder; only its owner may."""
         try:
             (place / name).touch()
         except PermissionError:
@@ -153,7 +153,7 @@ class Here:
 
 
 def on_cluster(array: Array, machine: Machine) -> Array:
-    """Return an array as it is on the cluster; its ID is the same."""
+    """Return the array; its paths and its ID are the same on the cluster."""
     jobs = {number: machine.on_cluster(job) for number, job in array.jobs.items()}
     first = next(iter(jobs.values()))
     return replace(array, jobs=jobs, place=first.place.with_name(array.id))
@@ -189,12 +189,12 @@ def no_answer(call: Call) -> AnswerLost:
 
 
 def _of_job(secrets: Sequence[str]) -> dict[str, str]:
-    """What is set here by chance would change the job."""
+    """Other variables of this process would change the job."""
     return {name: os.environ[name] for name in (*LOGIN, *secrets) if name in os.environ}
 
 
 def _of_program() -> dict[str, str]:
-    """Settings of a surrounding job or of the user's do not change answers."""
+    """Variables of a surrounding job, or of the user, must not change answers."""
     kept = {
         name: value
         for name, value in os.environ.items()

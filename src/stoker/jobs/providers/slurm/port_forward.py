@@ -1,4 +1,4 @@
-"""A connection to a port of a worker's node: from here, or by the login node's ssh."""
+"""A connection to a port of a worker's node: from here, or through ssh to the login node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address_of(
     """Return the address of the node of a worker: srun fills the nodes of a job in their order.
 
     Raises:
-        ConfigError: it does not run.
+        ConfigError: the worker does not run.
     """
     nodes = ",".join(state.nodes)
     found: list[str] = []
@@ -49,7 +49,7 @@ def connect(machine: Machine, host: str, port: int) -> Wire:
     """Connect to a port of a node.
 
     Raises:
-        UserError: nothing listens there, or the node is not reached.
+        UserError: nothing listens on the port, or the node is unreachable.
     """
     if isinstance(machine, Ssh):
         return machine.connect(host, port)

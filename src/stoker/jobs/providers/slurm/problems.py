@@ -1,4 +1,4 @@
-"""What Slurm's programs complain about, in the words of a user."""
+"""Translates errors of Slurm's programs into the user's terms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 
 
 class AnswerLost(UserError):
-    """Slurm may have done what it was asked for, or not."""
+    """Slurm may or may not have done what was requested."""
 
 
 _NO_CONTROLLER = (
@@ -41,27 +41,27 @@ _PROBLEMS = {
         "List yours: sacctmgr show associations user=$USER.",
     ),
     "Requested node configuration is not available": (
-        "machines of the partition must have what the job asks for",
-        "Ask for fewer GPUs, cores or workers, less memory, or another gpu_type: sinfo --Node --Format=NodeList,CPUs,Memory,Gres shows what there is.",
+        "machines of the partition must have what the job requests",
+        "Request fewer GPUs, cores or workers, less memory, or another gpu_type: sinfo --Node --Format=NodeList,CPUs,Memory,Gres shows what there is.",
     ),
     "More processors requested than permitted": (
-        "machines of the partition must have as many cores as the job asks for",
-        "Ask for fewer cores or workers.",
+        "machines of the partition must have as many cores as the job requests",
+        "Request fewer cores or workers.",
     ),
     "Node count specification invalid": (
-        "the partition must have as many machines as the job asks for",
-        "Ask for fewer workers, or set `nodes` of the target.",
+        "the partition must have as many machines as the job requests",
+        "Request fewer workers, or set `nodes` of the target.",
     ),
     "Memory required by task is not available": (
-        "machines of the partition must have as much memory as the job asks for",
-        "Ask for less memory.",
+        "machines of the partition must have as much memory as the job requests",
+        "Request less memory.",
     ),
     "Requested time limit is invalid": (
         "the time limit must be within that of the partition",
-        "Ask for less time: the job goes on in its next start.",
+        "Request less time: the job continues in its next start.",
     ),
     "Invalid generic resource": (
-        "the cluster must know the kind of GPU that the job asks for",
+        "the cluster must know the kind of GPU that the job requests",
         "See `sinfo --format=%G`, and set gpu_type of the target.",
     ),
     "Access/permission denied": (
@@ -71,7 +71,7 @@ _PROBLEMS = {
     "Invalid job id": ("the job must be known to Slurm", "It may have ended long ago."),
     "QOS policy": (
         "the job must be within the limits of your account",
-        "Ask for less, or wait until other jobs of yours have ended.",
+        "Request less, or wait until other jobs of yours have ended.",
     ),
 }
 """Part of a message -> rule and remedy."""
@@ -100,7 +100,7 @@ def problem(program: str, code: int, output: str) -> UserError:
             kind = ConfigError if rule.startswith(_CONFIG) else UserError
             return kind(rule, got=Plain(said), fix=fix)
     return UserError(
-        f"{program} must accept what it is asked for",
+        f"{program} must accept the request",
         got=Plain(said or f"exit code {code}"),
         fix="`sbatch` lines of the target are passed on unchanged; see the program's manual page.",
     )
@@ -119,19 +119,19 @@ WAITS = {
     "JobHoldMaxRequeue": "could not be started several times and is held: scontrol release JOB",
     "PartitionDown": "waits: the partition is down",
     "PartitionInactive": "waits: the partition is inactive",
-    "PartitionNodeLimit": "waits forever: it asks for more machines than the partition allows",
+    "PartitionNodeLimit": "waits forever: it requests more machines than the partition allows",
     "PartitionTimeLimit": "waits forever: its time limit is longer than the partition's; lower it",
     "Reservation": "waits for its reservation",
     "Licenses": "waits for a license",
-    "ReqNodeNotAvail": "waits: machines that it asks for are down, drained or reserved",
-    "BadConstraints": "waits forever: no machine has what it asks for",
+    "ReqNodeNotAvail": "waits: machines that it requests are down, drained or reserved",
+    "BadConstraints": "waits forever: no machine has what it requests",
     "launch failed requeued held": "could not be started and is held: scontrol release JOB",
 }
 """Slurm's reason -> what it means. Source: squeue(1), JOB REASON CODES."""
 
 
 def why_it_waits(reason: str, job_id: str) -> str:
-    """Return why a job waits, in the user's words, with Slurm's own reason in parentheses."""
+    """Return why a job waits, in the user's terms, with Slurm's own reason in parentheses."""
     name = reason.partition(",")[0].strip("()")
     if name in ("None", ""):
         return "waits until Slurm has looked at it"

@@ -1,4 +1,4 @@
-"""A Slurm cluster as a target, from a login node of it or through ssh."""
+"""A Slurm cluster as a target, from one of its login nodes or through ssh."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from stoker.jobs.providers.slurm.stopping import end, queue_of, unless_noted_can
 from stoker.jobs.recent import RecentStates
 
 STOP = "stop"
-"""File in the job's folder: a person wants its end."""
+"""File in the job's folder: a user has stopped the job."""
 
 LEFT_BY_LAST = (STOP, "outcome", "failures")
-"""Files of an earlier submission of the same job, which are not true of the next."""
+"""Files of an earlier submission of the same job, which do not apply to the next one."""
 
 STOP_MARGIN_S = 90.0
 """How much longer than the workers' grace `stop` waits for the end, seconds: Slurm's KillWait is 30 s by default."""
@@ -61,7 +61,7 @@ class SlurmProvider:
     """The cluster whose programs (`sbatch`, `squeue`, ...) are on the PATH, here or on the login node of `via`."""
 
     def __init__(self, name: str, settings: SlurmTarget) -> None:
-        """Ask nothing yet.
+        """Run no program yet.
 
         Args:
             name: Of the target.
@@ -84,8 +84,8 @@ class SlurmProvider:
         python = interpreter(there, self.settings, job.folder)
         require_maker(python, self.settings, self._machine)
 
-    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it lies in the job's folder
-        """Return the script that sbatch would take."""
+    def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it is in the job's folder
+        """Return the script for sbatch."""
         return render(self._machine.on_cluster(job), self.settings, job.folder)
 
     def submit(self, job: Job) -> str:
@@ -99,12 +99,12 @@ class SlurmProvider:
         return found
 
     def validate_array(self, array: Array) -> None:
-        """Refuse what `validate` refuses, and what sbatch would not take as an array."""
+        """Refuse what `validate` refuses, and what sbatch would not accept as an array."""
         self.validate(array.jobs[0])
         self._slurm.check(self._script_of(array))
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Submit them as one job array, or find those of an earlier submission in Slurm's queue."""
+        """Submit the jobs as one job array, or find those of an earlier submission in Slurm's queue."""
         found = self._live_tasks(array)
         missing = {each: job for each, job in array.jobs.items() if each not in found}
         number = None
@@ -120,7 +120,7 @@ class SlurmProvider:
         return found
 
     def state(self, job_id: str) -> JobState:
-        """Return what Slurm knows, and what the job's folder keeps after Slurm has forgotten it."""
+        """Return the state that Slurm knows, or that the job's folder keeps after Slurm has forgotten it."""
         return _recent.state(job_id, self._state)
 
     def _state(self, job_id: str) -> JobState:
@@ -142,7 +142,7 @@ class SlurmProvider:
         return with_predecessors(known, place, self.state)
 
     def fetch(self, job_id: str) -> None:
-        """Bring the logs of a job into its folder here, if the cluster does not share it."""
+        """Copy the logs of a job into its folder here, if the cluster does not share it."""
         place = find_place(job_id)
         self._machine.fetch(open_job(place), place)
 
@@ -157,7 +157,7 @@ class SlurmProvider:
         return connect(self._machine, where, port)
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the jobs that were submitted to this target, the newest first."""
+        """Return the jobs that were submitted to this target, newest first."""
         found: dict[str, tuple[Path, Submitted]] = {}
         for job_id, place in places().items():
             submitted = read_submitted(place)
@@ -198,11 +198,11 @@ class SlurmProvider:
         return sorted(map(state, states), key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
-        """Let the workers save, and wait for the end; a job that waits leaves the queue."""
+        """Let the workers save, and wait for the end; remove a waiting job from the queue."""
         self._stop([job_id], are_whole=False)
 
     def stop_all(self, job_ids: Sequence[str]) -> None:
-        """Stop all jobs of a sweep at the same time: those that wait leave the queue by one call."""
+        """Stop all jobs of a sweep at the same time: one call removes the waiting ones from the queue."""
         self._stop(job_ids, are_whole=True)
 
     def _stop(self, job_ids: Sequence[str], *, are_whole: bool) -> None:
@@ -219,7 +219,7 @@ class SlurmProvider:
                 _recent.forget(job_id)
 
     def _live(self, job_ids: Sequence[str]) -> dict[str, str]:
-        """Return the jobs that wait or run: number in Slurm -> ID."""
+        """Return the waiting and running jobs: number in Slurm -> ID."""
         found: dict[str, tuple[str, str]] = {}
         for job_id in job_ids:
             place = find_place(job_id)
@@ -233,7 +233,7 @@ class SlurmProvider:
         }
 
     def _id_there(self, job_id: str, place: Path) -> str:
-        """Return a job's ID on the cluster: another one where its folder has another path there."""
+        """Return a job's ID on the cluster: it differs if the job's folder has another path there."""
         if self.settings.via is None:
             return job_id
         return self._machine.on_cluster(open_job(place)).id
@@ -292,7 +292,7 @@ class SlurmProvider:
         return render(next(iter(there.jobs.values())), self.settings, source, there)
 
     def _make_ready(self, job: Job) -> list[str]:
-        """Write what makes the environment into a job's folder, without what an earlier submission left; return names."""
+        """Write the files that make the environment into a job's folder, and remove those of an earlier submission; return names."""
         for name in LEFT_BY_LAST:
             (job.place / name).unlink(missing_ok=True)
         (job.place / LOGS).mkdir(parents=True, exist_ok=True)
@@ -302,7 +302,7 @@ class SlurmProvider:
         return list(files)
 
     def _sbatch(self, job: Job, script: Path) -> str:
-        """Submit a script that is on the cluster, of a job or of an array with it, and return its number."""
+        """Submit a script that is on the cluster, of a job or of an array, and return its number."""
         there = self._machine.on_cluster(job)
         python = interpreter(there, self.settings, job.folder)
         make_environment(there.place, python, self.settings, self._machine)
@@ -311,7 +311,7 @@ class SlurmProvider:
 
 
 def machine_of(settings: SlurmTarget) -> Machine:
-    """Return where Slurm's programs are, for a target."""
+    """Return the machine with Slurm's programs, for a target."""
     if settings.via is None or settings.remote_folder is None:
         return Here()
     return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))

@@ -1,4 +1,4 @@
-"""The script that sbatch takes: options as `#SBATCH` lines, facts of the job, then `job.sh`."""
+"""The script for sbatch: options as `#SBATCH` lines, facts of the job, then `job.sh`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETUP_LINE = "#@ environment, modules and setup of the target\n"
 """Line of the body that is replaced by what the target needs."""
 
 NOTICE = "URG"
-"""Signal that announces an end: a script that has not yet set its traps ignores it, but dies of USR1 and TERM."""
+"""Signal that announces an end: a script that has not set its traps yet ignores it, but is killed by USR1 and TERM."""
 
 LOGIN = f"""\
 # The login that `bash -l` does before its first line: a signal meanwhile must not end the script.
@@ -43,10 +43,10 @@ MARK = "stoker"
 """Key of the job's ID in the JSON that is the comment of a Slurm job."""
 
 SAVE_MARGIN_S = 5
-"""How long before the time limit the job is put into the queue again even if workers still save, seconds."""
+"""How long before the time limit the job is requeued even if workers still save, seconds."""
 
 PREEMPTED_S = 600
-"""How long a job that was asked to end waits to be preempted, seconds; then it starts again. Longer than GraceTime
+"""How long a job that received the signal waits to be preempted, seconds; then it starts again. Longer than GraceTime
 of most clusters."""
 
 _NAME_CHARS = 64
@@ -73,7 +73,7 @@ def comment(job: Job, name: str) -> str:
 
 
 def job_id_of(text: str) -> str | None:
-    """Return the ID of a job from its comment; None if Stoker did not submit it."""
+    """Return a job's ID from its comment; None if Stoker did not submit it."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -85,16 +85,16 @@ def job_id_of(text: str) -> str | None:
 def render(
     job: Job, target: SlurmTarget, source: Path | None = None, array: Array | None = None
 ) -> str:
-    """Return the whole script; values of secrets are not in it.
+    """Return the complete script; it does not contain the values of secrets.
 
     Args:
-        job: The job as it is on the cluster, or any of an array's.
-        target: Where it runs.
+        job: The job with its paths on the cluster, or any job of an array.
+        target: The settings of the target.
         source: The experiment's folder on this machine; None: that of the job.
-        array: What is submitted together; None: one job.
+        array: The jobs that are submitted together; None: one job.
 
     Raises:
-        ConfigError: a name or path cannot stand in a script; workers that cannot be spread evenly.
+        ConfigError: a name or path is not possible in a script, or workers cannot be distributed evenly.
     """
     require_printable(str(job.place), "the folder of runs and the experiment's name")
     if _PATTERN.search(str(job.place)):
@@ -131,7 +131,7 @@ def render(
 
 
 def printable(text: str) -> str:
-    """Return a text in ASCII without control characters, for a comment of the script."""
+    """Convert a text to ASCII without control characters, for a comment of the script."""
     return json.dumps(text)[1:-1]
 
 
@@ -149,7 +149,7 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("account", target.account),
         ("qos", target.qos),
         ("nodes", _nodes(job, per_node)),
-        # Of an elastic job neither: Slurm would make a number of tasks of them, and give it the fewest machines.
+        # An elastic job must not set it either: Slurm would derive a number of tasks from them, and use the fewest machines.
         ("ntasks", None if needs.min_workers else needs.workers),
         ("ntasks-per-node", None if needs.min_workers else per_node),
         ("cpus-per-task", needs.cpus),
@@ -187,7 +187,7 @@ def workers_per_node(job: Job, target: SlurmTarget) -> int:
     """Return how many workers each machine gets.
 
     Raises:
-        ConfigError: they cannot be spread evenly, or an elastic job has several on each machine.
+        ConfigError: they cannot be distributed evenly, or an elastic job has several on each machine.
     """
     nodes = target.nodes or job.resources.workers
     if job.resources.min_workers and nodes != job.resources.workers:
@@ -264,6 +264,6 @@ def quoted(value: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Whole minutes, which is how Slurm counts limits, as `D-HH:MM:00`."""
+    """Convert to whole minutes, which is how Slurm counts limits, as `D-HH:MM:00`."""
     minutes = max(1, math.ceil(seconds / 60))
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"

@@ -19,7 +19,7 @@ OWN_OPTIONS = (
 VIA_SSH = "ssh:"
 
 MOST_RESTARTS = 1000
-"""More restarts after failures are a typing error."""
+"""A larger number of restarts is certainly a typing error."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
@@ -27,25 +27,25 @@ _HIDDEN = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmTarget:
-    """Where on a cluster jobs run, and how a worker's environment is made there."""
+    """The part of a cluster on which jobs run, and how a worker's environment is made there."""
 
     partition: str | None = None
-    """Partition; the cluster's default."""
+    """Partition; default: the cluster's default."""
 
     account: str | None = None
-    """Account that pays for the job; the user's default."""
+    """Account that pays for the job; default: the user's default."""
 
     qos: str | None = None
-    """Quality of service; the user's default."""
+    """Quality of service; default: the user's default."""
 
     nodes: int | None = None
-    """Machines of a job, on which the workers are spread evenly; one machine for each worker."""
+    """Machines of a job, over which the workers are distributed evenly; default: one machine for each worker."""
 
     gpus_by: Literal["gres", "gpus-per-task"] = "gres"
     """How GPUs are requested: `--gres` of each machine, which elastic jobs always use, or `--gpus-per-task`."""
 
     gpu_type: str | None = None
-    """Kind of GPU as the cluster calls it, e.g. `a100`; any."""
+    """The cluster's name of the kind of GPU, e.g. `a100`; default: any."""
 
     modules: tuple[str, ...] = ()
     """Environment modules that are loaded before the workers start, e.g. `cuda/12.5`."""
@@ -60,23 +60,23 @@ class SlurmTarget:
     """Variables of every worker, e.g. `NCCL_*` and `TF_*`; those of the job take precedence."""
 
     network_interface: str | None = None
-    """Interface whose address the workers use among themselves, on machines with several; the host's name."""
+    """Interface whose address the workers use among themselves, on machines with several; default: that of the host name."""
 
     python: str | None = None
-    """Python of the environment that has Stoker on the machines; the one that submits the job. With `environment_from: lock`:
+    """Python of the environment that has Stoker on the machines; default: the Python that submits the job. With `environment_from: lock`:
     the version or path of the Python of which uv makes the environment."""
 
     environment_from: Literal["python", "lock"] = "python"
     """`lock`: uv makes the environment from a lock of the experiment, once for each lock."""
 
     environments_folder: str | None = None
-    """Where environments of locks lie, on the shared file system; `.environments` in the folder of runs."""
+    """Folder of environments of locks, on the shared file system; default: `.environments` in the folder of runs."""
 
     environment_on_local_disk: bool = False
     """Whether each machine copies the environment of the lock to its own disk (`$SLURM_TMPDIR`, `$TMPDIR` or /tmp)."""
 
     container: Container | None = None
-    """`{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`: the workers run in a container that has Stoker; `python` is that of the image."""
+    """`{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`: the workers run in a container that has Stoker; `python` is the image's."""
 
     via: str | None = None
     """`ssh:LOGIN`: submission from a machine that does not share the cluster's file system, by your own ssh; LOGIN as ssh takes it."""
@@ -88,7 +88,7 @@ class SlurmTarget:
     """Time before the time limit at which the workers save, seconds. Slurm may be up to 60 s early."""
 
     max_restarts: int = 3
-    """How often a job starts again after a worker failed; preemptions and time limits do not count."""
+    """How often a job restarts after a worker failed; preemptions and time limits do not count."""
 
     def __post_init__(self) -> None:
         _require_plain(self)
@@ -127,7 +127,7 @@ def require_variable(name: str, where: str) -> None:
     """Refuse what cannot be the name of an environment variable.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: the name is invalid.
     """
     if not _VARIABLE.fullmatch(name):
         raise ConfigError(f"{where} must name environment variables", got=name)
@@ -137,7 +137,7 @@ def require_printable(text: str, where: str) -> None:
     """Refuse a line break or another control character, which would end a line of the script.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: the text has one.
     """
     if _HIDDEN.search(text):
         raise ConfigError(f"{where} must not contain line breaks or control characters", got=text)
@@ -182,7 +182,7 @@ def _require_option(option: str) -> None:
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
     if not re.fullmatch(r"--[a-z][a-z0-9-]*", name):
         raise ConfigError(
-            "sbatch takes long options of sbatch", got=option, fix="E.g. `--constraint=ib`."
+            "options of sbatch must be long options", got=option, fix="E.g. `--constraint=ib`."
         )
     if name in OWN_OPTIONS:
         raise ConfigError(
@@ -190,5 +190,7 @@ def _require_option(option: str) -> None:
         )
     if any(own.startswith(name) for own in OWN_OPTIONS):
         raise ConfigError(
-            "sbatch takes whole names of options", got=option, fix=nearest(name, list(OWN_OPTIONS))
+            "options of sbatch must have their full names",
+            got=option,
+            fix=nearest(name, list(OWN_OPTIONS)),
         )

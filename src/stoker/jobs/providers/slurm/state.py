@@ -15,13 +15,13 @@ _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
 
 BY_SCANCEL = "by scancel"
-"""Reason of a job that was cancelled without `stoker stop`."""
+"""Reason of a job that was canceled without `stoker stop`."""
 
 BEFORE_FAILED = "a job that must be done before it has failed or was stopped"
-"""Reason of a job that Slurm has cancelled for that, where nothing more is known."""
+"""Reason of a job that Slurm has canceled because of a predecessor, if nothing more is known."""
 
 NEVER = "DependencyNeverSatisfied"
-"""Reason of Slurm for a job that it cancels because a job before it has failed."""
+"""Slurm's reason for a job that it cancels because a predecessor has failed."""
 
 _ENDS = {
     "FAILED": "its folder could not be written (a full disk), or a signal or a line of the target's setup ended its script; "
@@ -43,7 +43,7 @@ def is_live(state: str) -> bool:
 
 
 def is_of_array(number: str) -> bool:
-    """Whether a number of Slurm is that of a task of an array."""
+    """Whether a number in Slurm is that of an array's task."""
     return "_" in number
 
 
@@ -54,12 +54,12 @@ def is_of(queued: QueuedJob, job_id: str) -> bool:
 
 
 def is_over(state: str) -> bool:
-    """Whether a job in this state will not change again."""
+    """Whether the state of a job is final."""
     return not is_live(state)
 
 
 def outcome(place: Path) -> tuple[int, str] | None:
-    """Return exit code and reason that the job's script has written at the end of the job."""
+    """Return the exit code and the reason that the job's script has written at its end."""
     try:
         code, _, reason = (place / "outcome").read_text().strip().partition(" ")
         return int(code), reason
@@ -80,9 +80,9 @@ def known_state(
     Args:
         job_id: `Job.id`.
         place: Its folder.
-        submitted: What was noted when Slurm took it; None: nothing.
-        queued: What the controller knows.
-        starts: What the accounting knows of each start, the oldest first.
+        submitted: What was recorded when Slurm accepted it; None: nothing.
+        queued: The controller's record.
+        starts: The accounting's records of the starts, oldest first.
     """
     if submitted is None:
         reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
@@ -97,7 +97,7 @@ def known_state(
     if queued is not None and phase in (Phase.WAITING, Phase.RESTARTING):
         reason = why_it_waits(queued.reason, queued.id)
     waits = phase in (Phase.WAITING, Phase.RESTARTING)
-    never = phase.is_over and not count  # Slurm gives the time of the end for both
+    never = phase.is_over and not count  # Slurm reports the time of the end for both
     source = queued or last
     return JobState(
         id=job_id,
@@ -115,14 +115,14 @@ def known_state(
 
 
 def _gpu_seconds(starts: Sequence[AccountedStart]) -> float | None:
-    """Sum of all starts; None if none has a GPU, which a cluster that does not count GPUs says of all jobs."""
+    """Sum of all starts; None if none has a GPU: a cluster that does not count GPUs reports that for all jobs."""
     if not any(each.gpus for each in starts):
         return None
     return sum(each.elapsed_s * each.gpus for each in starts)
 
 
 def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
-    """Phase and reason of a state of Slurm; None: Slurm has forgotten the job."""
+    """Phase and reason for a state of Slurm; None: Slurm has forgotten the job."""
     found = outcome(place)
     if state in _WAITING:
         return (Phase.RESTARTING if starts else Phase.WAITING), ""

@@ -1,4 +1,4 @@
-"""The end of jobs: those that wait leave the queue, the scripts of the others let their workers save."""
+"""Ends jobs: waiting ones leave the queue, the scripts of the others let their workers save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.5
 
 
 def queue_of(slurm: Slurm, numbers: Collection[str]) -> list[QueuedJob]:
-    """Return what the controller knows of jobs, and of the other tasks of their arrays if there are several."""
+    """Return the controller's records of jobs, and of the other tasks of their arrays if there are several."""
     ids = numbers if len(numbers) == 1 else {array_of(each) for each in numbers}
     return slurm.queue(ids=sorted(ids)) if ids else []
 
@@ -41,15 +41,15 @@ def end(slurm: Slurm, numbers: Sequence[str], *, are_whole: bool, most_s: float)
     """End jobs at the same time, after their workers have saved.
 
     Args:
-        slurm: Its programs.
-        numbers: Of the jobs.
-        are_whole: They are all jobs of their arrays that are not over.
+        slurm: Slurm's programs.
+        numbers: The numbers of the jobs in Slurm.
+        are_whole: Whether they are all unfinished jobs of their arrays.
         most_s: Longest wait for the workers, seconds.
     """
     if is_of_array(numbers[0]) and not are_whole:
         cancel_waiting_task(slurm, numbers[0])
     else:
-        # Slurm itself looks whether they wait: one may start between a look of ours and the call.
+        # Slurm itself checks whether they wait: one may start between a check of ours and the call.
         slurm.cancel(*sorted({array_of(each) for each in numbers}), only_waiting=True)
     end_s = time.monotonic() + most_s
     signaled: set[str] = set()

@@ -1,7 +1,7 @@
 """`python -m stoker.jobs.providers.slurm.worker EXITS COMMAND...`: run a worker's command, keep its exit code.
 
 srun ends all workers as soon as one ends with another exit code than 0. A worker that has saved would so
-end those that still save; here its exit code 75 becomes 0, and what it was stands in a file EXITS/RANK.
+end those that still save. So exit code 75 becomes 0 here, and the file EXITS/RANK has the original code.
 The script of the job reads these files (`job.sh`).
 """
 
@@ -27,7 +27,7 @@ EXIT_NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command, pass on requests to end, and return the exit code for srun.
+    """Run the command, forward requests to end, and return the exit code for srun.
 
     Args:
         arguments: Folder of exit codes, the command.
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     asked: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
 
-    # Depending on the cluster's ProctrackType a signal reaches this process only, or its child too, so
+    # Depending on the cluster's ProctrackType, a signal reaches only this process, or its child too, so
     # the child may get several: they are the same request.
     def pass_on(number: int, _: FrameType | None) -> None:
         is_first = not asked

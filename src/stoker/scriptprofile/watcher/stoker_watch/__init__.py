@@ -1,5 +1,5 @@
-"""The watcher: it runs inside the user's process, and must neither break nor slow it.
+"""The watcher: it runs inside the user's process, and must neither break nor slow it down.
 
-Only the standard library and what the script has imported itself are used, and nothing of Stoker:
-the script's Python may be of another environment.
+It uses only the standard library and what the script has imported itself, and nothing from Stoker:
+the script's Python may belong to another environment.
 """

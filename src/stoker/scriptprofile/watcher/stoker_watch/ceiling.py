@@ -1,7 +1,7 @@
-"""The same compiled step on one batch that is there already: what the input can reach at best.
+"""The same compiled step on a batch in memory: the best that the input can reach.
 
-Nothing that the script has is lost or changed: the batch is one that the script's own step has
-used, every variable that the step can change is put back, and a step that does more than change
+Nothing in the script is lost or changed: the batch is one that the script's own step has
+used, every variable that the step can change is restored, and a step that does more than change
 variables is not run.
 """
 
@@ -17,30 +17,30 @@ from .wall import LOAD, now
 from .watch import FACTS
 
 MOST_STATE_BYTES = 1 << 30
-"""Variables are copied to the host's memory and back: 1 GiB takes about a second each way."""
+"""Largest size of the variables, which are copied to the host's memory and back: 1 GiB takes about a second each way."""
 
 _MORE_THAN_VARIABLES = re.compile(
     r"^(EagerPyFunc|PyFunc.*|Print.*|.*Summary.*|LookupTable(Insert|Import|Remove).*|Random.*"
     r"|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*Enqueue.*|.*Dequeue.*|Save.*"
     r"|WriteFile|WriteImage.*|Collective.*|Nccl.*|Assert.*File|TensorListFromFile)$"
 )
-"""Operations that cannot be put back: they call Python, print, write, or draw random numbers."""
+"""Operations that cannot be undone: they call Python, print, write, or draw random numbers."""
 
 
 LONGEST_STEP_S = 2.0
-"""A longer step is not run again."""
+"""A longer step is not run again, seconds."""
 
 MOST_CEILING_S = 1.0
-"""Of one window on a resident batch: the training waits meanwhile."""
+"""Duration of one window on a resident batch, seconds: the training waits meanwhile."""
 
 ROUNDS = 3
-"""Pairs of windows, with real data and on a resident batch."""
+"""Number of pairs of windows, with real data and on a resident batch."""
 
 MOST_DRAINED = 100
-"""Steps after a resident window that are left out: meanwhile the input has run ahead."""
+"""Steps after a resident window that are left out: the input has run ahead meanwhile."""
 
 COPIES = 10
-"""Of a batch to a GPU, one after the other: waiting for their end is then little next to them."""
+"""Copies of a batch to a GPU, one after the other: waiting for the end then costs little per copy."""
 
 
 class StepInput:
@@ -58,17 +58,17 @@ class Prepared:
     ) -> None:
         self._function, self._variables, self._per_call = function, variables, calls
         self.concrete = concrete
-        """What the function runs."""
+        """The function to run."""
 
     def take(self, iterator: Any) -> tuple[StepInput, Ceiling | None]:
         """Take the batches of one call from the script's iterator.
 
         Returns:
-            The step's input, with which it must be run now; and what measures, None where that
-            could not be made.
+            The step's input, with which it must be run now; and the measurement, None if it
+            could not be created.
 
         Raises:
-            StopIteration: the input has ended, as the step itself would have found.
+            StopIteration: the input has ended, as for the step itself.
         """
         batches = [next(iterator)]
         for _ in range(self._per_call - 1):
@@ -84,9 +84,9 @@ class Prepared:
             again = iter(plain(parts[0].repeat()))
             ceiling = Ceiling(self._function, again, self._variables, batches=batches)
             return StepInput(batches, iter(plain(once))), ceiling
-        except Exception as error:  # noqa: BLE001 - the batch was read: it must be trained with
+        except Exception as error:  # noqa: BLE001 - the batch was read: training must use it
             FACTS.failed(error)
-            # A train function of Keras's takes any iterator, and traces once more for it.
+            # A train function of Keras accepts any iterator, and is traced again for it.
             return StepInput(batches, iter(batches)), None
 
 
@@ -105,20 +105,20 @@ class Ceiling:
         self._batches = batches
 
     def transfer_s(self) -> float:
-        """Seconds that the copies of a call's batches to a GPU take, alone; 0 without one."""
+        """Seconds that the copies of a call's batches to a GPU take alone; 0 without a GPU."""
         return transfer_s(self._batches[0]) * len(self._batches)
 
     def settle(self) -> float:
-        """Wait until the device has done all it was given; the time that it took, seconds."""
+        """Wait until the device has finished; return the time that this took, seconds."""
         return settle(self._variables)
 
     def measure(self, calls: int) -> tuple[float, float]:
-        """Seconds that so many calls take, and the share that others took; variables are as before."""
+        """Seconds of this many calls, and the share that other programs took; variables are restored."""
         return timed(lambda: self._function(self._iterator), self._variables, calls=calls)
 
 
 def settle(variables: list[Any]) -> float:
-    """Wait until the device has done all it was given; the time that it took, seconds."""
+    """Wait until the device has finished; return the time that this took, seconds."""
     begun_s = clock()
     if variables:
         min(variables, key=lambda each: each.shape.num_elements() or 0).numpy()
@@ -128,13 +128,13 @@ def settle(variables: list[Any]) -> float:
 def timed(
     call: Callable[[], Any], variables: list[Any], *, calls: int, warm: bool = True
 ) -> tuple[float, float]:
-    """Time calls of a step; its variables are as before.
+    """Time calls of a step; its variables are restored.
 
     Args:
         call: Runs the step.
-        variables: All that it can change.
-        calls: How many are timed.
-        warm: Whether one more comes first.
+        variables: All variables that it can change.
+        calls: Number of timed calls.
+        warm: Whether another call precedes them.
 
     Returns:
         Seconds, and the share of them that other programs took.
@@ -158,15 +158,15 @@ def timed(
 def prepare(
     function: Callable[[Any], Any], iterator: Any, model: Any
 ) -> tuple[Prepared | None, str]:
-    """See whether the step may be run on its own, without taking anything yet.
+    """Check whether the step may be run on its own; reads no batch yet.
 
     Args:
         function: The train function of a model.
-        iterator: What it is given.
-        model: Whose it is.
+        iterator: Its argument.
+        model: The model of the train function.
 
     Returns:
-        What measures, or None; and why not.
+        The measurement, or None and the reason.
     """
     tf: Any = sys.modules["tensorflow"]
     if model is None or not isinstance(iterator, tf.data.Iterator):
@@ -219,7 +219,7 @@ def does_more(concrete: Any) -> set[str]:
 
 
 def _variables(concrete: Any, model: Any) -> list[Any]:
-    """Every variable that the step captures, and every one of the model's and its optimizer's."""
+    """Every variable that the step captures, and every one of the model and its optimizer."""
     known = [*model.variables, *getattr(model.optimizer, "variables", ())]
     found = {}
     for variable in [*concrete.graph.variables, *(each.value for each in known)]:
@@ -229,7 +229,7 @@ def _variables(concrete: Any, model: Any) -> list[Any]:
 
 
 def _zeros(element_spec: Any) -> Any:
-    """A batch of one row, to see whether such batches can be given again at all."""
+    """A batch of one row, to check whether such batches can be given again."""
     tf: Any = sys.modules["tensorflow"]
 
     def zeros(spec: Any) -> Any:
@@ -240,7 +240,7 @@ def _zeros(element_spec: Any) -> Any:
 
 
 def plain(dataset: Any) -> Any:
-    """The dataset, without the autotuner: to end it can take its iterator seconds."""
+    """The dataset without the autotuner, which can delay the end of its iterator by seconds."""
     tf: Any = sys.modules["tensorflow"]
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -249,7 +249,7 @@ def plain(dataset: Any) -> Any:
 
 
 def resident(batch: Any, spec: Any) -> Any:
-    """A dataset of this batch alone, with the shapes that the script's own dataset declares."""
+    """A dataset with only this batch, and with the shapes that the script's own dataset declares."""
     tf: Any = sys.modules["tensorflow"]
 
     def relaxed(_: Any) -> Any:
@@ -263,10 +263,10 @@ def resident(batch: Any, spec: Any) -> Any:
 
 
 def transfer_s(batch: Any) -> float:
-    """Seconds that a copy of a batch to the first GPU takes; 0 without one, or where it lies there.
+    """Seconds that a copy of a batch to the first GPU takes; 0 without a GPU, or if the batch is on it.
 
     Args:
-        batch: Tensors; nothing of it is changed.
+        batch: Tensors; they are not changed.
     """
     tf: Any = sys.modules["tensorflow"]
     if not tf.config.list_logical_devices("GPU"):
@@ -274,7 +274,7 @@ def transfer_s(batch: Any) -> float:
     try:
         return copied_s(batch, device="GPU:0")
     except tf.errors.OpError as error:
-        # No memory left for a copy: the step itself is measured all the same.
+        # Not enough memory for a copy: the step itself is still measured.
         FACTS.failed(error)
         return 0.0
 
@@ -283,16 +283,16 @@ def copied_s(batch: Any, *, device: str) -> float:
     """Seconds that a copy of a batch to a device takes.
 
     Args:
-        batch: Tensors, or arrays of NumPy's.
+        batch: Tensors or NumPy arrays.
         device: TensorFlow's name of it.
     """
     tf: Any = sys.modules["tensorflow"]
     with tf.device("CPU:0"):
-        # Texts stay with the host, and what lies on a GPU already is not copied.
+        # Strings stay on the host, and tensors on a GPU are not copied.
         parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch) if _moves(part)]
     if not parts:
         return 0.0
-    # The first copy finds its memory.
+    # The first copy allocates its memory.
     _wait(_copies(tf, parts, device))
     begun_s = clock()
     for _ in range(COPIES):
@@ -314,7 +314,7 @@ def _copies(tf: Any, parts: list[Any], device: str) -> list[Any]:
 
 
 def _wait(copies: list[Any]) -> None:
-    """Until all are there: a device ends its copies in their order; one number is read of each."""
+    """Wait until all copies exist: a device finishes them in order; one number of each is read."""
     tf: Any = sys.modules["tensorflow"]
     for copy in copies:
         tf.reshape(copy, [-1])[:1].numpy()

@@ -101,7 +101,7 @@ class Tracer:
         steps = line.steps
         try:
             self._take(line, min(MOST_S, max(LEAST_S, TRACED_STEPS * line.step_s())))
-        except Exception as error:  # noqa: BLE001 - the script goes on
+        except Exception as error:  # noqa: BLE001 - the script continues
             self._done = True
             line.trace = {"why": _first(error)}
             return

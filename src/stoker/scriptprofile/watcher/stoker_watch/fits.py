@@ -1,4 +1,4 @@
-"""`keras.Model.fit`: every step of it, and in turn with them the same step on a resident batch."""
+"""`keras.Model.fit`: every step of it, alternating with the same step on a resident batch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .wall import LOAD, BatchHooks, Moment, now
 from .watch import FACTS
 
 WARM_CALLS = 4
-"""Calls of the train function that are set apart: the first ones trace, compile and fill buffers."""
+"""Calls of the train function that are excluded: the first ones trace, compile and fill buffers."""
 
 LATEST = 2
-"""Calls of which the shorter one says how long a step is."""
+"""Number of calls of which the shortest gives the duration of a step."""
 
 FIRST_DRAINED = 3
-"""Calls that are left out after the batch was read, which took time itself."""
+"""Calls that are left out after reading the batch, which itself took time."""
 
 
 class Fit:
@@ -38,46 +38,46 @@ class Fit:
         self.nodes: list[dict[str, Any]] = []
         self.hooks = BatchHooks()
         self.cache: pipeline.CacheFill | None = None
-        """Of a dataset that holds a cache: its first epoch makes what the later ones read."""
+        """For a dataset with a cache: its first epoch makes what the later ones read."""
         self.passes = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
-        """From the begin of an epoch to the end of its first step, seconds; the very first one's apart."""
+        """From the start of each epoch except the very first to the end of its first step, seconds."""
         self.rows = 0
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
         self.gaps: list[tuple[float, float]] = []
-        """Of some steps in a row: time between two elements of the input, and the whole time."""
+        """For some consecutive steps: time between two elements of the input, and the total time."""
         self.no_ceiling = ""
         """Why the step on a resident batch was not measured."""
         self.step: dict[str, Any] = {}
-        """Where the step's graph was written."""
+        """File of the step's graph."""
         self.trace: dict[str, Any] = {}
-        """Where a trace of the device was written, or why there is none."""
+        """File of a trace of the device, or why there is none."""
         self.measuring_s = 0.0
-        """What the measurement itself took, seconds."""
+        """Duration of the measurement itself, seconds."""
         self.iterator: Any = None
         self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
         self._row = Window()
         self._window: Window | None = None
         self._moment: Moment | None = None
-        """When that began."""
+        """When it began."""
         self._drain = 0
         self._is_plain = False
         self._has_no_model = False
         self._look_at = 0
-        """Up to so many steps only time is measured."""
+        """Up to this many steps, only time is measured."""
         self._latest_s: deque[float] = deque(maxlen=LATEST)
-        """Time of the latest calls, seconds."""
+        """Duration of the latest calls, seconds."""
         self._original: Any = None
         self._ceiling: ceiling.Ceiling | None = None
 
     def is_of(self, model: Any) -> bool:
-        """Whether it is of this model."""
+        """Whether it belongs to this model."""
         return self._model() is model
 
     def watch(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """What stands in the place of the train function."""
+        """The replacement of the train function."""
         self._original = function
 
         def train_function(iterator: Any) -> Any:
@@ -89,14 +89,14 @@ class Fit:
             if self._wants_ceiling():
                 self._row = Window()
                 logs = self._first_on_resident(function, iterator)
-                # Its time holds our preparations: it is counted, and not measured.
+                # Its time includes our preparations: it is counted, but not measured.
                 self.steps += 1
                 self._last_end_s = clock()
                 return logs
             logs = function(iterator)
             try:
                 self._did(iterator, begun_s, clock())
-            except Exception as error:  # noqa: BLE001 - the script goes on
+            except Exception as error:  # noqa: BLE001 - the script continues
                 FACTS.failed(error)
             return logs
 
@@ -108,15 +108,15 @@ class Fit:
         return self._original is not None and self.measured_steps > 0 and done
 
     def whole_passes(self) -> int:
-        """Completed epochs: between two of them nothing trains."""
+        """Completed epochs: between two of them, nothing trains."""
         return self.passes
 
     def step_s(self) -> float:
-        """Time of a call of the train function, seconds."""
+        """Duration of a call of the train function, seconds."""
         return self.period_s / max(1, self.measured_steps)
 
     def begin_epoch(self) -> None:
-        """The time since the last step is none of a step."""
+        """The time since the last step does not belong to a step."""
         self._last_end_s = 0.0
         self._row = Window()
         self._began_epoch_s = clock()
@@ -124,7 +124,7 @@ class Fit:
             self.cache.begin_pass()
 
     def end_epoch(self) -> None:
-        """The epoch's last step is done; the iterator may go."""
+        """The epoch's last step is done; release the iterator."""
         self.passes += 1
         if self.cache is not None and self._last_end_s:
             self.cache.end_pass(self._last_end_s - self._began_epoch_s)
@@ -135,14 +135,14 @@ class Fit:
             self._window.pause()
 
     def _forget_filling(self) -> None:
-        """From here on the input is another one: what it was tells nothing of what it costs."""
+        """From here on the input is another one: the old one's figures do not apply to it."""
         self.first_s += self.period_s
         self.measured_steps, self.period_s, self.call_s = 0, 0.0, 0.0
         self.nodes, self.gaps = [], []
         self._latest_s.clear()
 
     def end(self, model: Any) -> None:
-        """Restore what was there, even after an error."""
+        """Restore the replaced functions, even after an error."""
         self.iterator, self._window, self._ceiling = None, None, None
         self.hooks.end()
         if self._original is not None:
@@ -160,11 +160,11 @@ class Fit:
         return self.cache is not None and self.passes == 0 and self.model.get("epochs", 1) > 1
 
     def _first_on_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
-        """Take this step's batch, do the step with it, and keep it for the ceiling."""
+        """Take this step's batch, run the step with it, and keep it for the ceiling."""
         begun_s = clock()
         made = None
         if min(self._latest_s) > LONGEST_STEP_S:
-            self.no_ceiling = "to run so long a step again would hold the training up"
+            self.no_ceiling = "running such a long step again would delay the training"
             return function(iterator)
         FACTS.measuring = True
         try:
@@ -173,7 +173,7 @@ class Fit:
                 made, self.no_ceiling = ceiling.prepare(function, iterator, self._model())
             if made is None:
                 return function(iterator)
-            # The batch is read: it must be trained with, so from here on nothing may be skipped.
+            # The batch was read: training must use it, so nothing may be skipped from here on.
             step_input, self._ceiling = made.take(iterator)
             self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
             with FACTS.guarded():
@@ -186,7 +186,7 @@ class Fit:
         return function(step_input.once)
 
     def _per_call(self) -> int:
-        """Elements that a call of the train function takes."""
+        """Elements per call of the train function."""
         return int(self.model.get("steps_per_execution", 1))
 
     def _did(self, iterator: Any, begun_s: float, ended_s: float) -> None:
@@ -221,7 +221,7 @@ class Fit:
         self._in_window(period_s)
 
     def _did_plainly(self, begun_s: float, ended_s: float) -> None:
-        """As `_did`, where nothing is left to be looked at: the script pays for each line here."""
+        """As `_did`, if nothing more is measured: each line here costs the script time."""
         self.steps += 1
         self.measured_steps += 1
         self.period_s += ended_s - self._last_end_s
@@ -232,7 +232,7 @@ class Fit:
 
     def _in_window(self, period_s: float) -> None:
         if self._ceiling is None or len(self.rounds) >= ROUNDS:
-            # So many steps before the next look at the input its row begins.
+            # This many steps before the next check of the input, its series begins.
             looks = (steps for steps in LOOK_AT_STEPS if steps > self.steps)
             self._look_at = min(looks, default=sys.maxsize) - MOST_GAPS
             shown = self.steps > MOST_SHOWN and not self._wants_ceiling()
@@ -266,7 +266,7 @@ class Fit:
             ceiling_s, ceiling_away = resident.measure(calls)
             ceiling_s *= window.calls / calls
             transfer_s = resident.transfer_s() * window.calls
-        except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script goes on
+        except Exception as error:  # noqa: BLE001 - whatever a step can raise: the script continues
             self.no_ceiling = f"the step failed on a resident batch: {type(error).__name__}"
             self._ceiling = None
             return
@@ -310,7 +310,7 @@ class Fit:
         return nodes, gaps_us
 
     def _keep(self, nodes: list[dict[str, Any]]) -> None:
-        # Near the end of a pass the inner stages are gone already.
+        # Near the end of a pass, the inner stages are already gone.
         if len(nodes) >= len(self.nodes):
             self.nodes = nodes
 
@@ -328,9 +328,9 @@ class Fit:
 
 
 FITS: list[Fit] = []
-"""Every line that called `fit`, in their order."""
+"""Every line that called `fit`, in order."""
 
 
 def watched_fit(fit: Fit, model: Any) -> Callable[[Any], Any]:
-    """What stands in the place of a model's train function."""
+    """The replacement of a model's train function."""
     return fit.watch(model.train_function)

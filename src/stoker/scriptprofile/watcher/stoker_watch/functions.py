@@ -1,4 +1,4 @@
-"""Every `tf.function` that is called: how often it was traced, why, and whether it trains."""
+"""Every called `tf.function`: how often it was traced, why, and whether it trains."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KEY = "stoker_function"
 """The attribute of a `tf.function` that holds its record."""
 
 MOST_RECORDS = 1_000
-"""A script that makes functions without end is watched up to here."""
+"""Most watched functions: a script may make functions without end."""
 
 MOST_CAUSES = 12
-"""Traces of which it is remembered with what they were made."""
+"""Number of traces whose arguments are recorded."""
 
 
 TAKES = (
@@ -30,14 +30,14 @@ TAKES = (
 """Why a step is not run on one batch."""
 
 QUICKEST_TRACE_S = 5e-4
-"""A call that took hardly longer than the quickest one has traced nothing: no trace is quicker."""
+"""A call that took hardly longer than the quickest one did not trace: no trace is quicker."""
 
 SHORT_CALL_S = 2e-3
-"""A longer call is always checked: the check costs next to nothing of it."""
+"""A longer call is always checked: the check is negligible then."""
 
 
 class Record:
-    """One function of the user's (by its code), however many `tf.function`s were made of it."""
+    """One function of the user's (by its code), for all `tf.function`s made of it."""
 
     def __init__(self, name: str, at: Place) -> None:
         self.name, self.place = name, at
@@ -54,23 +54,23 @@ class Record:
 
 
 class _Instance:
-    """One `tf.function`: its record, and how often it had been traced."""
+    """One `tf.function`: its record, and how often it has been traced."""
 
     __slots__ = ("least_s", "longest_s", "loop", "record", "traces")
 
     def __init__(self, record: Record) -> None:
         self.record, self.traces = record, 0
         self.least_s = 0.0
-        """Its quickest call that traced nothing; 0: none yet."""
+        """Its quickest call without a trace; 0: none yet."""
         self.longest_s = 0.0
-        """A call that took no longer has traced nothing."""
+        """A call that took no longer did not trace."""
         self.loop: Loop | None = None
-        """The loop whose step it is, where nothing more is measured of it."""
+        """The loop whose step it is, if nothing more is measured about it."""
 
 
 _records: dict[tuple[str, Place, int], Record] = {}
 _running: list[Record] = []
-"""The outermost function that runs now; what it calls is its own business."""
+"""The outermost function that is running; functions that it calls are not watched."""
 
 
 def as_json() -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def as_json() -> list[dict[str, Any]]:
 
 
 def forget() -> None:
-    """No function was called."""
+    """Start without calls."""
     _records.clear()
     _running.clear()
 
@@ -128,7 +128,7 @@ def _trains(*, eager: bool) -> None:
 
 
 def applied() -> None:
-    """An optimizer was applied: what is being traced trains."""
+    """An optimizer was applied: the function that is being traced trains."""
     if _running:
         _running[0].trains = True
 
@@ -159,7 +159,7 @@ def _call(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 try:
                     _called(self, one, begun_s, (args, kwargs), run_s)
-                except Exception as error:  # noqa: BLE001 - the script goes on
+                except Exception as error:  # noqa: BLE001 - the script continues
                     FACTS.failed(error)
 
     return call
@@ -172,7 +172,7 @@ def _instance(function: Any) -> _Instance:
     one = _Instance(_NOBODY)
     with FACTS.guarded():
         name, at = _name(function)
-        # Functions of Keras's that are called in one line are different ones.
+        # Functions of Keras that are called in one line are different ones.
         which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
         if len(_records) >= MOST_RECORDS:
             return _Instance(Record(name, at))
@@ -191,7 +191,7 @@ def _name(function: Any) -> tuple[str, Place]:
 
 
 def _code(function: Any) -> Any:
-    """The code of what was decorated, below the layers that TensorFlow puts around a method."""
+    """The code of the decorated function, below TensorFlow's layers around a method."""
     python = function.python_function
     for _ in range(8):
         inner = getattr(python, "__wrapped__", None) or getattr(python, "func", None)
@@ -209,11 +209,11 @@ def _called(
     given: Given,
     run_s: float,
 ) -> None:
-    """Note a call that has ended: its times, whether it traced, and a step of the loop that it belongs to.
+    """Record a finished call: its times, whether it traced, and its step of the loop.
 
     Args:
         function: The user's `tf.function`.
-        one: What is known of it.
+        one: Its record.
         begun_s: When the call began.
         given: Its arguments.
         run_s: CPU time of this thread during the call.
@@ -221,7 +221,7 @@ def _called(
     now_s = clock()
     record, took_s = one.record, now_s - begun_s
     record.calls += 1
-    # TensorFlow's count of traces takes 2 us to read, so a quick call goes without.
+    # TensorFlow's count of traces takes 2 us to read, so it is not read for a quick call.
     traced = took_s > one.longest_s and _has_traced(function, one, took_s, given)
     if not traced and (took_s < one.least_s or not one.least_s):
         one.least_s = min(took_s, SHORT_CALL_S)
@@ -253,7 +253,7 @@ def _called(
 
 
 def _take_stages(loop: Loop, given: Given) -> None:
-    """Of an iterator that the step was given its dataset is known."""
+    """The dataset of an iterator that the step got is known."""
     args, kwargs = given
     for each in (*args, *kwargs.values()):
         read = getattr(each, ITERATED, None)
@@ -262,7 +262,7 @@ def _take_stages(loop: Loop, given: Given) -> None:
 
 
 def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> bool:
-    """Whether the call traced; the record gets what made it trace."""
+    """Whether the call traced; the record gets the reason for the trace."""
     record, traces = one.record, int(function.experimental_get_tracing_count())
     if traces <= one.traces:
         return False
@@ -276,7 +276,7 @@ def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> b
 
 
 def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> Loop:
-    """The function holds the loop: a call of it is a whole pass, whose steps cannot be seen."""
+    """The function contains the loop: a call is a whole pass, whose steps are invisible."""
     loop = loop_at(record.place, "inside")
     loop.begin_step(begun_s)
     loop.called(now_s - begun_s, record.name, trains=True, traced=traced)
@@ -286,7 +286,7 @@ def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -
 
 
 def _describe(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-    """Argument -> what of it makes a trace: a Python value, or dtype and shape."""
+    """Argument -> the part of it that decides about a trace: a Python value, or dtype and shape."""
     try:
         names = list(inspect.signature(function.python_function).parameters)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Wraps the public names of TensorFlow and Keras that are watched, and starts all watching."""
+"""Wraps the watched public names of TensorFlow and Keras, and starts all watching."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .wall import EPOCH_HOOKS, LOAD, WALL
 from .watch import FACTS, wrap
 
 MOST_FITS = 100
-"""A search over models calls `fit` without end: it is watched up to here."""
+"""Most watched lines: a search over models may call `fit` without end."""
 
 _places: dict[int, tuple[Any, Place]] = {}
-"""Id of a layer or model -> a weak reference to it, and the line that made it."""
+"""ID of a layer or model -> a weak reference to it, and the line that created it."""
 
 _compiled: dict[int, Place] = {}
-"""Id of a model -> the line of its `compile`."""
+"""ID of a model -> the line of its `compile`."""
 
 _jit_requested: dict[int, Any] = {}
-"""Id of a model -> what its `compile` was given as `jit_compile`."""
+"""ID of a model -> the `jit_compile` of its `compile`."""
 
 
 _on_batches: dict[Place, int] = {}
-"""Lines that call `train_on_batch`, and how often."""
+"""Lines that call `train_on_batch`, and the number of calls."""
 
 
 def install_keras(keras: ModuleType) -> None:
-    """Watch models being made, compiled and fitted."""
+    """Watch models being created, compiled and fitted."""
     wrap(keras.layers.Layer, "__init__", _layer)
     wrap(keras.Model, "compile", _compile)
     wrap(keras.Model, "fit", lambda original: _fit(keras, original))
@@ -84,7 +84,7 @@ def _time_callbacks(keras: Any, given: Any) -> None:
 
 
 def made_at(thing: Any) -> Place:
-    """The line that made a layer or a model; nowhere, where it is not known."""
+    """The line that created a layer or a model; `NOWHERE` if unknown."""
     reference, at = _places.get(id(thing), (None, NOWHERE))
     return at if reference is not None and reference() is thing else NOWHERE
 
@@ -145,7 +145,7 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         fit = None
         bound = _bound(signature, self, args, kwargs)
-        # Other backends call their train functions in other ways.
+        # Other backends call their train functions differently.
         if bound is not None and not STATE.fits and keras.config.backend() == "tensorflow":
             with FACTS.guarded():
                 fit = _begin(keras, self)
@@ -173,7 +173,7 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 def _bound(
     signature: inspect.Signature, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments | None:
-    """The arguments by name; None where they do not fit, which Keras says better."""
+    """The arguments by name; None if they do not fit, which Keras reports better."""
     try:
         return signature.bind(model, *args, **kwargs)
     except TypeError:
@@ -186,7 +186,7 @@ def _begin(keras: Any, model: Any) -> Fit | None:
         STATE.current.drop_step()
         STATE.current = None
     for fit in FITS:
-        # A later call in the same line, of the same model, goes on with the same figures.
+        # A later call in the same line, with the same model, continues the same figures.
         if fit.place == at and fit.is_of(model):
             return fit
     if len(FITS) >= MOST_FITS:
@@ -215,7 +215,7 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
 
 
 def _keras_distribution(keras: Any) -> str:
-    """The kind of what `keras.distribution.set_distribution` was given; empty where nothing is set."""
+    """The kind of the argument of `keras.distribution.set_distribution`; empty if none was set."""
     found = keras.distribution.distribution() if hasattr(keras, "distribution") else None
     return "" if found is None else type(found).__name__
 
@@ -232,7 +232,7 @@ def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
 
 
 def _feed(keras: Any, x: Any) -> dict[str, Any] | None:
-    """What makes the batches in Python; None where nothing does."""
+    """The Python object that makes the batches; None without one."""
     kind, code = type(x), None
     feed: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
     if isinstance(x, keras.utils.PyDataset):
@@ -262,7 +262,7 @@ def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
 
 def _callback(keras: Any, fit: Fit) -> Any:
     class StokerWatch(keras.callbacks.Callback):  # type: ignore[misc]
-        """Has no hook for batches: one would make Keras wait for each step's values."""
+        """Has no hook for batches: with one, Keras would wait for each step's values."""
 
         def on_train_begin(self, logs: Any = None) -> None:
             del logs
@@ -306,7 +306,7 @@ def install_tensorflow(tf: ModuleType) -> None:
 
 
 STRATEGIES: list[dict[str, Any]] = []
-"""Every `tf.distribute.Strategy` that the user's code made, and where."""
+"""Every `tf.distribute.Strategy` that the user's code created, and its line."""
 
 
 def _strategies(tf: Any) -> None:
@@ -328,7 +328,7 @@ def _strategies(tf: Any) -> None:
 
 
 def _machine(tf: Any) -> dict[str, Any]:
-    # Once a step has run, asking for devices starts nothing that the script has not started.
+    # Once a step has run, listing the devices starts nothing new.
     if not (loops.any_step() or FACTS.parts.get("fits", list)()):
         return {}
     gpus = len(tf.config.list_logical_devices("GPU"))

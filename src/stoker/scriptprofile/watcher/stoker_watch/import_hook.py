@@ -1,4 +1,4 @@
-"""Waits until the script imports TensorFlow or Keras, and begins to watch then."""
+"""Waits until the script imports TensorFlow or Keras, and then starts to watch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WATCHED = ("tensorflow", "keras")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the others find a module, and has it looked at when it has been imported."""
+    """Finds modules with the other finders, and calls back when a watched one has been imported."""
 
     def __init__(self) -> None:
         self._searching = False
@@ -38,7 +38,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _look_after(loader: Any, name: str) -> None:
-    """Have this one loader, of this one module, call us when the module is there."""
+    """Make this loader of this module call us when the module is imported."""
     run: Callable[[ModuleType], None] = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -54,7 +54,7 @@ def _look_after(loader: Any, name: str) -> None:
 
 
 def _begin(name: str, module: ModuleType) -> None:
-    # They stand here, for they import what only then is there.
+    # Imported here, because they import what only exists then.
     FACTS.begin()
     from . import hooks
 
@@ -63,10 +63,10 @@ def _begin(name: str, module: ModuleType) -> None:
 
 
 def wait_for_tensorflow(folder: str) -> None:
-    """Watch this process as soon as it imports TensorFlow; until then nothing is done.
+    """Watch this process once it imports TensorFlow; until then, nothing is done.
 
     Args:
-        folder: Where the facts go, a file a process.
+        folder: Folder of the facts, one file per process.
     """
     FACTS.folder = folder
     sys.meta_path.insert(0, _Finder())

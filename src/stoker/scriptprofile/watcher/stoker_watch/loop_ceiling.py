@@ -1,13 +1,13 @@
-"""U of the user's own loops: their compiled step again, on what is there already, in turn with real steps.
+"""U of the user's own loops: their compiled step again, on data in memory, alternating with real steps.
 
-A step that Python calls runs again on what it was just given. The steps of a loop inside a tf.function
-cannot be seen. But a dataset that it is given can be another one of the same shapes, with nothing traced
-again: one call is given the user's own with one stage more, which counts the batches and keeps the
-first; later ones are as they are, and in turn with them the function is called on that batch.
+A step that Python calls runs again with the same arguments. The steps of a loop inside a tf.function
+are invisible. But its dataset can be replaced by another one with the same shapes, without a new
+trace: one call gets the user's dataset with an additional stage, which counts the batches and keeps the
+first; later calls are unchanged, and alternate with calls on that batch.
 
-As with `fit` nothing is lost or changed: the stage gives every batch on, every variable that the step
-captures is put back, and a step that does more than change variables, or reads more than what it is
-given, is not run.
+As with `fit`, nothing is lost or changed: the stage passes every batch on, every variable that the step
+captures is restored, and a step that does more than change variables, or reads more than its
+arguments, is not run.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from .wall import LOAD, now
 from .watch import FACTS
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a function is called with: by position, and by name."""
+"""Arguments of a function: positional, and by name."""
 
 WINDOW_S, LEAST_STEPS, MOST_STEPS = 0.3, 5, 90
-"""A window of real steps: so long, or so many."""
+"""Length of a window of real steps: seconds, or number of steps."""
 
 LEAST_BATCHES = 5
-"""Of a call: the start of fewer would be most of what is measured."""
+"""Fewest batches per call: with fewer, starting the call would be most of the measurement."""
 
 _CONSUMES = (
     "ReduceDataset", "ScanDataset", "TakeWhileDataset", "TakeDataset", "SkipDataset", "ZipDataset",
     "RangeDataset", "MapDataset", "ParallelMapDatasetV2", "PrefetchDataset", "OptionsDataset",
     "ModelDataset", "FiniteTakeDataset", "FiniteSkipDataset",
 )  # fmt: skip
-"""What a loop does with the dataset that it is given, and can do again; a range counts its batches."""
+"""What a loop does with its dataset and can do again; a range counts its batches."""
 
 _READS = re.compile(r"^(.*Dataset.*|.*Iterator.*|Optional.*|ReadFile)$")
-"""Operations that read. What the step was not given would be taken from others."""
+"""Operations that read. Data that is not an argument of the step would be lost to others."""
 
 
 def after_step(loop: Loop, function: Any, given: Given) -> None:
-    """Measure, where a window of real steps is full.
+    """Measure, once a window of real steps is complete.
 
     Args:
         loop: A loop over a dataset, whose step is open.
         function: The `tf.function` that trains, just called.
-        given: What it was called with.
+        given: Its arguments.
     """
     if loop.no_ceiling or len(loop.rounds) >= ROUNDS:
         loop.measures_again = False
@@ -92,14 +92,14 @@ def after_step(loop: Loop, function: Any, given: Given) -> None:
 def _measure_step(
     loop: Loop, function: Any, given: Given, real_s: float
 ) -> tuple[float, float, str]:
-    """Seconds of a call on what is there, the share that others took, and why they were not measured."""
+    """Seconds of a call on data in memory, the share that others took; or why they were not measured."""
     tf: Any = sys.modules["tensorflow"]
     args, kwargs = given
     why = ""
     if sum(loop.functions.values()) != loop.steps + 1:
         why = "a step is not one call of one tf.function"
     elif real_s > LONGEST_STEP_S:
-        why = "to run so long a step again would hold the training up"
+        why = "running such a long step again would delay the training"
     elif not all(_is_there(tf, value) for value in tf.nest.flatten([args, kwargs])):
         why = "an argument of the step is not a tensor, so the step cannot be repeated"
     if why:
@@ -121,14 +121,14 @@ def _measure_step(
 
 
 def _as_traced(function: Any, given: Given) -> Any:
-    """The concrete function that runs for these arguments; None where it would be traced for them."""
+    """The concrete function for these arguments; None if they would need a new trace."""
     traced = function.experimental_get_tracing_count()
     concrete = function.get_concrete_function(*given[0], **given[1])
     return concrete if function.experimental_get_tracing_count() == traced else None
 
 
 def _captured_variables(concrete: Any) -> tuple[list[Any], str]:
-    """What a compiled step can change, and why that could not be put back."""
+    """The variables that a compiled step can change, and why they could not be restored."""
     tf: Any = sys.modules["tensorflow"]
     variables = list(concrete.graph.variables)
     known = {id(variable.handle) for variable in variables}
@@ -142,7 +142,7 @@ def _captured_variables(concrete: Any) -> tuple[list[Any], str]:
 
 
 def _is_there(tf: Any, value: Any) -> bool:
-    """A tensor of one device, or a plain value."""
+    """Whether it is a tensor on one device, or a plain value."""
     is_plain = value is None or isinstance(value, (bool, int, float, str))
     return is_plain or isinstance(value, tf.Tensor) or type(value).__module__ == "numpy"
 
@@ -172,21 +172,21 @@ class Sample:
             ]
 
     def is_of(self, dataset: Any) -> bool:
-        """Whether it was kept of this dataset."""
+        """Whether it was recorded for this dataset."""
         return self._of() is dataset
 
     @property
     def count(self) -> int:
-        """Batches that one pass has read."""
+        """Number of batches that one pass has read."""
         return int(self._count.numpy())
 
     def batch(self) -> Any:
-        """The first one."""
+        """The first batch."""
         tf: Any = sys.modules["tensorflow"]
         return tf.nest.pack_sequence_as(self._spec, [tf.identity(part) for part in self._parts])
 
     def watched(self, tf: Any, dataset: Any) -> Any:
-        """The dataset, with the stage that counts and keeps."""
+        """The dataset, with the additional stage."""
 
         @tf.autograph.experimental.do_not_convert
         def keep(*element: Any) -> Any:
@@ -207,11 +207,11 @@ class Sample:
 
 
 def before_pass(loop: Loop, given: Given) -> Given:
-    """What a function that holds a loop is called with: in one of its calls its dataset is watched.
+    """The arguments for a function that contains a loop: in one of its calls, its dataset is watched.
 
     Args:
         loop: The loop, which has been traced.
-        given: What the function is given.
+        given: The function's arguments.
     """
     if loop.sample is not None or loop.no_ceiling or loop.steps == 0:
         return given
@@ -237,7 +237,7 @@ def before_pass(loop: Loop, given: Given) -> Given:
 
 
 def dataset_of(tf: Any, given: Any) -> tuple[Any, str]:
-    """The dataset that a function is given, None where there is none; why U cannot be measured."""
+    """The dataset among a function's arguments, None without one; and why U cannot be measured."""
     values = tf.nest.flatten(given)
     found = [value for value in values if isinstance(value, tf.data.Dataset)]
     if not found:
@@ -249,38 +249,38 @@ def dataset_of(tf: Any, given: Any) -> tuple[Any, str]:
         return dataset, "the batches hold ragged or sparse tensors"
     kinds = {stage.kind for stage in stages.chain(stages.of(dataset))}
     if "apply" in kinds and tf.config.list_logical_devices("GPU"):
-        return dataset, "its dataset may lie on a GPU, where none of ours could read it"
+        return dataset, "its dataset may be on a GPU, where our stage cannot read it"
     return dataset, ""
 
 
 def _why_none(tf: Any, values: list[Any]) -> str:
     if any(isinstance(value, tf.data.Iterator) for value in values):
         return (
-            "the loop lies inside of a tf.function that is given an iterator: a batch that is read "
+            "the loop is inside a tf.function that gets an iterator: a batch that is read "
             "from it is gone (give it the dataset)"
         )
     if any(hasattr(value, "element_spec") for value in values):
         return "the batches are spread over a strategy's replicas"
     return (
-        "the loop lies inside of a tf.function, and its dataset is not an argument of it: it can be given "
-        "no other (write `def train(dataset): ...`)"
+        "the loop is inside a tf.function, and its dataset is not an argument of it: it cannot be given "
+        "another one (write `def train(dataset): ...`)"
     )
 
 
 def _instead(tf: Any, given: Given, dataset: Any, other: Any) -> Given:
-    """What a function is given, with another dataset."""
+    """The arguments of a function, with another dataset."""
     result: Given = tf.nest.map_structure(lambda value: other if value is dataset else value, given)
     return result
 
 
 def after_pass(loop: Loop, function: Any, given: Given, real_s: float) -> None:
-    """Measure the function on the batch that is there, after a call that was measured.
+    """Measure the function on the batch in memory, after a measured call.
 
     Args:
         loop: The loop.
         function: The `tf.function`, just called.
-        given: What it was called with.
-        real_s: How long the call took, seconds.
+        given: Its arguments.
+        real_s: Duration of the call, seconds.
     """
     sample = loop.sample
     if sample is None or loop.no_ceiling or len(loop.rounds) >= ROUNDS or not loop.measured_steps:
@@ -296,7 +296,7 @@ def after_pass(loop: Loop, function: Any, given: Given, real_s: float) -> None:
 
 
 def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str:
-    """Book a round; why there is none."""
+    """Record a round; return why there is none."""
     tf: Any = sys.modules["tensorflow"]
     sample = loop.sample
     dataset, why = dataset_of(tf, given)
@@ -306,9 +306,9 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
     batch = sample.batch()
     loop.rows = pipeline.rows_of(batch)
     if count < LEAST_BATCHES:
-        return f"a call has {count} batches only, and its start would be most of what is measured"
+        return f"a call has {count} batches only, and its start would be most of the measurement"
     if real_s / count > LONGEST_STEP_S:
-        return "to run so long a step again would hold the training up"
+        return "running such a long step again would delay the training"
     steps = max(LEAST_BATCHES, min(count, int(MOST_CEILING_S * count / real_s)))
     again = plain(resident(batch, dataset.element_spec).repeat(steps))
     args, kwargs = _instead(tf, given, dataset, again)
@@ -331,7 +331,7 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
 
 
 def _reads_more(tf: Any, concrete: Any) -> set[str]:
-    """What a loop reads that it was not given."""
+    """The data that a loop reads besides its arguments."""
     found = {kind for kind in operations(concrete) if _READS.match(kind) and kind not in _CONSUMES}
     captures = any(each.dtype == tf.variant for each, _ in concrete.graph.captures)
     return found | ({"a dataset that it is not given"} if captures else set())

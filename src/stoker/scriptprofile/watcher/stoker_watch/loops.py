@@ -1,4 +1,4 @@
-"""Loops of the user's own: where they iterate, how long each step waits, calls and synchronises."""
+"""Loops in the user's own code: where they iterate, and how long each step waits, calls and synchronizes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ REPLICAS = "stoker_replicas"
 """The attribute of a distributed dataset that holds how many replicas share its batches."""
 
 WARM_STEPS = 2
-"""Steps of a loop that are set apart, besides those that traced something."""
+"""Excluded steps of a loop, in addition to those that traced."""
 
 MOST_SHOWN = 240
-"""Steps whose times are kept one by one, for the timeline."""
+"""Number of steps whose individual times are kept, for the timeline."""
 
 LOOK_AT_STEPS = (4, 12, 30, 100, 300, 1_000, 3_000, 10_000)
-"""Steps after which the input's model is read: its inner stages are gone when a pass has ended."""
+"""Steps after which the input's model is read: its inner stages are gone after the end of a pass."""
 
 clock = time.perf_counter
 
@@ -36,14 +36,14 @@ LEAST_MEASURED = 5
 """Steps after which a loop's device may be traced."""
 
 MOST_ROUNDS = 3
-"""As in `inner_ceiling`: pairs of windows of a loop inside a tf.function."""
+"""Pairs of windows of a loop inside a tf.function."""
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
     """Steps that begin in one line of the user's.
 
-    What is done at every step is in few functions, and in slots: the script pays for it.
+    The work at every step is in few functions, and uses slots: it costs the script time.
     """
 
     place: Place
@@ -58,55 +58,55 @@ class Loop:
     period_s: float = 0.0
     rows: int = 0
     replicas: int = 1
-    """That share a batch."""
+    """Number of replicas that share a batch."""
     distributed: bool = False
-    """A strategy hands its batches out."""
+    """Whether a strategy distributes the batches."""
     batches: int = 0
-    """That one call reads, where the loop lies inside a tf.function; 0: not known."""
+    """Batches per call, if the loop is inside a tf.function; 0: unknown."""
     stages: list[int] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     step_calls: list[tuple[str, int, int]] = field(default_factory=list)
     """Where the first gradients were computed, function by function."""
     timeline: list[list[float]] = field(default_factory=list)
     rounds: list[dict[str, float]] = field(default_factory=list)
-    """Windows of real steps, and of as many calls on what was there."""
+    """Rounds: a window of real steps, and as many calls on data in memory."""
     no_ceiling: str = ""
     """Why there are none."""
     step: dict[str, Any] = field(default_factory=dict)
-    """Where the step's graph was written."""
+    """File of the step's graph."""
     trace: dict[str, Any] = field(default_factory=dict)
-    """Where a trace of the device was written, or why there is none."""
+    """File of a trace of the device, or why there is none."""
     load: dict[str, float] = field(default_factory=dict)
-    """Of some steps in a row: wall time and what other programs took of it; the part outside of calls."""
+    """For some consecutive steps: wall time and the part that other programs took; the part outside calls."""
     measuring_s: float = 0.0
-    """What the measurement itself took, seconds."""
+    """Duration of the measurement itself, seconds."""
 
     syncs: dict[Place, int] = field(default_factory=dict)
     eager_gradients: dict[Place, int] = field(default_factory=dict)
     functions: dict[str, int] = field(default_factory=dict)
     cache: pipeline.CacheFill | None = None
-    """Of a dataset that holds a cache."""
+    """For a dataset with a cache."""
     sample: Any = None
-    """What was kept of the dataset of a loop inside a tf.function."""
+    """The recorded batch of a dataset, for a loop inside a tf.function."""
     mark: tuple[int, float] = (0, 0.0)
-    """Measured steps and their time when the latest window began."""
+    """Number of measured steps, and their time, when the latest window began."""
     moment: Moment | None = None
     """When that was."""
     load_at: int = LOOK_AT_STEPS[0]
-    """Steps after which the load is looked at next."""
+    """Number of steps after which the load is checked next."""
     left_out: int = 0
-    """Steps that are set apart: of what the input made while we measured."""
+    """Number of excluded steps: their input was made while we measured."""
     begun_s: float = 0.0
     thread: int = 0
-    """The one that trains."""
+    """The `tf.function` that trains."""
     look_at: int = 0
-    """Steps after which the input is looked at next."""
+    """Number of steps after which the input is checked next."""
     pass_wait_s: float = 0.0
     """Time that this pass has waited for its input, seconds."""
     measures_again: bool = field(init=False)
-    """Whether the step is still to be run again on what it was given."""
+    """Whether the step is still to be repeated with its arguments."""
     _call_run_s: float = 0.0
-    """CPU time of this thread inside of all calls."""
+    """CPU time of this thread inside all calls."""
     _marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
     _start_s: float = 0.0
     _wait_s: float = 0.0
@@ -129,11 +129,11 @@ class Loop:
         return is_current and (not self.measures_again or bool(self.no_ceiling))
 
     def whole_passes(self) -> int:
-        """Completed passes over the data: between two of them nothing trains."""
+        """Completed passes over the data: between two of them, nothing trains."""
         return self.passes
 
     def step_s(self) -> float:
-        """Time of a step, seconds; for a loop inside a tf.function, of a call."""
+        """Duration of a step, seconds; for a loop inside a tf.function, of a call."""
         return self.period_s / max(1, self.measured_steps)
 
     def begin_pass(self, begun_s: float) -> None:
@@ -156,7 +156,7 @@ class Loop:
             self.cache.end_pass(self.pass_wait_s)
 
     def _forget_filling(self) -> None:
-        """From here on the input is another one: what it was tells nothing of what it costs."""
+        """From here on the input is another one: the old one's figures do not apply to it."""
         self.first_s += self.period_s
         self.measured_steps = 0
         self.period_s = self.wait_s = self.call_s = self.sync_s = 0.0
@@ -167,13 +167,13 @@ class Loop:
         self.mark, self.moment = (0, 0.0), None
 
     def next_look(self) -> int:
-        """Steps after which the input is to be looked at again: more often while it fills a cache."""
+        """Number of steps until the next check of the input: fewer while it fills a cache."""
         if self.cache is not None and self.cache.is_filling():
             return max(1, 2 * self.steps)
         return next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
 
     def begin_step(self, now_s: float) -> None:
-        """The step before, if any, is over."""
+        """The previous step, if any, is over."""
         if self._open:
             self.end_step(now_s)
         else:
@@ -182,7 +182,7 @@ class Loop:
         self._open, self._start_s = True, now_s
 
     def waited(self, seconds: float) -> bool:
-        """The step has waited for its input; whether that is to be looked at."""
+        """The step has waited for its input; return whether the input must be checked."""
         self._wait_s += seconds
         self.pass_wait_s += seconds
         return self.steps >= self.look_at
@@ -205,7 +205,7 @@ class Loop:
         self.load_at = next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
         outside_s = self.wait_s + self._wait_s + self.call_s + self._call_s
         outside_s += self.sync_s + self._sync_s
-        # The same in both looks: all steps between them were measured, and in one pass.
+        # The same in both checks: all steps between them were measured, in one pass.
         row = (self.steps - self.measured_steps, self.passes)
         was, was_row, was_outside_s, was_run_s = self._marked
         self._marked = now(), row, outside_s, self._call_run_s
@@ -234,12 +234,12 @@ class Loop:
         self.eager_gradients[at] = self.eager_gradients.get(at, 0) + 1
 
     def not_its_own(self, seconds: float) -> None:
-        """Of the open step, what the measurement itself took."""
+        """Part of the open step that the measurement itself took."""
         self.measuring_s += seconds
         self._start_s += seconds
 
     def end_step(self, now_s: float) -> None:
-        """Book the step that is open."""
+        """Record the open step."""
         if not self._open:
             return
         period_s = now_s - self._start_s
@@ -287,7 +287,7 @@ class Loop:
 
 
 class State:
-    """What is going on now."""
+    """The current state."""
 
     def __init__(self) -> None:
         self.loops: dict[tuple[Place, str], Loop] = {}
@@ -297,12 +297,12 @@ class State:
         self.inside: Loop | None = None
         """The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
         self.fits = 0
-        """Calls of `fit` that are under way."""
+        """Number of running calls of `fit`."""
         self.iterated_in_graph = False
-        """A tf.function that is being traced takes elements of an iterator by itself."""
+        """Whether a tf.function that is being traced takes elements of an iterator itself."""
 
     def is_amid(self, loop: Loop | None) -> bool:
-        """Whether this is the current loop, and its iterator is in use; for none, whether `fit` runs."""
+        """Whether this is the current loop, and its iterator is in use; for None, whether `fit` runs."""
         if loop is None:
             return self.fits > 0
         return loop is self.current and self.iterator() is not None and not loop.measures_again
@@ -317,8 +317,8 @@ def as_json() -> list[dict[str, Any]]:
 
 
 def forget() -> None:
-    """No loop was seen."""
-    STATE.__init__()  # type: ignore[misc]  # all that it holds
+    """Start without loops."""
+    STATE.__init__()  # type: ignore[misc]  # all its fields
 
 
 def any_step() -> bool:
@@ -362,7 +362,7 @@ def _distribute(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
                 _patched.add(kind)
                 wrap(kind, "__iter__", lambda inner: _iter(tf, inner))
             given = next(iter((*args, *kwargs.values())), None)
-            # The strategy that is none, as Keras uses it, gives what it is given.
+            # Keras's default strategy returns its argument.
             if result is not given:
                 setattr(result, REPLICAS, int(self.num_replicas_in_sync))
                 if (stage := stages.of(given)) is not None:
@@ -386,7 +386,7 @@ def _iter(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _follow(tf: Any, iterator: Any, dataset: Any, begun_s: float) -> None:
     place, maker = who_called()
-    # What Keras iterates by itself (evaluate, predict, adapt) is not a loop of the user's.
+    # Iteration by Keras itself (evaluate, predict, adapt) is not a loop of the user's.
     if maker in ("keras", "tf_keras") or place == NOWHERE:
         return
     kind = type(iterator)
@@ -412,7 +412,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = self.__dict__.get(KEY)
         if not is_eager():
-            # An iterator that a tf.function is given is another object inside of it.
+            # Inside a tf.function, its iterator argument is another object.
             STATE.iterated_in_graph = True
             return original(self, *args, **kwargs)
         if loop is None or STATE.fits or FACTS.measuring or loop is STATE.inside:
@@ -454,7 +454,7 @@ def _ended(loop: Loop) -> None:
 def _look(loop: Loop, iterator: Any, element: Any) -> None:
     loop.look_at = loop.next_look()
     if loop.rows == 0:
-        # What is looked at is one replica's share.
+        # Only one replica's share is checked.
         loop.rows = pipeline.rows_of(element) * loop.replicas or -1
     if loop.steps == 0:
         return
@@ -466,7 +466,7 @@ def _look(loop: Loop, iterator: Any, element: Any) -> None:
 
 
 def _watch_tensors(tf: Any) -> None:
-    """Watch what makes Python wait for a tensor; there are tensors once there are iterators."""
+    """Watch what makes Python wait for a tensor; tensors exist once there are iterators."""
     kind = type(tf.constant(0))
     for name in ("numpy", "__float__", "__int__", "__bool__", "__array__", "__format__", "__str__"):
         owner = next((each for each in kind.__mro__ if name in vars(each)), None)
@@ -477,7 +477,7 @@ def _watch_tensors(tf: Any) -> None:
 def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = STATE.current
-        # What a map reads in `tf.py_function`, it reads in a thread of TensorFlow's.
+        # Values that a map reads in `tf.py_function` are read in a thread of TensorFlow.
         if loop is None or STATE.fits or FACTS.measuring or loop.thread != get_ident():
             return original(self, *args, **kwargs)
         begun_s = clock()

@@ -1,4 +1,4 @@
-"""What is known of a Keras model once it has been built by its first step."""
+"""Facts about a Keras model after its first step has built it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .places import Place
 from .watch import FACTS
 
 PADDED_CHANNELS = 4
-"""cuDNN pads so few input channels (an image's) by itself."""
+"""cuDNN itself pads so few input channels (of an image)."""
 
 MOST_LAYERS = 64
-"""Of a model: more tell nothing more."""
+"""Most facts per kind: more do not help."""
 
 HALVES = ("float16", "bfloat16")
 
@@ -24,8 +24,8 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
     """Facts, JSON values.
 
     Args:
-        model: It has been trained.
-        made_at: The line that made a layer.
+        model: A trained model.
+        made_at: Returns the line that created a layer.
     """
     facts: dict[str, Callable[[], Any]] = {
         "float64": lambda: [v.path for v in model.variables if v.dtype == "float64"][:8],
@@ -36,7 +36,7 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
     }
     found = {}
     for name, fact in facts.items():
-        # A model may be anything: a fact that fails costs no other one.
+        # A model may be anything: a fact that fails must not affect the others.
         with FACTS.guarded():
             found[name] = fact()
     return found
@@ -57,7 +57,7 @@ def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
 
 
 def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:
-    """Output layers that compute in half precision, and the lines that made them."""
+    """Output layers that compute in half precision, and their lines."""
     try:
         names = list(dict.fromkeys(model.output_names))
         layers = [model.get_layer(name) for name in names]
@@ -72,11 +72,11 @@ def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str,
 
 
 def _kernels(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:
-    """Sides of the products of matrices and convolutions in half precision, layer by layer."""
+    """Sides of the matrix products and convolutions in half precision, layer by layer."""
     found: list[dict[str, Any]] = []
     for layer in _layers(model):
         shape = tuple(getattr(getattr(layer, "kernel", None), "shape", ()))
-        # Other layers have kernels that are not a matrix, or several: they are left out.
+        # Other layers have a kernel that is not a matrix, or several: they are left out.
         if type(layer).__name__ not in ("Dense", "Conv1D", "Conv2D", "Conv3D") or len(shape) < 2:
             continue
         if layer.compute_dtype in HALVES and len(found) < MOST_LAYERS:
@@ -95,7 +95,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _devices(model: Any) -> list[str]:
-    """Where the variables that are trained lie: `GPU:0`."""
+    """Devices of the trained variables: `GPU:0`."""
     places = {str(variable.value.device) for variable in model.trainable_variables}
     return sorted(place.rpartition("device:")[2] for place in places)
 
@@ -205,10 +205,10 @@ def _takes_it_out(node: Any, layer: Any) -> bool:
 
 
 MOST_BYTES = 256 << 20
-"""Of a graph with its shapes, the constants left out: a larger one takes seconds to write."""
+"""Largest graph with its shapes, without constants: a larger one takes seconds to write."""
 
 MOST_CONSTANT_BYTES = 4096
-"""Of a constant that is written with its values: shapes and bounds of loops are shorter."""
+"""Largest constant that is written with its values: shapes and bounds of loops are shorter."""
 
 
 def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[str, Any]:
@@ -216,11 +216,11 @@ def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[
 
     Args:
         concrete: The concrete function that was called.
-        given: Tensors that it was called with, where it takes them as arguments.
-        batch: A batch, where the function takes it from an input by itself.
+        given: Tensors that it was called with, if they are arguments.
+        batch: A batch, if the function reads it from an input itself.
 
     Returns:
-        The file, and what is known of what enters, as facts; `why` alone where nothing was written.
+        The file, and the facts about its inputs; only `why` if nothing was written.
     """
     graph = concrete.graph.as_graph_def(add_shapes=True)
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
@@ -259,14 +259,14 @@ def _count() -> int:
 
 
 def _shorten(node: Any) -> None:
-    """Leave type and shape of a large constant, and drop its values."""
+    """Keep type and shape of a large constant, and drop its values."""
     value = node.attr["value"].tensor
     if value.ByteSize() > MOST_CONSTANT_BYTES:
         value.CopyFrom(type(value)(dtype=value.dtype, tensor_shape=value.tensor_shape))
 
 
 def _given(inputs: list[Any], given: Any) -> dict[str, list[int]]:
-    """Name of an input -> the shape that it was given; empty where they cannot be matched."""
+    """Name of an input -> its shape; empty if they cannot be matched."""
     tf: Any = sys.modules["tensorflow"]
     leaves = [leaf for leaf in tf.nest.flatten(given) if hasattr(leaf, "shape")]
     fit = len(leaves) == len(inputs) and all(

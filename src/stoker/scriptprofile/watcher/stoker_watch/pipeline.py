@@ -1,4 +1,4 @@
-"""What `tf.data` itself has measured of an iterator's stages."""
+"""tf.data's own measurements of an iterator's stages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MOST_NODES = 200
 
 
 def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
-    """The stages that really run, last one first, and the latest gaps.
+    """The stages that actually run, last one first, and the latest gaps.
 
-    TensorFlow may have fused, replaced or added stages; here is what it made of them.
+    TensorFlow may have fused, replaced or added stages.
 
     Args:
-        iterator: Of a dataset.
+        iterator: The iterator of a dataset.
 
     Returns:
-        Stages, each with the CPU time that it has taken by now; and the time that the consumer took
-        between two elements, microseconds, latest last. Both empty where TensorFlow keeps none:
+        Stages, each with its CPU time so far; and the time that the consumer took
+        between two elements, microseconds, latest last. Both are empty if TensorFlow records none:
         autotune is off, or the iterator is a strategy's.
     """
     tf: Any = sys.modules["tensorflow"]
@@ -57,14 +57,14 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
 
 
 _INTERLEAVES = (1, 2)
-"""`NodeClass` of stages that take a pipeline for each element: interleave, flat_map."""
+"""`NodeClass` of stages with a pipeline per element: interleave, flat_map."""
 
 
 def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
-    """The inputs of a node, and how many elements of each count for one that it gives.
+    """The inputs of a node, and how many elements of each it needs for one output.
 
-    An interleave or flat_map takes one element of its first input for all that a pipeline gives, and
-    then elements of these pipelines in turn. For other nodes `ratio` tells, or nothing does.
+    An interleave or flat_map takes one element of its first input for all elements of a pipeline, and
+    then elements of these pipelines in turn. For other nodes, `ratio` says it, or it is unknown.
     """
     inputs = list(node.inputs)
     if node.node_class not in _INTERLEAVES or not inputs:
@@ -88,28 +88,28 @@ def rows_of(element: Any) -> int:
 
 
 MOST_PASSES = 8
-"""Passes that are timed: the later ones only have to be compared with the first."""
+"""Number of timed passes: the later ones are only compared with the first."""
 
 
 class CacheFill:
-    """The first passes over a dataset that holds a cache; the first whole one fills it."""
+    """The first passes over a dataset with a cache; the first whole one fills it."""
 
     def __init__(self) -> None:
         self.passes_s: list[float] = []
-        """What the first whole passes took, seconds."""
+        """Duration of the first whole passes, seconds."""
         self.wall_s = 0.0
         """Wall time of the first one, seconds."""
         self.away = 0.0
-        """The share of it that would not have passed on a machine without other programs."""
+        """The share of it that other programs on the machine caused."""
         self.nodes: list[dict[str, Any]] = []
-        """The input as TensorFlow ran it in the first pass."""
+        """The stages that TensorFlow ran in the first pass."""
         self.nodes_s = 0.0
-        """From the begin of the pass to when these were read, seconds."""
+        """From the start of the pass until these were read, seconds."""
         self._begun_s = 0.0
         self._moment: Moment | None = None
 
     def is_filling(self) -> bool:
-        """Whether no whole pass has ended."""
+        """Whether no whole pass has ended yet."""
         return not self.passes_s
 
     def begin_pass(self) -> None:
@@ -121,7 +121,7 @@ class CacheFill:
         """A whole pass has ended.
 
         Args:
-            took_s: What it took, seconds; of a loop of the user's own what it waited for input.
+            took_s: Its duration, seconds; for a loop in the user's own code, its wait for input.
         """
         if self.is_filling():
             self.wall_s = time.perf_counter() - self._begun_s
@@ -130,7 +130,7 @@ class CacheFill:
             self.passes_s.append(took_s)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
-        """Keep the input's stages as they are in the first pass."""
+        """Record the input's stages in the first pass."""
         if self.is_filling() and len(nodes) >= len(self.nodes):
             self.nodes, self.nodes_s = nodes, time.perf_counter() - self._begun_s
 
@@ -141,19 +141,19 @@ class CacheFill:
 
 
 WINDOW_S = 0.3
-"""Least length of a window of steps: long against a scheduler's slice (some ms)."""
+"""Shortest window of steps, seconds: long compared with a scheduler's slice (some ms)."""
 
 MOST_WINDOW_CALLS = 90
-"""Most calls of one: tf.data keeps the last 100 gaps."""
+"""Most calls in a window: tf.data keeps the last 100 gaps."""
 
 MOST_GAPS = 98
-"""Of those that tf.data keeps."""
+"""Number of gaps that tf.data keeps."""
 
 LEAST_WINDOW_CALLS = 4
 
 
 class Window:
-    """Steps with real data, one after the other."""
+    """A window of consecutive steps with real data."""
 
     def __init__(self) -> None:
         self.calls = self.latest_calls = 0
@@ -165,24 +165,24 @@ class Window:
         self.calls += 1
         self.seconds += period_s
         if self._fresh:
-            # The gap before its input holds what came before the window.
+            # The gap before its input contains what came before the window.
             self._fresh = False
             return
         self.latest_calls += 1
         self.latest_s += period_s
 
     def pause(self) -> None:
-        """An epoch has ended: what comes between is left out, and gaps are another iterator's."""
+        """An epoch has ended: the time in between is left out, and gaps belong to another iterator."""
         self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
 
     def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
-        """Time between two elements, over its latest calls in a row, and their whole time."""
+        """Time between two elements, over the latest consecutive calls, and their total time."""
         elements = self.latest_calls * per_call
         if self.latest_calls < LEAST_WINDOW_CALLS or elements > min(len(gaps_us), MOST_GAPS):
             return None
         return sum(gaps_us[-elements:]) / 1e6, self.latest_s
 
     def is_full(self) -> bool:
-        """Whether it is long enough, or as long as the gaps reach."""
+        """Whether it is long enough, or as long as the recorded gaps allow."""
         long_enough = self.seconds >= WINDOW_S and self.calls > LEAST_WINDOW_CALLS
         return long_enough or self.calls >= MOST_WINDOW_CALLS

@@ -1,4 +1,4 @@
-"""Where in the user's files something was called."""
+"""Finds the line of the user's files in which a call was made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = tuple[str, int]
 """File and line."""
 
 NOWHERE: Place = ("", 0)
-"""No frame of the user's was found."""
+"""Used if no frame is the user's."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - text, as in frames
 _STDLIB = tuple(
@@ -23,7 +23,7 @@ _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "numpy")
 
 @lru_cache(maxsize=4096)
 def owner(file: str) -> str:
-    """Whose file it is: `user`, `us`, `python`, or the name of an installed package."""
+    """The owner of a file: `user`, `us`, `python`, or the name of an installed package."""
     if file.startswith(_HERE) or "__autograph_generated_file" in file:
         return "us"
     for packages in ("site-packages", "dist-packages"):
@@ -36,9 +36,9 @@ def owner(file: str) -> str:
 
 
 def who_called() -> tuple[Place, str]:
-    """The nearest place in the user's files, and whose code made the call itself.
+    """The nearest line in the user's files, and whose code made the call itself.
 
-    Where the user's program is an installed package, the nearest frame that is not a framework's is
+    If the user's program is an installed package, the nearest frame that is not a framework's is
     used.
     """
     frame: FrameType | None = inspect.currentframe()
@@ -57,7 +57,7 @@ def who_called() -> tuple[Place, str]:
 
 
 def user_calls() -> list[tuple[str, int, int]]:
-    """File, line and first line of each of the user's functions that runs now, the innermost first."""
+    """File, line and first line of each running function of the user's, innermost first."""
     found = []
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
@@ -69,16 +69,16 @@ def user_calls() -> list[tuple[str, int, int]]:
 
 
 MOST_CALLS = 8
-"""A step lies no deeper."""
+"""Most frames that are searched: a step is not deeper."""
 
 
 def place() -> Place:
-    """The nearest place in the user's files."""
+    """The nearest line in the user's files."""
     return who_called()[0]
 
 
 def user_caller() -> Place | None:
-    """The line of the user's that made this call, itself or through NumPy; None if a framework did."""
+    """The user's line that made this call, itself or through NumPy; None if a framework made it."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = owner(frame.f_code.co_filename)
@@ -91,7 +91,7 @@ def user_caller() -> Place | None:
 
 
 def of_code(code: object) -> Place:
-    """Where a function of the user's begins; nowhere, where it is not the user's."""
+    """The first line of a function; `NOWHERE` if it is not the user's."""
     file = getattr(code, "co_filename", "")
     if not file or owner(file) != "user":
         return NOWHERE

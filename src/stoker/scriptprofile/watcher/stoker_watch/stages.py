@@ -1,4 +1,4 @@
-"""The stages of every `tf.data.Dataset`: what was called, with what, and in which line."""
+"""The stages of every `tf.data.Dataset`: the call, its arguments, and its line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ METHODS = (
     "concatenate", "window", "group_by_window", "bucket_by_sequence_length", "snapshot", "enumerate",
     "scan", "unique", "apply", "with_options", "ignore_errors", "rejection_resample",
 )  # fmt: skip
-"""Of a dataset, that give another one."""
+"""Methods of a dataset that return another one."""
 
 SOURCES = (
     "from_tensor_slices", "from_tensors", "from_generator", "list_files", "range", "zip",
     "random", "sample_from_datasets", "choose_from_datasets", "load", "counter",
 )  # fmt: skip
-"""Of the class, that give one."""
+"""Methods of the class that return one."""
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
-"""Classes whose instances are sources themselves."""
+"""Classes whose instances are themselves sources."""
 
 _KEPT = (
     "num_parallel_calls",
@@ -38,7 +38,7 @@ _KEPT = (
     "count",
     "deterministic",
 )
-"""Arguments that are remembered, where they are numbers."""
+"""Recorded arguments, if they are numbers."""
 
 _ARGUMENTS = {
     "map": ("map_func", "num_parallel_calls"),
@@ -50,13 +50,13 @@ _ARGUMENTS = {
     "cache": ("filename",),
     "interleave": ("map_func", "cycle_length", "block_length", "num_parallel_calls"),
 }
-"""Names of what may be given by position."""
+"""Names of positional arguments."""
 
 _ids = itertools.count(1)
 
 
 class Stage:
-    """One call in the making of a dataset."""
+    """One call that creates a dataset."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Stage:
         (self.place, self.maker) = at
         self.arguments, self.inputs = arguments, inputs
         self.python_calls: list[Place] = []
-        """Where `tf.py_function` or `tf.numpy_function` was called inside of it."""
+        """The line of `tf.py_function` or `tf.numpy_function` inside it."""
         self.random = False
-        """Random numbers are drawn inside it."""
+        """Whether it draws random numbers."""
         self.element_bytes: int | None = None
         self.row_bytes: int | None = None
-        """Of one row, where of an element only the number of rows is not known."""
+        """Bytes per row, if only the number of rows of an element is unknown."""
         self.dtypes: list[str] = []
         self.operations: list[str] = []
         """Types of the TensorFlow operations in a map's function."""
@@ -93,14 +93,14 @@ class Stage:
 
 _made: list[Stage] = []
 _making: list[Stage] = []
-"""Stages whose call is under way; TensorFlow's own calls inside of one are none."""
+"""Stages whose call is running; TensorFlow's own calls inside them do not count."""
 
 MOST_STAGES = 500
-"""A script that makes datasets without end is watched up to here."""
+"""Most watched stages: a script may make datasets without end."""
 
 
 def install(tf: Any) -> None:
-    """Watch how datasets are made."""
+    """Watch the creation of datasets."""
     for name in METHODS:
         wrap(tf.data.Dataset, name, partial(_makes, tf, name, is_method=True))
     for name in SOURCES:
@@ -113,17 +113,17 @@ def install(tf: Any) -> None:
 
 
 def made() -> list[dict[str, Any]]:
-    """Every stage that was made, as facts."""
+    """Every created stage, as facts."""
     return [stage.as_json() for stage in list(_made)]
 
 
 def of(dataset: Any) -> Stage | None:
-    """The last stage of a dataset; None where it was made before we watched, or by others."""
+    """The last stage of a dataset; None if it was created before we watched, or by others."""
     return getattr(dataset, KEY, None)
 
 
 def chain(stage: Stage | None) -> list[Stage]:
-    """The stage and all that it reads, sources last."""
+    """The stage and everything that it reads, sources last."""
     found: list[Stage] = []
     waiting = [stage] if stage is not None else []
     while waiting:
@@ -139,7 +139,7 @@ def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
 
     Args:
         chain: The stages, last one first.
-        of_passes: A pass ends with the data: one that repeats its cache has its later passes inside.
+        of_passes: Whether a pass ends with the data: a dataset that repeats its cache contains its later passes.
     """
     kinds = [stage.kind for stage in chain]
     caches = [number for number, kind in enumerate(kinds) if kind in ("cache", "snapshot")]
@@ -147,7 +147,7 @@ def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
 
 
 def mark_random() -> None:
-    """Mark the stage that is being made, if any, as one that draws random numbers."""
+    """Mark the stage that is being created, if any, as one that draws random numbers."""
     if _making:
         _making[-1].random = True
 
@@ -155,7 +155,7 @@ def mark_random() -> None:
 def _makes(
     tf: Any, kind: str, original: Callable[..., Any], *, is_method: bool
 ) -> Callable[..., Any]:
-    """A call that gives a dataset, or makes `self` one."""
+    """A call that returns a dataset, or creates `self` as one."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _making or FACTS.measuring or not tf.executing_eagerly():
@@ -192,13 +192,13 @@ def _begin(
 
 
 def _spread(values: list[Any]) -> list[Any]:
-    """The values, and those inside of their tuples, lists and dicts, one level deep."""
+    """The values, and those inside their tuples, lists and dicts, one level deep."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, dict):
             found.extend(value.values())
         elif isinstance(value, (list, tuple)):
-            # A list may hold a million paths: datasets stand at the front of a short one.
+            # A list may contain a million paths: datasets are at the front of a short one.
             found.extend(value[:64])
         else:
             found.append(value)
@@ -218,7 +218,7 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
     if stage is None:
         return
     with FACTS.guarded():
-        # Keras makes a dozen for each call of fit: they may not crowd out the user's.
+        # Keras creates a dozen for each call of fit: they must not displace the user's.
         if len(_made) < (10 * MOST_STAGES if stage.maker == "user" else MOST_STAGES):
             _made.append(stage)
         FACTS.changes += 1
@@ -241,7 +241,7 @@ def _operations(dataset: Any) -> list[str]:
 
 
 def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
-    """Bytes of what `sized` leaves of the parts' shapes; None where that is not known."""
+    """Bytes of the parts' shapes after `sized`; None if unknown."""
     size = 0
     for part in parts:
         shape: Any = None if part.shape is None else sized(part.shape)
@@ -253,7 +253,7 @@ def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
 
 
 def _row(shape: Any) -> Any:
-    """The shape of one row, where the number of rows is not known."""
+    """The shape of one row, if the number of rows is unknown."""
     return shape[1:] if shape.rank and shape[0] is None else None
 
 

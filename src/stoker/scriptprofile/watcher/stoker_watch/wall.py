@@ -1,6 +1,6 @@
-"""Where the process's wall time goes: imports, `fit`, validation, predict, callbacks, saving.
+"""Splits the process's wall time: imports, `fit`, validation, predict, callbacks, saving.
 
-Each moment counts for the innermost of these that runs in the main thread, so no time counts
+Each moment counts for the innermost part that runs in the main thread, so no time counts
 twice; the rest is the script's own.
 """
 
@@ -98,21 +98,21 @@ def _since_start_s() -> float:
 
 
 WALL = Wall()
-"""Of this process."""
+"""Name of this process's part."""
 
 
 HOOKS = ("on_batch_begin", "on_train_batch_begin", "on_batch_end", "on_train_batch_end")
-"""Of `keras.callbacks.Callback`."""
+"""Hooks of `keras.callbacks.Callback`."""
 
 
 class BatchHooks:
-    """How long the hooks of one `fit` took."""
+    """Durations of the hooks of one `fit`."""
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str, Place], float] = {}
         """Class, hook and its line -> seconds."""
         self.counts = False
-        """Whether steps are counted by now: the first ones trace and compile."""
+        """Whether steps count already: the first ones trace and compile."""
         self._thread = 0
         self._inside = False
 
@@ -121,9 +121,9 @@ class BatchHooks:
 
         Args:
             keras: The module.
-            given: What `fit` was given as `callbacks`.
+            given: The argument `callbacks` of `fit`.
         """
-        global _current  # a hook is the class's, and does not know for which fit
+        global _current  # a hook belongs to the class, and does not know its fit
         self._thread, self._inside = get_ident(), False
         plain = keras.callbacks.Callback
         for callback in _flat(keras, given):
@@ -146,7 +146,7 @@ class BatchHooks:
         ]
 
     def call(self, original: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-        """Call a hook; what it calls itself is its own."""
+        """Call a hook; hooks that it calls itself are not counted."""
         if not self.counts or self._inside or get_ident() != self._thread:
             return original(*args, **kwargs)
         self._inside, begun_s = True, time.perf_counter()
@@ -159,7 +159,7 @@ class BatchHooks:
 
 
 _current: BatchHooks | None = None
-"""Of the `fit` that runs."""
+"""The hooks of the running `fit`."""
 
 
 def _flat(keras: Any, given: Any) -> Iterator[Any]:
@@ -182,11 +182,11 @@ def _timed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 _TASKS = "/proc/self/task"
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _CORES = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-"""Those that this process may use."""
+"""The cores that this process may use."""
 
 
 class Moment(NamedTuple):
-    """Sums up to now, seconds."""
+    """Sums so far, seconds."""
 
     wall_s: float
     run_s: float
@@ -203,7 +203,7 @@ class Moment(NamedTuple):
 
 
 def now() -> Moment | None:
-    """The sums of this moment; None where Linux does not keep them. It takes 0.2 ms for 10 threads."""
+    """The current sums; None if Linux does not record them. It takes 0.2 ms for 10 threads."""
     try:
         run_s, wait_s = _schedstat("/proc/thread-self")
         ran_s = waited_s = 0.0
@@ -235,15 +235,15 @@ def _cores_busy_s() -> float:
 
 
 class Span(NamedTuple):
-    """What other programs took of a time; all zero where that is not known."""
+    """What other programs took of a time span; all zero if unknown."""
 
     wall_s: float = 0.0
     run_s: float = 0.0
     """CPU time of the calling thread."""
     wait_s: float = 0.0
-    """It waited so long for a core that another program had."""
+    """Time that it waited for a core that another program had."""
     away_s: float = 0.0
-    """Of the wall time what would not have passed on a machine without other programs."""
+    """The part of the wall time that other programs caused."""
 
     def away(self) -> float:
         """The share of its wall time, in [0, 1)."""
@@ -251,13 +251,13 @@ class Span(NamedTuple):
 
 
 class Load:
-    """The load of this machine by others since this process was begun to be watched."""
+    """The load of this machine by other programs, since this process has been watched."""
 
     def __init__(self) -> None:
         self._begun: Moment | None = None
         self._began_session_s = 0.0
         self._helped = 1.0
-        """CPU time of this process and of all that belongs to its command, by its own."""
+        """CPU time of this process and of all processes of its command, by its own."""
 
     def begin(self) -> None:
         """Count from here."""
@@ -265,7 +265,7 @@ class Load:
         self._helped = 1.0
 
     def share_of_others(self, spent: Moment) -> float:
-        """Of the time that all cores were busy, the part that no process of the command took, in [0, 1]."""
+        """Of the busy time of all cores, the part that no process of the command took, in [0, 1]."""
         if spent.cores_busy_s <= 0:
             return 0.0
         return min(1.0, max(0.0, 1.0 - self._helped * spent.own_s / spent.cores_busy_s))
@@ -279,7 +279,7 @@ class Load:
         wait_s, behind_s = spent.wait_s * share, spent.others_wait_s * share
         blocked_s = max(0.0, spent.wall_s - spent.run_s - spent.wait_s)
         if behind_s > 0:
-            # Threads that it waits for have waited themselves: several at once, or in turn.
+            # Threads that it waits for have themselves waited: several at once, or in turn.
             behind_s = min(behind_s, blocked_s * behind_s / (spent.others_run_s + behind_s))
         away_s = min(wait_s + behind_s, max(0.0, spent.wall_s - spent.run_s))
         return Span(spent.wall_s, spent.run_s, wait_s, away_s)
@@ -297,7 +297,7 @@ class Load:
 
 
 def _session_s() -> float:
-    """CPU time of all processes of this session, which is the command's, and of those that have ended."""
+    """CPU time of all processes of this session, which is the command's, and of ended ones."""
     session, found = str(os.getsid(0)), 0
     for process in os.listdir("/proc"):  # noqa: PTH208 - as above
         if process.isdigit():

@@ -1,4 +1,4 @@
-"""Watches this process: begins when the script imports TensorFlow or Keras, and writes what it observes."""
+"""Watches this process: starts when the script imports TensorFlow or Keras, and writes what it observes."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 VERSION = 1
-"""Of the file's form; the reader refuses another."""
+"""Version of the file format; the reader refuses others."""
 
 LOOK_EVERY_S = 0.2
-"""Seconds between two looks for a request for the facts: 5 times `os.path.exists` a second."""
+"""Interval of the checks for a request for the facts, seconds: 5 times `os.path.exists` a second."""
 
 WRITE_EVERY_S = 1.0
-"""How old the facts may be that a killed process leaves behind, at least."""
+"""Shortest interval between two writes of the facts, seconds, for a process that is killed later."""
 
 WRITE_SHARE = 0.0005
-"""Of the time that a script runs, what is spent on writing: the script's own thread waits meanwhile."""
+"""Largest share of a script's time for writing: the script's own thread waits meanwhile."""
 
 MOST_FAILURES = 20
 
 
 class Facts:
-    """Collects parts, writes them as one file, and remembers failures of the watcher."""
+    """Collects parts, writes them as one file, and records failures of the watcher."""
 
     def __init__(self) -> None:
         self.folder = ""
         self.failures: list[str] = []
         self.parts: dict[str, Callable[[], Any]] = {}
         self.forgets: list[Callable[[], None]] = []
-        """What a forked child forgets of its parent's training."""
+        """Called in a forked child, to forget its parent's training."""
         self.looks: list[Callable[[], None]] = []
         """Called by our own thread in each of its rounds."""
         self.ends: list[Callable[[], None]] = []
         """Called before the process ends."""
         self.on = False
-        """Something is watched in this process."""
+        """Whether something is watched in this process."""
         self.measuring = False
-        """The watcher is running the script's step."""
+        """Whether the watcher is running the script's step."""
         self.changes = 0
-        """Grows with every step: facts that have not changed are not written again."""
+        """Grows with every step: unchanged facts are not written again."""
         self._pid = 0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Watch this process; called again it does nothing."""
+        """Watch this process; a second call does nothing."""
         if self.on:
             return
-        # Here: a program that imports no TensorFlow does not pay for it.
+        # Here: a program that does not import TensorFlow does not pay for it.
         from multiprocessing import util
 
         self.on = True
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._begin_here)
-        # A child of multiprocessing's ends without what is registered at exit.
+        # A child of multiprocessing ends without running functions registered at exit.
         util.register_after_fork(self, lambda _: util.Finalize(None, self.write, exitpriority=0))
         self._begin_here()
 
     def _begin_here(self) -> None:
-        """In this process, which may be a forked child: nothing of its parent's is its own."""
+        """Start in this process, which may be a forked child: nothing of its parent's belongs to it."""
         self._pid, self._lock = os.getpid(), threading.Lock()
         self.failures.clear()
         with self.guarded():
@@ -76,14 +76,14 @@ class Facts:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """What goes wrong inside is remembered; the script goes on."""
+        """Errors inside are recorded; the script continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see above
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """Remember a fault of the watcher's."""
+        """Record a fault of the watcher."""
         if len(self.failures) < MOST_FAILURES:
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
@@ -95,7 +95,7 @@ class Facts:
             self.failures.append(f"{type(error).__name__}: {error}{at}")
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the complete file, or nothing."""
         if not self.on or os.getpid() != self._pid:
             return
         with self._lock, contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ class Facts:
             if requested or due:
                 written_s, written = time.monotonic(), self.changes
                 begun_s = time.thread_time()
-                # While another thread adds to what is written it may change its size: once more.
+                # Another thread may add entries meanwhile and change the size: try again.
                 with self.guarded():
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
@@ -143,7 +143,7 @@ class Facts:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: what is not finite becomes null, what is unknown its text."""
+    """Convert a value to JSON: a number that is not finite becomes null, an unknown object its text."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in list(value.items())}
     if isinstance(value, (list, tuple)):
@@ -160,12 +160,12 @@ FACTS = Facts()
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `make(original)` in the place of a public function or method.
+    """Replace a public function or method by `make(original)`.
 
     Args:
         owner: A module or class.
-        name: Of what is replaced; nothing happens where there is none.
-        make: Given the original, returns its wrapper.
+        name: Name of the original; nothing happens if it does not exist.
+        make: Returns the wrapper of an original.
     """
     owner = _definer(owner, name)
     original = getattr(owner, name, None)
@@ -183,6 +183,6 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
 
 
 def _definer(owner: Any, name: str) -> Any:
-    """The class that defines a method: Keras compares a model's with its base's, for overrides."""
+    """The class that defines a method: Keras compares a model's with its base's, to find overrides."""
     classes = owner.__mro__ if isinstance(owner, type) else ()
     return next((each for each in classes if name in vars(each) and each is not object), owner)

@@ -1,1 +1,1 @@
-"""The objects of a job as plain values: one file for each kind, and `render`, which puts them together."""
+"""The objects of a job as plain values: one file for each kind, and `render`, which combines them."""

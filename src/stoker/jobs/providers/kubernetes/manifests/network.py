@@ -1,4 +1,4 @@
-"""How pods of a job find each other, and who else reaches them."""
+"""How pods of a job find each other, and who else can reach them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.jobs.providers.kubernetes.names import NAME, object_name
 
 def service(job: Job) -> dict[str, Any]:
     """Return the specification of the headless Service that gives each pod a name; a JobSet has its own."""
-    # Pods find each other before they are ready: they become ready together.
+    # Pods must find each other before they are ready: they become ready together.
     return {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -19,7 +19,7 @@ def service(job: Job) -> dict[str, Any]:
 
 
 def network_policy(job: Job) -> dict[str, Any]:
-    """Return the specification of a NetworkPolicy: nothing but pods of the job reaches its pods."""
+    """Return the specification of a NetworkPolicy: only pods of the job reach its pods."""
     pods = {"podSelector": {"matchLabels": {NAME: object_name(job.id)}}}
     return pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
 

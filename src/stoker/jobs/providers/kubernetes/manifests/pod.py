@@ -37,8 +37,8 @@ def pod_template(
     """Return metadata and specification of a job's pods.
 
     Args:
-        job: What runs in them.
-        target: Where.
+        job: The job.
+        target: The settings of the target.
         kind: `job`, `jobset` or `tfjob`.
         has_code: Whether the ConfigMap holds the code.
     """
@@ -62,15 +62,15 @@ def pod_template(
     spec |= {name: value for name, value in optional.items() if value}
     notes = _KEPT | {ID: job.id, FOLDER: str(job.place)}
     template: dict[str, Any] = {"metadata": {"labels": labels(job), "annotations": notes}}
-    if kind == "tfjob":  # its operator sets the policy of the replicas
+    if kind == "tfjob":  # the operator sets the policy of the replicas
         del spec["restartPolicy"]
     return template | {"spec": spec}
 
 
 def fewest_pods(job: Job, target: KubernetesTarget, kind: str) -> int | None:
-    """Return with how many pods a start of an elastic job begins at least; None: with all.
+    """Return the fewest pods with which a start of an elastic job begins; None: all.
 
-    Kueue admits a plain Job in part, but neither JobSets nor TFJobs, and without it all pods are made at once.
+    Kueue admits a plain Job partially, but neither JobSets nor TFJobs; without Kueue all pods are created at once.
     """
     return job.resources.min_workers if kind == "job" and target.queue else None
 
@@ -96,7 +96,7 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
         "image": target.image,
         "command": [target.python, "-P", "-m", "stoker.jobs.providers.kubernetes.pod.main"],
         "env": _environment(job, target, kind, facts),
-        # TensorFlow binds its port whether it is named or not; a mesh and people read it here.
+        # TensorFlow binds its port whether it is declared or not; a mesh and people read it here.
         "ports": [{"name": "tfjob-port", "containerPort": FIRST_PORT}],
         "resources": _resources(job, target),
         "securityContext": _container_security(target),
@@ -123,12 +123,12 @@ def _environment(
     listed: list[dict[str, Any]] = [
         {"name": name, "value": value.replace("$", "$$")} for name, value in values.items()
     ]
-    # Not its name: TFJob's operator gives a replacement the name of the pod before it.
+    # Not the pod's name: TFJob's operator gives a replacement the same name.
     listed.append(_from_field("STOKER_POD", "metadata.uid"))
     if kind == "tfjob":
         label = "metadata.labels['training.kubeflow.org/replica-index']"
         listed.append(_from_field("STOKER_POD_RANK", label))
-    # Sorted and last, and only what the job names: another secret of the target is not its business.
+    # Sorted and last, and only the secrets that the job names: it must not get other secrets of the target.
     for name in job.secrets:
         secret, _, key = target.secrets[name].partition("/")
         source = {"secretKeyRef": {"name": secret, "key": key}}
@@ -148,7 +148,7 @@ def _resources(job: Job, target: KubernetesTarget) -> dict[str, Any]:
     limits = {"memory": memory, "ephemeral-storage": disk}
     if needs.gpus:
         limits[target.gpu_resource] = str(needs.gpus)
-    # No limit of cores: it would only slow down a worker next to idle ones.
+    # No limit of cores: it would only slow down a worker next to idle cores.
     return {"requests": {"cpu": f"{round(cpus * 1000)}m", **limits}, "limits": limits}
 
 
@@ -157,7 +157,7 @@ def _pod_security(target: KubernetesTarget) -> dict[str, Any]:
     if target.run_as_user is not None:
         found["runAsUser"] = target.run_as_user
     if target.fs_group is not None:
-        # Without it a large volume is gone through, file by file, at each start.
+        # Without it, the owner of every file of a large volume is changed at each start.
         found |= {"fsGroup": target.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
     return found
 

@@ -1,4 +1,4 @@
-"""All objects of a job, the one that owns the others first, and their text."""
+"""All objects of a job, the owner of the others first, and their text."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from stoker.jobs.providers.kubernetes.names import (
 from stoker.jobs.providers.kubernetes.settings import KubernetesTarget
 
 MOST_CODE_BYTES = 900 << 10
-"""Largest archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes it larger by a third."""
+"""Largest archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes the archive larger by a third."""
 
 GIT = "git+"
-"""Begins the setting `code` where it names a commit."""
+"""Beginning of the setting `code` if it names a commit."""
 
 SPECIFICATION = "stoker/specification"
-"""Annotation: fingerprint of the request; the API fills in defaults, so objects cannot be compared."""
+"""Annotation: fingerprint of the request; the API adds defaults, so objects cannot be compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifests:
-    """What is created for a job."""
+    """The objects that are created for a job."""
 
     workload: dict[str, Any]
-    """Job, JobSet or TFJob. It is created suspended: no pod runs before all other objects are there."""
+    """Job, JobSet or TFJob. It is created suspended: no pod runs before all other objects exist."""
 
     dependents: tuple[dict[str, Any], ...]
-    """The others, which the workload will own."""
+    """The other objects, which the workload will own."""
 
     @property
     def all(self) -> tuple[dict[str, Any], ...]:
@@ -64,7 +64,7 @@ class Manifests:
         return (self.workload, *self.dependents)
 
     def to_yaml(self, kind: str) -> str:
-        """Return them as one stream of YAML; its job is not suspended unless a queue decides."""
+        """Return the objects as one stream of YAML; the job is suspended only if a queue decides when it starts."""
         is_queued = QUEUE in self.workload["metadata"]["labels"]
         spec = suspended(self.workload["spec"], kind, value=is_queued)
         objects = (self.workload | {"spec": spec}, *self.dependents)
@@ -72,7 +72,7 @@ class Manifests:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what occurs twice twice: kubectl reads no references."""
+    """Writes repeated values in full: kubectl reads no references."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the interface of PyYAML
         """Return True for all data."""
@@ -85,14 +85,14 @@ def render(
     """Return the objects of a job.
 
     Args:
-        job: What runs.
-        target: Where.
+        job: The job.
+        target: The settings of the target.
         kind: `job`, `jobset` or `tfjob`.
         namespace: Of all objects.
         code: Content of the archive.
 
     Raises:
-        ConfigError: the target asks for a ConfigMap and the code is too large for one.
+        ConfigError: the target sets a ConfigMap, and the code is too large for one.
     """
     has_code = _is_in_config_map(target, len(code))
     spec = SPECIFICATIONS[kind](job, target, has_code=has_code)
@@ -127,8 +127,8 @@ def owned(dependent: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
     """Return an object that the cluster removes together with another one.
 
     Args:
-        dependent: To be created.
-        owner: As the API has answered it.
+        dependent: The object to create.
+        owner: As the API returned it.
     """
     reference = {
         "apiVersion": owner["apiVersion"],
@@ -140,7 +140,7 @@ def owned(dependent: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_owned(found: dict[str, Any], owner: dict[str, Any]) -> bool:
-    """Whether an object belongs to this very owner, and not to an earlier one of its name."""
+    """Whether an object belongs to exactly this owner, and not to an earlier one with the same name."""
     references = found["metadata"].get("ownerReferences") or []
     return any(each.get("uid") == owner["metadata"]["uid"] for each in references)
 
@@ -151,7 +151,7 @@ def _object(version: str, kind: str, job: Job, **content: Any) -> dict[str, Any]
 
 
 def _config_map(job: Job, target: KubernetesTarget, code: bytes) -> dict[str, Any]:
-    """Return what pods need to write the job's folder: with a commit of git the hashes of the files that it must hold."""
+    """Return what pods need to write the job's folder; for a commit of git, the hashes of the files that it must contain."""
     data = {"job.json": json.dumps(job.to_json(), indent=1) + "\n"}
     if target.code.startswith(GIT):
         data[HASHES] = json.dumps(_hashes_of_experiment(code), sort_keys=True)

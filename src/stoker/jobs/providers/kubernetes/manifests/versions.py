@@ -1,4 +1,4 @@
-"""The versions of packages that the image of a job should have: those of the lock file, else those installed here."""
+"""The versions of packages that the job's image should have: from the lock file, else those installed here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stoker.jobs.lock_files import PROJECT_LOCK, find_lock
 from stoker.jobs.providers.kubernetes.pod.facts import FIRST
 
 INSTALLED = (*FIRST, "numpy")
-"""Packages that count where the experiment has no lock file."""
+"""Packages that are compared if the experiment has no lock file."""
 
 _LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": ""}
-"""What is known of the image for the markers of requirements."""
+"""The image's values for the markers of requirements."""
 
 
 def expected_versions(experiment: Path) -> tuple[str, dict[str, str]]:
-    """Return where the versions are from, and package -> version.
+    """Return the source of the versions, and package -> version.
 
     The lock file is that of `find_lock`.
     """
@@ -44,7 +44,7 @@ def _installed() -> dict[str, str]:
 
 
 def _of_requirements(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the exact versions of a file of requirements; what is not one is left out: it locks nothing."""
+    """Yield the exact versions in a file of requirements; a requirement without one is left out."""
     text = re.sub(r"\\\r?\n", " ", path.read_text(errors="replace"))
     for line in text.splitlines():
         try:
@@ -57,7 +57,7 @@ def _of_requirements(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_project(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the versions of `uv.lock`; a package with several, for several platforms, is left out."""
+    """Yield the versions in `uv.lock`; a package with several, for several platforms, is left out."""
     try:
         packages = tomllib.loads(path.read_text(errors="replace")).get("package", [])
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""The object that runs the pods: an Indexed Job, a JobSet, or a TFJob, and how each starts again after a failure."""
+"""The object that runs the pods: an Indexed Job, a JobSet or a TFJob, and how each restarts after a failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {"job": "Job", "jobset": "JobSet", "tfjob": "TFJob"}
 PLURALS = {"job": "jobs", "jobset": "jobsets", "tfjob": "tfjobs"}
 
 FINAL_MESSAGE = f"exit code {EXIT_USER} "
-"""In the message of a Job that failed for its user's own fault; with the space, as 20 is another code.
+"""Part of the message of a Job that failed through a user error; with the space, as 20 is another code.
 
 Source: Kubernetes, pkg/controller/job/pod_failure_policy.go: "Container %s for pod %s/%s failed with exit code %v
 matching %v rule at index %d".
@@ -25,13 +25,13 @@ matching %v rule at index %d".
 def indexed_job(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, Any]:
     """Return the specification of an Indexed Job, which replaces single pods.
 
-    Pods that were evicted or have saved are replaced without a limit. The others of the same start see that
-    one of them is gone and end, too, to be replaced (`pod.start`).
+    Pods that were evicted or have saved are replaced without a limit. The others of the same start notice that
+    one of them is gone and also end, to be replaced (`pod.start`).
 
     `max_restarts` counts starts, but `backoffLimit` counts pods (Kubernetes, "Pod backoff failure policy"): with
     `max_restarts`, one start whose workers all exceed their memory would use it up, and with 0, as in the Job of a
     JobSet, which counts starts itself, no worker could ever fail. So the pods count starts (`pod.main`), and this
-    limit is what they cannot pass: all workers of each start are killed, and cannot count.
+    limit covers the worst case: all workers of each start are killed, and cannot count.
     """
     workers = job.resources.workers
     rules = [
@@ -45,7 +45,7 @@ def indexed_job(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[s
 
 
 def jobset(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, Any]:
-    """Return the specification of a JobSet, which starts all pods again together."""
+    """Return the specification of a JobSet, which restarts all pods together."""
     rules = [
         {"action": "FailJob", **_DISRUPTED},
         {"action": "FailJob", **_on_code(EXIT_PREEMPTED)},
@@ -60,7 +60,7 @@ def jobset(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, A
         },
         "failurePolicy": {
             "maxRestarts": target.max_restarts,
-            # No pod of the next start runs while one of the last still saves.
+            # No pod of the next start runs while one of the previous start still saves.
             "restartStrategy": "BlockingRecreate",
             "rules": [
                 {
@@ -109,7 +109,7 @@ SPECIFICATIONS = {"job": indexed_job, "jobset": jobset, "tfjob": tfjob}
 
 
 def suspended(spec: dict[str, Any], kind: str, *, value: bool) -> dict[str, Any]:
-    """Return a specification, or a patch of one, that says whether the job may have pods."""
+    """Return a specification, or a patch, that says whether the job may have pods."""
     if kind == "tfjob":
         return spec | {"runPolicy": spec.get("runPolicy", {}) | {"suspend": value}}
     return spec | {"suspend": value}
@@ -120,7 +120,7 @@ _DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}
 
 
 def _on_code(code: int) -> dict[str, Any]:
-    # Without the empty list the schema of 1.28 refuses the rule; the server itself takes both.
+    # Without the empty list, the schema of 1.28 refuses the rule; the server itself accepts both.
     return {"onExitCodes": {"operator": "In", "values": [code]}, "onPodConditions": []}
 
 

@@ -1,4 +1,4 @@
-"""What the manifests tell a pod, as one environment variable."""
+"""The facts that the manifests give a pod, in one environment variable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FACTS = "STOKER_KUBERNETES"
 """Environment variable: the facts, as JSON."""
 
 FIRST = ("tensorflow", "keras", "stoker")
-"""Packages whose versions decide most, in the order in which a pod names those that differ."""
+"""The most important packages, in the order in which a pod reports differing versions."""
 
 CODE_FOLDER = "/stoker/code"
 """Where the ConfigMap with the code and the job's description is mounted."""
@@ -25,13 +25,13 @@ FAILURES = "failures"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is the same for all pods of a job."""
+    """Facts that are the same for all pods of a job."""
 
     place: str
     """The job's folder."""
 
     kind: str
-    """`job`, `jobset` or `tfjob`: who starts a pod again, and after which exit codes."""
+    """`job`, `jobset` or `tfjob`: what restarts a pod, and after which exit codes."""
 
     python: str
     """Python that has Stoker."""
@@ -46,13 +46,13 @@ class Facts:
     """Longest wait for all pods of a start, seconds."""
 
     max_restarts: int
-    """How many starts may fail, where the cluster does not count starts."""
+    """How many starts may fail, if the cluster does not count starts."""
 
     min_workers: int | None = None
-    """Fewest workers of a start, where the job's queue may admit fewer pods; None: all must come."""
+    """Fewest workers of a start, if the job's queue may admit fewer pods; None: all are required."""
 
     code_from: str = ""
-    """A commit of git or a folder of a bucket: where the code comes from, if neither from the volume nor from a ConfigMap."""
+    """A commit of git or a folder of a bucket that has the code; empty: the volume or a ConfigMap has it."""
 
     time_limit_s: float | None = None
     """Longest run of one start, seconds."""
@@ -61,18 +61,18 @@ class Facts:
     """Package -> version that the image should have."""
 
     versions_from: str = "the submission"
-    """Where they are from: the name of a lock file, or `the submission`."""
+    """Source of the versions: the name of a lock file, or `the submission`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return them as JSON values."""
+        """Return the facts as JSON values."""
         return asdict(self)
 
 
 def read_facts(environ: Mapping[str, str]) -> Facts:
-    """Return the facts of this pod.
+    """Read the facts of this pod.
 
     Raises:
-        ConfigError: they are not in the environment.
+        ConfigError: the environment does not contain them.
     """
     text = environ.get(FACTS)
     if text is None:

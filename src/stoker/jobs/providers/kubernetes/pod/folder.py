@@ -1,4 +1,4 @@
-"""The job's folder as a pod needs it: description and code, from the ConfigMap where the volume does not have them."""
+"""The job's folder in a pod: description and code, from the ConfigMap if the volume does not have them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DESCRIPTION = "job.json"
 def prepare_folder(place: Path, *, mounted: Path, code_from: str = "") -> Job:
     """Complete the job's folder, and return its job.
 
-    The machine of the submission wrote it if it sees the volume of the runs; else the first pods do.
+    The submitting machine wrote it if it sees the volume of the runs; else the first pods do.
 
     Args:
         place: The job's folder.
-        mounted: Where the ConfigMap is, if there is one.
+        mounted: Where the ConfigMap is mounted, if the job has one.
         code_from: A commit of git or a folder of a bucket; empty: the code is in the volume or in the ConfigMap.
 
     Raises:
-        ConfigError: neither has the job, or its code.
+        ConfigError: neither place has the job, or its code.
         UserError: the folder cannot be written.
     """
     with writable(place.parent, what="the folder of runs", fix=_FIX):

@@ -1,4 +1,4 @@
-"""The code of a job from a commit of a git repository: the very files that were submitted, or an error."""
+"""The code of a job from a commit of a git repository: exactly the submitted files, or an error."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stoker.jobs.archive import EXPERIMENT, packed
 SOURCE = re.compile(
     r"git\+(?P<url>(?:https|file)://[^@#\s]+)@(?P<commit>[0-9a-f]{40})(?:#subdirectory=(?P<folder>[^\s]+))?"
 )
-"""`git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`, as pip has it."""
+"""`git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`, as in pip."""
 
 FETCH_S = 300
 """Longest time for the download of a commit, seconds."""
 
 
 def code_of_commit(source: str, hashes: Mapping[str, str]) -> bytes:
-    """Return the archive of the code, made of the files of a commit.
+    """Return the archive of the code, built from the files of a commit.
 
     Args:
         source: Repository, commit and folder.
@@ -31,7 +31,7 @@ def code_of_commit(source: str, hashes: Mapping[str, str]) -> bytes:
 
     Raises:
         ConfigError: git is not in the image, or the commit cannot be fetched.
-        DataError: the commit does not hold what was submitted.
+        DataError: the commit does not contain the submitted files.
     """
     found = SOURCE.fullmatch(source)
     if found is None:
@@ -64,7 +64,7 @@ def _content(path: Path, name: str, digest: str, source: str) -> bytes:
 
 
 def _git(folder: str, *arguments: str) -> None:
-    quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0"}  # a question would wait forever
+    quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0"}  # a prompt would wait forever
     try:
         subprocess.run(
             ["git", *arguments],

@@ -6,7 +6,7 @@ when the pod has to end or the time limit is near, and turns its exit code into 
 | code | means | the cluster |
 |---|---|---|
 | 0 | all workers are done | nothing |
-| 2 | the user's to fix (also 3, pods that did not come, too many failed starts) | ends the job |
+| 2 | an error that the user must fix (also 3, missing pods, too many failed starts) | ends the job |
 | 75 | it has saved, or it ended because of another pod | starts again, not counted |
 | 1 | it failed | starts again, counted |
 
@@ -70,19 +70,19 @@ _FINAL = {EXIT_USER, EXIT_CHECK}
 """Exit codes of a task after which the job must not start again."""
 
 EXIT_RETRYABLE = 138
-"""TFJob's restart policy `ExitCode`: 138 is the code for programs that want to be started again."""
+"""TFJob's restart policy `ExitCode`: 138 is the code of programs that want a restart."""
 
 SHOWN = 10
-"""Most packages that a pod names as different."""
+"""Most packages that a pod reports as different."""
 
 END_S = 60.0
-"""How long a pod whose work is done waits for the others, seconds."""
+"""How long a pod that is done waits for the others, seconds."""
 
 PEER_S = 30.0
-"""How long a pod that failed looks for another that explains it, seconds: a replacement comes after 10 s or more."""
+"""How long a failed pod looks for another one that explains the failure, seconds: a replacement comes after 10 s or more."""
 
 WATCH_S = 1.0
-"""How often a pod looks whether another one has ended, seconds."""
+"""Interval of checks whether another pod has ended, seconds."""
 
 MIN_START_S = 1.0
 """Shortest start under a time limit, seconds."""
@@ -91,7 +91,7 @@ CODE_VARIABLE = "STOKER_KUBERNETES_CODE"
 """Environment variable: where the ConfigMap is mounted, on a cluster whose pods cannot have it at /stoker/code."""
 
 TERMINATION_LOG = "/dev/termination-log"
-"""File of a container: what it holds at the end is in the pod's state, also when its log cannot be read any more."""
+"""File of a container whose final content is in the pod's state, also when its log is no longer available."""
 
 
 def main() -> int:
@@ -130,7 +130,7 @@ class _Task:
         )
 
     def join(self) -> Incarnation:
-        """Return the start, once all pods have come."""
+        """Return the start, once all pods have joined."""
         for line in differing_versions(self._facts):
             self._log(line)
         start = join_start(self._member, save_s=self._facts.grace_s, start_s=self._facts.start_s)
@@ -162,7 +162,7 @@ class _Task:
         requests: list[object] = []
 
         def ask(why: object = None) -> None:
-            # Repeated requests are one: a task that saves must not be taken for one that hangs.
+            # Repeated requests are one: a task that saves must not look like one that hangs.
             is_first = not requests
             requests.append(why)
             for process in running if is_first else ():
@@ -181,7 +181,7 @@ class _Task:
     def _wait(
         self, process: subprocess.Popen[bytes], number: int, ask: Callable[[object], None]
     ) -> int:
-        """Wait for the end of the task; when another pod of the start has failed or saved, ask for it."""
+        """Wait for the end of the task; request it when another pod of the start has failed or saved."""
         until_s = math.inf
         while True:
             try:
@@ -195,14 +195,14 @@ class _Task:
                     process.kill()
 
     def _ended_early(self, number: int) -> set[int]:
-        """Return the exit codes of other pods of the start, but for those that are done."""
+        """Return the exit codes of the other ended pods of the start, except those that are done."""
         codes = exits(self._member, number)
         codes.pop(self._member.rank, None)
         return set(codes.values()) - {EXIT_DONE}
 
     @contextmanager
     def _time_limit(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Let the task save before the time limit of a start."""
+        """Make the task save before the time limit of a start."""
         limit_s = self._facts.time_limit_s
         if limit_s is None:
             yield
@@ -211,7 +211,7 @@ class _Task:
             yield
 
     def _own_environment(self) -> dict[str, str]:
-        """Return the environment of the task, with its place among the others."""
+        """Return the environment of the task, with its place in the cluster."""
         hidden = (FACTS, INDEX, TFJOB_INDEX, CODE_VARIABLE, "TF_CONFIG")
         own = {name: value for name, value in self._environ.items() if name not in hidden}
         workers, rank = self._facts.workers[: self._member.pods], self._member.rank
@@ -221,12 +221,12 @@ class _Task:
         return own | {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
 
     def _known(self, code: int, number: int, before: set[int]) -> int:
-        """Return the exit code as the rules of the manifests know it.
+        """Convert the exit code of the task to one that the rules of the manifests know.
 
         Args:
             code: Of the task.
             number: Of the start.
-            before: Exit codes of other pods that had ended before this one, but for those that are done.
+            before: Exit codes of other pods that ended before this one, except those that are done.
         """
         if code == EXIT_DONE and all_done(self._member, number, longest_s=END_S):
             return EXIT_DONE
@@ -243,19 +243,19 @@ class _Task:
         return EXIT_BUG
 
     def _of_saved(self, number: int) -> int:
-        """A JobSet takes the first pod that it sees: one that has saved must not hide one that failed."""
+        """A JobSet acts on the first pod that it sees: a pod that has saved must not hide one that failed."""
         others = self._ended_early(number) - {EXIT_PREEMPTED, EXIT_SUPERSEDED}
         return EXIT_BUG if self._facts.kind == "jobset" and others else EXIT_PREEMPTED
 
     def _of_indexed_job(self, number: int, before: set[int]) -> int:
-        """Of several pods that fail together, one counts."""
+        """Of several pods that fail together, only one counts."""
         if EXIT_PREEMPTED in before or another_counts(self._member, number, longest_s=PEER_S):
             self._log("another worker ended first: starts again with it")
             return EXIT_PREEMPTED
         return EXIT_BUG
 
     def _counted(self, number: int) -> int:
-        """Count a start that failed; a cluster counts pods (Job) or nothing (TFJob), only a JobSet counts starts."""
+        """Count a failed start; a Job counts pods, a TFJob nothing, only a JobSet counts starts."""
         folder = self._member.place / FAILURES
         folder.mkdir(exist_ok=True)
         (folder / str(number)).touch()
@@ -266,7 +266,7 @@ class _Task:
         return EXIT_USER
 
     def _log(self, line: str) -> None:
-        """Print a line, and keep it in the job's folder."""
+        """Print a line, and write it to the job's folder."""
         print(line, flush=True)
         folder = Path(self._facts.place) / LOGS
         try:
@@ -279,9 +279,9 @@ class _Task:
 
 
 def differing_versions(facts: Facts) -> list[str]:
-    """Return a line for each package whose version in the image is another one than it should be, at most `SHOWN`.
+    """Return a line for each package whose version in the image differs, at most `SHOWN`.
 
-    A lock file names packages of other platforms and groups, too: of those that are missing only the first count.
+    A lock file names packages of other platforms and groups, too: missing packages are reported only if they are among the first.
     """
     differing = []
     for name in sorted(facts.versions, key=lambda each: (_weight(each), each)):

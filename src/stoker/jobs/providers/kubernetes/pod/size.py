@@ -1,8 +1,8 @@
-"""How many workers a start of an elastic job has: a queue may admit fewer pods than the job wants, and tells none of them.
+"""How many workers a start of an elastic job has: a queue may admit fewer pods than requested, without informing them.
 
-    incarnations/N.pods/size    workers of the start, and how many pods had come
+    incarnations/N.pods/size    workers of the start, and how many pods had joined
 
-The pod of rank 0 writes it as soon as all pods have come, or none has for a while. A pod that comes later begins the next start.
+The pod of rank 0 writes it when all pods have joined, or none has for a while. A later pod begins the next start.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from stoker.core.files import write_atomic
 SIZE = "size"
 
 SETTLED_S = 60.0
-"""How long no further pod has come until those that are there start, seconds. A pod that is later (its node still pulls the
-image) costs a restart; all restarts of a job that was admitted in part cost this time."""
+"""After this long without a further pod, the present pods start, seconds. A later pod (its node still pulls the
+image) costs a restart; all restarts of a partially admitted job cost this time."""
 
 
 class Settling:
-    """Whether pods still come."""
+    """Whether pods still join."""
 
     def __init__(self, longest_s: float) -> None:
-        """Begin to watch.
+        """Begin to wait.
 
         Args:
             longest_s: Without a further pod.
@@ -31,10 +31,10 @@ class Settling:
         self._longest_s, self._come, self._since_s = longest_s, 0, time.monotonic()
 
     def is_over(self, come: int) -> bool:
-        """Return whether none has come for so long.
+        """Return whether no further pod has joined for this long.
 
         Args:
-            come: How many are there now.
+            come: How many have joined.
         """
         if come != self._come:
             self._come, self._since_s = come, time.monotonic()
@@ -42,11 +42,11 @@ class Settling:
 
 
 def decide_size(folder: Path, claimed: set[int], sizes: tuple[int, ...]) -> None:
-    """Write the largest allowed number of workers that have come; nothing if there are too few.
+    """Write the largest allowed number of workers that have joined; nothing if there are too few.
 
     Args:
         folder: Of the start's claims.
-        claimed: Ranks of the pods that have come; only those without a gap before them count.
+        claimed: Ranks of the pods that have joined; ranks after a gap do not count.
         sizes: Allowed numbers of workers.
     """
     come = next(rank for rank in range(len(claimed) + 1) if rank not in claimed)
@@ -56,7 +56,7 @@ def decide_size(folder: Path, claimed: set[int], sizes: tuple[int, ...]) -> None
 
 
 def read_size(folder: Path) -> tuple[int, int] | None:
-    """Return workers of a start, and how many pods had come; None before that is decided."""
+    """Return the workers of a start, and how many pods had joined; None until that is decided."""
     try:
         workers, come = (folder / SIZE).read_text().split()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Pods of a job agree on the start that they belong to, by files in the job's folder.
 
-A scheduler that starts all tasks together takes one number for them (`stoker job-start`). A cluster replaces single
+A scheduler that starts all tasks together allocates one number for them (`stoker job-start`). A cluster replaces single
 pods, so here each pod claims its rank in the newest start:
 
     incarnations/N              the start exists
@@ -30,18 +30,18 @@ POLL_S = 0.3
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
 FIRST_S, STEP_S, MOST_STEPS = 1.0, 0.5, 18
-"""How long a pod waits before it begins a start, seconds: rank 0 not at all, the others the longer the higher their
-rank, so that one of them does it for all. Two starts would only cost a number more."""
+"""How long a pod waits before it begins a start, seconds: rank 0 not at all, higher ranks longer, so that usually
+one of them begins it for all. Two starts would only use up one more number."""
 
 LOG_EVERY_S = 60.0
 """Interval at which a waiting pod logs that it waits, seconds."""
 
 GIVEN_UP = "given-up"
-"""File of a start. Without it a pod that comes to the place of one that has given up would complete the start, and
+"""File of an abandoned start. Without it, a later pod that replaces one which gave up would complete the start, and
 work alone; so would one of a second submission."""
 
 SHOWN = 10
-"""Most ranks that a message names."""
+"""Most ranks in a message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +53,10 @@ class Member:
 
     rank: int
     pod: str
-    """Its UID, unique in the cluster for all time."""
+    """Its UID, unique in the cluster forever."""
 
     pods: int
-    """How many pods a start has, at most of an elastic job."""
+    """Number of pods of a start; of an elastic job the most."""
 
     sizes: tuple[int, ...] = ()
     """Numbers of workers that a start of an elastic job may have; empty: every start has `pods`."""
@@ -76,7 +76,7 @@ class Member:
 
 
 def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
-    """Return the start that this pod and all others belong to, once all have come.
+    """Return the start of this pod and all others, once all have joined.
 
     Args:
         member: This pod.
@@ -84,7 +84,7 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
         start_s: Longest wait for all pods.
 
     Raises:
-        UserError: some pods did not come in time.
+        UserError: some pods did not join in time.
     """
     until_s, logged_s = time.monotonic() + start_s, time.monotonic()
     settling = Settling(min(SETTLED_S, start_s / 2))
@@ -94,7 +94,7 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
         given_up = _is_given_up(member, number)
         if member.newest() > number or (given_up and not missing):
             if _has_other(member, member.newest()):
-                # Of a node that was cut off: it must not take the rank back, or the two begin start after start.
+                # For example from a node that was cut off: it must not take the rank back, or the two would begin start after start.
                 member.log("another pod has this one's rank: ends")
                 raise SystemExit(EXIT_PREEMPTED)
             number = _claim_newest(member, save_s=save_s)
@@ -106,7 +106,7 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
             raise UserError(
                 f"all {member.pods} pods of a job must start within {start_s:g} s of each other",
                 got=Plain(f"nothing from the pods of worker {_ranks(missing)}"),
-                fix="The others have freed their GPUs. `stoker jobs show` says why pods wait; ask for fewer "
+                fix="The others have freed their GPUs. `stoker jobs show` says why pods wait; request fewer "
                 "workers, or set `queue` of the target: Kueue starts all pods together.",
             )
         if time.monotonic() - logged_s > LOG_EVERY_S:
@@ -116,19 +116,19 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
 
 
 def workers_of_start(member: Member, number: int) -> int:
-    """Return how many workers a start has that has begun; pods of a higher rank are not needed."""
+    """Return how many workers a start has that has begun; pods with a higher rank are not needed."""
     decided = read_size(member.folder(number)) if member.sizes else None
     return member.pods if decided is None else decided[0]
 
 
 def write_exit(member: Member, number: int, code: int) -> None:
-    """Note how the command of this pod has ended; a disk that fails loses it."""
+    """Record how the command of this pod ended; a failing disk loses it."""
     with contextlib.suppress(OSError):
         _create(member.folder(number) / f"{member.rank}.exit", str(code))
 
 
 def exits(member: Member, number: int) -> dict[int, int]:
-    """Return rank -> exit code of the pods whose command in a start has ended."""
+    """Return rank -> exit code of the pods of a start whose command has ended."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for path in member.folder(number).glob("*.exit"):
@@ -154,10 +154,10 @@ def all_done(member: Member, number: int, *, longest_s: float) -> bool:
 
 
 def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
-    """Wait for a sign that the failure of this pod is explained, or counted, by another pod of its start.
+    """Wait for a sign that another pod of the start explains, or counts, the failure of this pod.
 
-    That is one that was killed (it has noted no end, and its replacement begins the next start), or, of several that
-    failed, the one with the lowest rank: pods that fail together count once, and never not at all.
+    That is a pod that was killed (it has recorded no end, and its replacement begins the next start), or, of several that
+    failed, the one with the lowest rank: pods that fail together count exactly once.
     One that has saved does not count: it may have done so because of this failure.
     """
     until_s = time.monotonic() + longest_s
@@ -203,7 +203,7 @@ def _is_given_up(member: Member, number: int) -> bool:
 
 
 def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
-    """Let others of an earlier start, which has to save, finish that: the next start ends their writes."""
+    """Let pods of an earlier start finish their saves: the next start would end them."""
     if exits(member, number).get(member.rank) != EXIT_PREEMPTED:
         return  # it was killed or failed: the others have nothing to save, and may hang
     until_s = time.monotonic() + save_s
@@ -215,7 +215,7 @@ def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
 
 
 def _missing(member: Member, number: int, settling: Settling) -> list[int]:
-    """Return the ranks for which a start waits."""
+    """Return the ranks that a start waits for."""
     claimed = _claimed(member, number)
     missing = sorted(set(range(member.pods)) - claimed)
     if not member.sizes:
@@ -241,7 +241,7 @@ def _create(path: Path, content: str) -> bool:
     try:
         with os.fdopen(handle, "w") as stream:
             stream.write(content)
-        # Unlike a rename, a link refuses a name that is taken, on NFS, too.
+        # Unlike a rename, a link refuses an existing name, also on NFS.
         os.link(made, path)
     except FileExistsError:
         return False

@@ -1,1 +1,1 @@
-"""What starts the workers' Python on Slurm: an environment made from a lock, or the runtime of a container."""
+"""How the workers' Python starts on Slurm: in an environment made from a lock, or in a container."""

@@ -1,4 +1,4 @@
-"""Lines of the job's script about what starts Python: the environment of a lock, or a container."""
+"""Lines of the job's script that start Python: in the environment of a lock, or in a container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.jobs.providers.slurm.environment.maker import COPIER, COPY, MAKER, b
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 ONE_TASK = ("srun", "--ntasks=1", "--nodes=1", "--input=none", "--mpi=none")
-"""The start of a job in a container of pyxis, which only srun makes."""
+"""The start of a job in a container of pyxis, which only srun can create."""
 
 _NO_PYXIS = "srun must know --container-image: the cluster has no pyxis; set container.runtime of the target"
 _NO_APPTAINER = (
@@ -20,11 +20,11 @@ _NO_APPTAINER = (
 
 
 def launch_lines(job: Job, target: SlurmTarget, python: str) -> list[str]:
-    """Return what stands before Python: `starter` at the start of the job, `launcher` in each task of srun.
+    """Return the commands before Python: `starter` at the start of the job, `launcher` in each task of srun.
 
     Args:
         job: The job.
-        target: Where.
+        target: The settings of the target.
         python: The job's `interpreter`.
 
     Raises:
@@ -35,7 +35,7 @@ def launch_lines(job: Job, target: SlurmTarget, python: str) -> list[str]:
 
 
 def require_lines(target: SlurmTarget) -> list[str]:
-    """Return lines of shell that end the job with one line if what starts Python is not there."""
+    """Return shell lines that end the job with a one-line error if the environment or container is missing."""
     if target.container is not None:
         if target.container.runtime == "pyxis":
             look, why = "srun --help 2>&1 | grep -q -e --container-image", _NO_PYXIS

@@ -1,4 +1,4 @@
-"""A lock of an experiment: which of its files it is, and whether it can be that of a job."""
+"""The lock of an experiment: which file it is, and whether a job can use it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _NOT_WHOLE = ("-r", "-c", "-e", "--requirement", "--constraint", "--editable")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lock:
-    """What an environment is made from."""
+    """A lock from which an environment is made."""
 
     path: Path
     """In the experiment's folder or above it."""
 
     text: str
-    """Lines of requirements with hashes."""
+    """Its lines of requirements with hashes."""
 
     def folder(self, environments: Path, python: str) -> Path:
-        """Return the folder of its environment, whose name is its content."""
+        """Return the folder of its environment, named by the lock's content."""
         content = f"{python}\n{self.text}".encode()
         return environments / hashlib.sha256(content).hexdigest()[:_DIGITS]
 
@@ -43,7 +43,7 @@ def read_lock(folder: Path) -> Lock:
     """Return the lock of an experiment: of its folder, else of the nearest one above it in its repository.
 
     Raises:
-        ConfigError: it is missing, a line of it is not locked, or it does not contain this version of Stoker.
+        ConfigError: the lock is missing, a line of it is not locked, or it does not contain this version of Stoker.
         UserError: `uv.lock` cannot be read.
     """
     path = find_lock(folder)
@@ -102,12 +102,12 @@ def _exported(path: Path, folder: Path) -> str:
 
 
 def _wheel_line(wheel: Path) -> str:
-    """A wheel of the project's own: its lock has the path from the project's folder."""
+    """A wheel of the project itself: its lock has the path from the project's folder."""
     return f"{wheel.name.partition('-')[0]} @ {wheel.resolve().as_uri()}"
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines without comments, joined where one ends with a backslash."""
+    """Yield lines without comments; lines that end with a backslash are joined."""
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         content = re.sub(r"(^|\s)#.*", "", line).strip()
         if content:
@@ -115,7 +115,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _require_locked(line: str, path: Path) -> Requirement | None:
-    """Return what a line requires; None for an option."""
+    """Return the requirement of a line; None for an option."""
     if line.startswith(_NOT_WHOLE):
         raise _not_locked(path, line, "name all packages itself, without other files")
     if line.startswith("-"):
@@ -157,7 +157,7 @@ def _require_stoker(requirements: list[Requirement], path: Path) -> None:
 
 
 def _version(requirement: Requirement) -> str | None:
-    """Return the version that a line locks; None if only the package itself tells."""
+    """Return the version that a line locks; None if only the package itself knows it."""
     if requirement.url is None:
         return next((each.version for each in requirement.specifier if each.operator == "=="), "")
     name = requirement.url.partition("#")[0].rpartition("/")[2]

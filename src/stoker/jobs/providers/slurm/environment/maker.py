@@ -1,4 +1,4 @@
-"""The environment of a job made from its lock: where it lies, and the script that makes it."""
+"""The environment of a job, made from its lock: its folder, and the script that makes it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def interpreter(job: Job, target: SlurmTarget, source: Path | None = None) -> st
     """Return the Python of the job's workers on the machines.
 
     Args:
-        job: The job as it is on the cluster.
-        target: Where.
+        job: The job with its paths on the cluster.
+        target: The settings of the target.
         source: The experiment's folder on this machine, which has the lock; None: that of the job.
 
     Raises:
@@ -50,12 +50,12 @@ def interpreter(job: Job, target: SlurmTarget, source: Path | None = None) -> st
 
 
 def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
-    """Check that the environment of a job is there or could be made; nothing is written.
+    """Check that the environment of a job exists or can be made; writes nothing.
 
     Args:
         python: The job's `interpreter`.
-        target: Where.
-        machine: On which it is made.
+        target: The settings of the target.
+        machine: The machine that makes it.
 
     Raises:
         UserError: uv is missing.
@@ -65,11 +65,11 @@ def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
 
 
 def environment_files(source: Path, target: SlurmTarget) -> dict[str, bytes]:
-    """Return what makes the environment, for the job's folder.
+    """Return the files that make the environment, for the job's folder.
 
     Args:
         source: The experiment's folder on this machine.
-        target: Where.
+        target: The settings of the target.
     """
     if target.environment_from != "lock":
         return {}
@@ -78,13 +78,13 @@ def environment_files(source: Path, target: SlurmTarget) -> dict[str, bytes]:
 
 
 def make_environment(place: Path, python: str, target: SlurmTarget, machine: Machine) -> None:
-    """Make the environment of a job from its lock, unless it is there.
+    """Make the environment of a job from its lock, unless it exists.
 
     Args:
         place: The job's folder on the cluster, which has the `environment_files`.
         python: The job's `interpreter`.
-        target: Where.
-        machine: On which it is made.
+        target: The settings of the target.
+        machine: The machine that makes it.
 
     Raises:
         UserError: the lock cannot be installed, or uv is missing.
@@ -94,7 +94,7 @@ def make_environment(place: Path, python: str, target: SlurmTarget, machine: Mac
 
 
 def base_python(target: SlurmTarget) -> str:
-    """Return the Python, version or path, of which uv makes an environment."""
+    """Return the version or path of the Python from which uv makes the environment."""
     return target.python or f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -1,4 +1,4 @@
-"""A copy of what a job writes in its folder on a cluster: logs, which grow and are rotated, and the facts of its starts."""
+"""A local copy of what a job writes in its folder on a cluster: growing and rotated logs, and the facts of its starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.core.incarnation import INCARNATIONS
 from stoker.jobs.logs import LOGS
 
 HEAD_BYTES = 64
-"""A log is known by its first bytes, through its rotation: a task's begin with a time."""
+"""A log is identified by its first bytes, across its rotation: a task's log begins with a time."""
 
 FACTS = ("outcome", "stop")
 
@@ -50,7 +50,7 @@ first bytes, size. It prints a line for each file and then its bytes: name, SHA-
 
 
 def known_logs(place: Path) -> list[str]:
-    """Return name, hash of the first bytes and size of each part of a log in a job's folder here."""
+    """Return name, hash of the first bytes and size of each local part of a log."""
     words = []
     for path in _parts(place):
         words += [f"{LOGS}/{_family(path)}", _head(path), str(path.stat().st_size)]
@@ -58,10 +58,10 @@ def known_logs(place: Path) -> list[str]:
 
 
 def apply(answer: bytes, place: Path) -> None:
-    """Write what `FETCH` has printed into a job's folder here.
+    """Write the output of `FETCH` into a job's folder here.
 
     Raises:
-        UserError: the answer is cut, or is not one.
+        UserError: the output is truncated or invalid.
     """
     logs, facts = [], {}
     while answer:
@@ -75,9 +75,7 @@ def apply(answer: bytes, place: Path) -> None:
         elif name in FACTS or _START.fullmatch(name):
             facts[name] = content
     parts = {(_family(path), _head(path)): path for path in _parts(place)}
-    for _, name, key, content in sorted(
-        logs, reverse=True
-    ):  # the oldest first, as they are renamed
+    for _, name, key, content in sorted(logs, reverse=True):  # oldest first, as they are renamed
         _write_log(place / name, parts.get(key), content)
     for name, content in facts.items():
         if not (place / name).exists() or content:
@@ -92,17 +90,17 @@ def _parts(place: Path) -> list[Path]:
 
 
 def _family(path: Path) -> str:
-    """Name of the newest part of a log; empty if it is none."""
+    """Name of the newest part of a log; empty if the file is not a log."""
     found = _LOG.fullmatch(f"{LOGS}/{path.name}")
     return found[1] if found else ""
 
 
 def _write_log(path: Path, before: Path | None, added: bytes) -> None:
-    """Append to the part that is here already, perhaps under its name before a rotation; else write it."""
+    """Append to the existing part, perhaps under its name before a rotation; else write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if before is None:
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # another part had this name: a reader keeps it
+            path.unlink()  # another part had this name: a reader may still have it open
     elif before != path:
         os.replace(before, path)
     if added or before is None:
@@ -111,7 +109,7 @@ def _write_log(path: Path, before: Path | None, added: bytes) -> None:
 
 
 def _header(line: bytes) -> tuple[str, str, int]:
-    """Name, hash of the part that is continued, number of bytes."""
+    """Name, hash of the part to continue, number of bytes."""
     words = line.decode(errors="replace").split(" ")
     if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
         raise _damaged(line)

@@ -1,4 +1,4 @@
-"""What ssh complains about, in the words of a user."""
+"""Translates errors of ssh into the user's terms."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _UNREACHABLE = (
 
 
 def ssh_problem(login: str, said: str) -> UserError:
-    """Return the error to raise where ssh could not connect.
+    """Return the error to raise if ssh could not connect.
 
     Args:
-        login: Where to.
-        said: What it has printed.
+        login: The destination.
+        said: The output of ssh.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip(" @\r")]
     found = next((words for part, words in _PROBLEMS.items() if part in said), _UNREACHABLE)

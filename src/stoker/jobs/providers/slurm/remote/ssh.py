@@ -1,7 +1,7 @@
-"""A login node behind the user's own ssh, with one connection for all calls; nothing asks for a password.
+"""A login node behind the user's own ssh, with one connection for all calls; nothing prompts for a password.
 
-What is called goes to a `bash -l` there as a script on standard input: the command line that ssh passes to the login's shell, whatever
-it is, is always the same.
+A call is sent as a script on the standard input of a `bash -l`: so the command line that ssh passes to the login's shell, whatever
+shell that is, is always the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FILES_S = 600.0
 """Longest wait for files, seconds: an archive of 64 MiB over a slow line."""
 
 SOCKET_FOLDER_CHARS = 45
-"""Longest path of the folder of the connection's socket, which has at most 104 characters: ssh adds 59."""
+"""Longest path of the folder of the connection's socket: the socket's has at most 104 characters, and ssh adds 59."""
 
 _SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 _UNSET = "".join(f"unset ${{!{prefix}@}}\n" for prefix in _SETTINGS)
@@ -56,23 +56,23 @@ _OF_JOB = (
     'kept=(); for name in {names}; do if [ -n "${{!name+x}}" ]; then kept+=("$name=${{!name}}"); fi; done\n'
     'exec env -i "${{kept[@]}}" bash --norc -s\n'
 )
-"""The rest of the script is read by a bash with these variables only. Secrets are not in its command line: they follow."""
+"""The rest of the script is read by a bash with only these variables. Secrets are not in its command line: they follow."""
 
 
 class Ssh:
     """The machine of `via: ssh:LOGIN`."""
 
     def __init__(self, login: str, folder: Path) -> None:
-        """Connect to nothing yet.
+        """Do not connect yet.
 
         Args:
-            login: Of ssh: a host, `user@host`, or a name of the user's own configuration.
+            login: The destination of ssh: a host, `user@host`, or a name in the user's configuration.
             folder: Folder of all experiments on the cluster.
         """
         self.login, self.folder = login, folder
 
     def run(self, call: Call) -> Answer:
-        """Run a program there; the errors are those of `Machine`."""
+        """Run a program there; raises as `Machine`."""
         script = os.fsencode(_program(call) + (call.text or ""))
         code, out, errors = self._connect(call, script)
         return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
@@ -82,11 +82,11 @@ class Ssh:
         return _user(self)
 
     def on_cluster(self, job: Job) -> Job:
-        """Return the job with the paths that it has there."""
+        """Return the job with its paths there."""
         return twin(job, self.folder)
 
     def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
-        """Write files of a job, its code and its description into the folder that it has there."""
+        """Write files of a job, its code and its description into its folder there."""
         there = self.on_cluster(job)
         files = files_of_job(job, there, (*names, CODE))
         self._files(SEND, [str(there.place.parent), *without], packed(files))
@@ -94,26 +94,26 @@ class Ssh:
     def send_array(
         self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
     ) -> None:
-        """Write files of an array and its jobs, their code and descriptions into the folders that they have there."""
+        """Write files of an array and its jobs, their code and descriptions into their folders there."""
         there = on_cluster(array, self)
         files = files_of_array(array, there, names, of_all=of_all)
         self._files(SEND, [str(there.place.parent), *without], packed(files))
 
     def fetch(self, job: Job, place: Path) -> None:
-        """Bring logs and the facts of its starts here."""
+        """Copy logs and the facts of its starts to this machine."""
         known = known_logs(place)
         answer = self._files(FETCH, [str(self.on_cluster(job).place), *known], b"")
         apply(answer, place)
 
     def mark(self, job: Job, place: Path, name: str) -> None:
-        """Make an empty file in the folder that the job has there, and in that here."""
+        """Create an empty file in the job's folder there, and in its folder here."""
         self._files('touch "$1"\n', [str(self.on_cluster(job).place / name)], b"")
         (place / name).touch()
 
     def connect(self, host: str, port: int) -> socket.socket:
-        """Connect to a port of a machine that the login node reaches, over the same connection.
+        """Connect to a port of a machine that the login node can reach, over the same connection.
 
-        ssh says on stderr what goes wrong, and ends, which closes the socket.
+        ssh reports errors on stderr, and ends, which closes the socket.
         """
         near, far = socket.socketpair()
         words = ["ssh", *_options(self.login), "-W", f"{host}:{port}", "--", self.login]
@@ -136,7 +136,7 @@ class Ssh:
         return out
 
     def _connect(self, call: Call, script: bytes) -> tuple[int, bytes, str]:
-        """Return exit code, output and errors of a script there; what a profile prints before it is cut off."""
+        """Return exit code, output and errors of a script there; output of a profile before it is removed."""
         mark = f"stoker-{secrets.token_hex(8)}\n".encode()
         head = b"printf '%s\\n' " + mark
         # Not a pipe: the process that keeps the connection would hold it open.
@@ -177,7 +177,7 @@ class Ssh:
 
 
 def _program(call: Call) -> str:
-    """Return the script that runs a program as `Here` does."""
+    """Return the script that runs a program in the same way as `Here`."""
     words = f"exec {shlex.join(call.argv)}\n"
     if call.for_job:
         known = {name: os.environ[name] for name in call.secrets if name in os.environ}
@@ -194,7 +194,7 @@ def _user(machine: Ssh) -> str:
 
 @cache
 def _options(login: str) -> list[str]:
-    """One connection, which lives on for a minute; that of the user's own configuration, if it has one."""
+    """One shared connection, which stays open for a minute; the connection of the user's configuration, if it has one."""
     alive = ["-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"]
     options = ["-T", "-oBatchMode=yes", *alive]
     own = subprocess.run(

@@ -1,4 +1,4 @@
-"""The files of a submission on their way to a login node."""
+"""Transfers the files of a submission to a login node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUNS = "runs"
 
 
 def twin(job: Job, folder: Path) -> Job:
-    """Return a job as it is on a cluster that does not share this machine's file system.
+    """Return a job with its paths on a cluster that does not share this machine's file system.
 
     Paths of data in stoker.yaml are relative to its folder there, `FOLDER/NAME`.
 
@@ -47,7 +47,7 @@ def twin(job: Job, folder: Path) -> Job:
 
 
 def described(job: Job) -> bytes:
-    """Return the description of a job, as its folder has it."""
+    """Return the description of a job in the form of its folder's file."""
     return f"{json.dumps(job.to_json(), indent=1)}\n".encode()
 
 
@@ -56,7 +56,7 @@ def files_of_job(job: Job, there: Job, names: Sequence[str]) -> dict[str, bytes 
 
     Args:
         job: The job of this machine.
-        there: The job as it is on the cluster.
+        there: The job with its paths on the cluster.
         names: Of files in its folder.
     """
     place = there.place.name
@@ -67,11 +67,11 @@ def files_of_job(job: Job, there: Job, names: Sequence[str]) -> dict[str, bytes 
 def files_of_array(
     array: Array, there: Array, names: Sequence[str], *, of_all: Sequence[str]
 ) -> dict[str, bytes | Path]:
-    """Return the files of an array and its jobs for `packed`, with one copy of the code, to which the jobs have links.
+    """Return the files of an array and its jobs for `packed`, with one copy of the code, to which the jobs link.
 
     Args:
         array: The array of this machine.
-        there: The array as it is on the cluster.
+        there: The array with its paths on the cluster.
         names: Of files in the folder of each job.
         of_all: Of files in the folder of the array.
     """
