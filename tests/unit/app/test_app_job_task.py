@@ -140,7 +140,7 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room_again(
     assert len(lines) + 1 < 50
     assert len(cut) < len(lines[0])
     (warning,) = caplog.messages
-    assert warning.endswith("the task goes on: [Errno 28] No space left on device")
+    assert warning.endswith("the task continues: [Errno 28] No space left on device")
 
 
 def test_paths_of_the_experiment_stay_where_they_were_on_submission(
