@@ -233,7 +233,6 @@ class Shadow:
         return reason, failed(request.outputs, reason)
 
 
-
 def result_of(version: int, found: Comparison | None, *, copies: int = 1) -> CopyResult:
     """What the server counts of a copy.
 
@@ -258,10 +257,10 @@ def _end_of(child: Child) -> str:
     return "stopped answering" if code is None else how_it_ended(code)
 
 
-
 def _answers(channel: socket.socket, pid: int, limit_s: float) -> bool:
     """Whether a process answers, or ends, before it has run or slept for so long."""
-    answer = select.poll()  # `select.select` refuses the descriptors of a server with 1,000 connections
+    # `select.select` refuses the descriptors of a server with 1,000 connections.
+    answer = select.poll()
     answer.register(channel, select.POLLIN)
     began_s = math.inf
     while not answer.poll(limit_s / 2.0 * 1e3):

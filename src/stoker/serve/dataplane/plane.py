@@ -203,7 +203,7 @@ class DataPlane:
                     routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
                 )
             )
-            if self.router is not None and any(route.copied for route in routes):
+            if self.router is not None and not routes[0].counts:  # as all in a shadow stage
                 self._copies.of_run(self.router, asked, run)
 
     def most_rows(self, model: ModelSpec) -> int:
