@@ -130,7 +130,7 @@ AREAS = (
         "CPU time per request in the event loop, which does not poll; median of pairs of windows, in turn. `Routing` is against "
         "clients that name the two versions in the same shares: the difference to `one version` is what a second model costs by "
         "itself. With many connections that is most of it, since a turn of the loop holds two runs instead of one. Shadow traffic: p99 under an open load of "
-        "half of the capacity, with and without copies, in turn.",
+        "half of the capacity, in a shadow stage and without a rollout, in turn.",
     ),
     Area(
         title="A/B tests",

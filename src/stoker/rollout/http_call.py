@@ -9,9 +9,10 @@ import re
 import socket
 import ssl
 import time
+from base64 import b64encode
 from dataclasses import dataclass
 from functools import partial
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from stoker.core.errors import ConfigError
 from stoker.core.timer import called_after
@@ -84,7 +85,7 @@ def send(
     """Send a request: POST with a body, else GET.
 
     Args:
-        url: as `check_url` accepts it.
+        url: as `check_url` accepts it; a user and password in it are sent as Basic authentication.
         body: of the request.
         media_type: of the body.
         token: sent as `Authorization: Bearer ...`; "" for none.
@@ -109,6 +110,8 @@ def send(
                 headers = {} if body is None else {"Content-Type": media_type}
                 if token:
                     headers["Authorization"] = f"Bearer {token}"
+                elif parts.username is not None:
+                    headers["Authorization"] = f"Basic {_basic(parts)}"
                 connection.request("GET" if body is None else "POST", path, body, headers)
                 return _read(connection, end_s, most_bytes)
         finally:
@@ -118,6 +121,14 @@ def send(
             raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
         # Only the reason: the URL may contain a secret.
         raise NoAnswerError(_reason(error)) from None
+
+
+def _basic(parts: SplitResult) -> str:
+    """The user and password of a URL, as Basic authentication sends them.
+
+    Source: RFC 7617.
+    """
+    return b64encode(unquote(f"{parts.username}:{parts.password or ''}").encode()).decode()
 
 
 def _cut(sock: socket.socket) -> None:

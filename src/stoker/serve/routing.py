@@ -46,7 +46,8 @@ class Route:
     a version that a thread answers is slower, and would be rolled back for it."""
 
     copied: bool = False
-    """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic)."""
+    """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic). Where it
+    is false because that version is at work, the router counts the copy as dropped."""
 
     answered: Callable[[AnsweredRun], None] = field(default=_ignore, compare=False)
     """Counts successful answers of the run whose first route this is. The caller does not change the run afterwards."""
@@ -84,6 +85,9 @@ class CopyResult:
     is_compared: bool
     """Whether the version answered it; otherwise the copy was dropped, so that no request waits."""
 
+    copies: int = 1
+    """How many copies were dropped."""
+
     is_bad: bool = False
     """Whether the answer was missing or unusable for clients."""
 
@@ -114,7 +118,7 @@ class RequestCopy:
     """Returns whether a request waits for its model now."""
 
     on_result: Callable[[CopyResult], None]
-    """Called once with the result, maybe later and in another thread."""
+    """Called once, maybe by another thread and later; and again for copies that were dropped since."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

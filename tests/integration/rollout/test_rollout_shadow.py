@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.shadow.channel import ShadowTarget
 from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.shadow.counts import ShadowSummary
-from stoker.rollout.shadow.shadow import MOST_WAITING, Shadow, ShadowLimits
+from stoker.rollout.shadow.shadow import Shadow, ShadowLimits
 from stoker.rollout.state.state import Phase, RolloutState
 from stoker.serve.routing import RequestCopy, Route
 
@@ -135,11 +136,6 @@ class Serving:
         found = re.search(rf'stoker_rollout_copies{{model_name="m",result="{result}"}} (\S+)', text)
         return float(found[1]) if found else 0.0
 
-    def is_settled(self) -> bool:
-        """Whether no copy is under way."""
-        ended = self.copies("compared") + self.copies("dropped")
-        return self.copies("copied") == ended
-
     def state(self) -> RolloutState:
         return ModelRollouts(self.models, "m").status().state
 
@@ -228,14 +224,13 @@ def test_each_kind_of_request_is_copied_and_an_equal_version_goes_on(
 ) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}") as channel:
         for kind, ask in asks(serving, channel).items():
-            wait_for(serving.is_settled, "copies of the kind before")
-            before = serving.copies("compared")
-            wait_for(lambda: serving.copies("compared") > before, kind, ask)  # noqa: B023 - called here
+            most = serving.copies("compared") + 1  # one of the kind before may be under way
+            wait_for(lambda: serving.copies("compared") > most, kind, ask)  # noqa: B023 - called here
     # The server does not load the candidate, so nothing that it does can reach a client.
     assert serving.post("/v1/models/m/versions/2:predict", {"instances": [[1.0]]})[0] == 404
     wait_for(lambda: serving.shadow().compared >= 50, "counts", lambda: serving.predict(1.0))
     found = serving.shadow()
-    assert found.copied >= found.compared + found.dropped
+    assert found.copied == found.compared + found.dropped
     assert (found.bad, found.baseline_bad, found.different, found.class_changes) == (0, 0, 0, 0)
     assert found.rows > 0
     assert set(found.latency_s) == {"1", "2"}
@@ -261,7 +256,8 @@ def test_a_bad_version_is_rolled_back_without_a_request_of_a_client(
     serving.answers.clear()
 
     def ask() -> None:
-        for x in range(10):
+        # In order, a pause after each copy might let the same ones through each time.
+        for x in random.sample(range(10), 10):
             serving.predict(float(x))
 
     wait_for(lambda: serving.state().phase is Phase.ROLLED_BACK, "a rollback", ask)
@@ -322,13 +318,9 @@ def test_a_version_that_hangs_or_is_damaged_is_given_up_and_keeps_no_request_wai
     assert hangs.found == [None]  # nothing waits for a version that is being loaded
 
     wait_for(lambda: hangs.offered > len(hangs.found), "a copy that is taken", hangs.offer)
-    for _ in range(5 * MOST_WAITING):
+    for _ in range(40):
         hangs.offer()
-    assert hangs.offered - len(hangs.found) <= MOST_WAITING + 1
-    before = len(hangs.found)
-    hangs.waits = True
-    hangs.offer()
-    assert len(hangs.found) == before + 1  # dropped at once: a request waits
+    assert hangs.offered == len(hangs.found) + 1  # only one is not dropped
     assert not hangs.compared
     hangs.shadow.join(LIMIT_S)
     assert [each.bad for each in hangs.compared] == [f"a call ran longer than {RUN_S:g} s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
 import threading
@@ -22,6 +23,27 @@ def test_a_request_without_a_body_is_a_get_and_one_with_a_body_a_post() -> None:
 
     assert (answer.status, answer.is_success) == (201, True)
     assert running.got == [("/a?b=1", b""), ("/", b"[1]")]
+
+
+def test_a_user_and_password_in_a_url_are_sent_as_basic_authentication() -> None:
+    got: list[bytes] = []
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            got.append(connection.recv(1 << 16))
+            connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer)
+        answering.start()
+        url = f"http://me:a%3Ab%40c@127.0.0.1:{listener.getsockname()[1]}/hook"
+        assert send(url, timeout_s=5.0).is_success
+        answering.join()
+
+    head = got[0].decode()
+    assert f"Authorization: Basic {base64.b64encode(b'me:a:b@c').decode()}\r\n" in head
+    assert "a%3Ab" not in head
 
 
 def test_a_silent_service_is_left_after_the_time() -> None:

@@ -269,6 +269,31 @@ def test_a_copy_without_a_shadow_stage_is_dropped(model: Path) -> None:
     assert [result.is_compared for result in results] == [False, False]
 
 
+def test_requests_that_come_while_the_candidate_is_at_work_are_dropped_copies(model: Path) -> None:
+    router = put(model, begun("shadow,100"))
+    results: list[CopyResult] = []
+    request = RequestCopy(
+        signature="serving_default",
+        inputs={},
+        outputs={},
+        took_s=0.001,
+        primary_waits=lambda: False,
+        on_result=results.append,
+    )
+
+    router.copy("m", routed(router), request)  # starts the process, which has nothing loaded yet
+    assert not any(routed(router).copied for _ in range(10))
+    router.refresh(served(model))
+
+    shadow = read_counts(model / FOLDER, rollout=1)[0][2].shadow
+    assert shadow == {"copied": 11, "dropped": 11}
+    assert [(each.is_compared, each.copies) for each in results] == [(False, 1), (False, 10)]
+    files = StateFiles(model / FOLDER)
+    change(files, files.latest(), promote_fully(begun(), now_s=0.0), EVENT)
+    router.refresh(served(model))
+    assert not routed(router).copied
+
+
 def test_answers_are_counted_by_stage_and_version_and_a_key_once(model: Path) -> None:
     router = put(model, begun(key="x-user"))
     good, keyed = Route(version=1, otherwise=1), Route(version=2, otherwise=1, key=5)

@@ -51,10 +51,8 @@ def test_both_versions_count_the_same_requests_and_a_slow_copy_is_no_evidence() 
     state, counts = shadowed(), dict[int, VersionCounts]()
     tally = ShadowTally(counts, state, StageKeys())
     for at in range(500):
-        tally.copied()
         tally.compared(None, good(is_different=at < 5), baseline_s=0.001)
-    tally.copied()
-    tally.dropped()
+    tally.dropped(1)
 
     assert requests_of({0: counts}, stage=0, version=2) == 500
     assert (counts[1].requests, counts[1].bad, counts[2].bad) == (500, 0, 0)
@@ -119,10 +117,8 @@ def test_the_counts_of_two_servers_add_up_on_disk(tmp_path: Path) -> None:
         counts: dict[int, VersionCounts] = {}
         tally = ShadowTally(counts, state, StageKeys())
         for _ in range(3):
-            tally.copied()
             tally.compared(None, good(is_different=True), baseline_s=0.001)
-        tally.copied()
-        tally.dropped()
+        tally.dropped(1)
         write_counts(tmp_path, {0: counts}, {}, rollout=1, server=server)
 
     found = summary(read_counts(tmp_path, rollout=1)[0], state)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from stoker.core.errors import UserError
 from stoker.rollout.routing.router import RolloutRouter
+from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce
 from stoker.serve.dataplane.copies import CopiedCall, Copies
-from stoker.serve.dataplane.requests import Tensors
+from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.routing import CopyResult, RequestCopy, Route
@@ -62,6 +64,37 @@ def test_an_answer_is_copied_and_counted() -> None:
     copy.on_result(CopyResult(version=2, is_compared=True, is_bad=True))
     assert count(metrics, "dropped")
     assert count(metrics, "bad")
+
+
+def test_of_requests_that_one_run_answers_those_are_copied_whose_routes_say_so() -> None:
+    plain = Route(version=1, otherwise=1)
+    table = np.arange(12).reshape(6, 2)
+    asked = AtOnce(
+        model=ModelSpec(name="m", version=1),
+        signature="s",
+        came_s=[0.0] * 3,
+        sizes=[1, 2, 3],
+        routes=[plain, ROUTE, plain],
+    )
+    run = RunAtOnce(
+        model="m",
+        version=1,
+        signature="s",
+        inputs={"x": table},
+        outputs={"y": table + 1},
+        began_s=1.0,
+        ended_s=1.5,
+    )
+    router, copies = KeepsCopies(), Copies(ServeMetrics())
+
+    copies.of_run(router, asked, run)
+    copies.of_run(router, replace(asked, sizes=(), routes=[ROUTE]), run)
+
+    assert [copy.took_s for copy in router.kept] == [0.5, 0.5]
+    for copy, rows in zip(router.kept, (slice(1, 3), slice(0, 6)), strict=True):
+        assert copy.outputs is not None
+        np.testing.assert_array_equal(copy.inputs["x"], table[rows])
+        np.testing.assert_array_equal(copy.outputs["y"], table[rows] + 1)
 
 
 def test_an_error_of_the_model_is_copied_and_a_request_that_never_ran_is_not() -> None:

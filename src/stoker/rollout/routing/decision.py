@@ -7,7 +7,7 @@ import random
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.split import TrafficSplit
@@ -67,22 +67,21 @@ def copied_share(state: RolloutState) -> float:
 
 
 def _shadow_decision(
-    state: RolloutState, key_hash: Callable[[bytes], int], answered: Callable[[AnsweredRun], None]
+    state: RolloutState, key_hash: Callable[[bytes], int], takes_copy: Callable[[], bool]
 ) -> Callable[[Headers], Route]:
     """Routes to the baseline, whose answers count only for requests that the candidate answers too."""
     share, (header, cookie) = copied_share(state), _place_of(state.settings.key)
+    alone = Route(version=state.baseline, otherwise=state.baseline, counts=False)
+    copied = replace(alone, copied=True)
 
     def in_shadow(headers: Headers) -> Route:
+        if random.random() >= share:  # noqa: S311 - a sample
+            return alone
+        if not state.settings.key:
+            return copied if takes_copy() else alone
         key = _cookie(cookie, headers) if cookie else headers(header)
-        return Route(
-            version=state.baseline,
-            otherwise=state.baseline,
-            key=key_hash(key) if key else None,
-            counts=False,
-            answered=answered,
-            # If the rollout has a key, requests without it are not part of it.
-            copied=bool(key or not state.settings.key) and random.random() < share,  # noqa: S311 - a sample
-        )
+        # Requests without a key are not part of a rollout by key.
+        return replace(copied, key=key_hash(key)) if key and takes_copy() else alone
 
     return in_shadow
 
@@ -98,6 +97,7 @@ def decision(
     split: TrafficSplit,
     key_hash: Callable[[bytes], int],
     answered: Callable[[AnsweredRun], None],
+    takes_copy: Callable[[], bool],
 ) -> Callable[[Headers], Route]:
     """The function that routes by a state; everything that does not depend on the request is computed here, once.
 
@@ -106,6 +106,7 @@ def decision(
         split: its weights.
         key_hash: returns the hash of a key.
         answered: counts answers.
+        takes_copy: whether a request of a shadow stage is copied now; called once for each that may be.
     """
     is_active = state.phase in ACTIVE
     compared = _compared(state, split)
@@ -126,7 +127,7 @@ def decision(
         stable = route_to(state.stable, counts=is_active)
         return lambda _: stable
     if copied_share(state):
-        return _shadow_decision(state, key_hash, answered)
+        return _shadow_decision(state, key_hash, takes_copy)
     fixed = {version: route_to(version) for version in split.weights}
     if state.current.header:
         header = state.current.header.lower()

@@ -106,7 +106,7 @@ class ModelRollout:
         key_hash = self.test.take_up(state) or _short_hash
         split = state.split(self._model)
         answered = self._record if state.is_test else self.waiting.add
-        decide = decision(state, split, key_hash, answered)
+        decide = decision(state, split, key_hash, answered, self._takes_copy)
         routing = Routing(state=state, decide=decide, copied=copied_share(state))
         with self._lock:
             self._count_waiting()  # in the stage in which they were answered
@@ -123,7 +123,13 @@ class ModelRollout:
         shadow = self._shadow
         if shadow is not None and not (routing.copied and shadow.is_of(routing.state)):
             shadow.close()
+            shadow.count_dropped()
             self._shadow = None
+
+    def _takes_copy(self) -> bool:
+        """Whether a request of a shadow stage is copied; the first one is, and starts the process of the candidate."""
+        shadow = self._shadow
+        return shadow is None or shadow.takes()
 
     def copy(self, route: Route, request: RequestCopy) -> None:
         """Have the candidate answer a request in shadow; the first request starts its process."""
@@ -217,6 +223,7 @@ class ModelRollout:
         unloaded = {version: f"it cannot be loaded: {why}" for version, why in failed.items()}
         if self._shadow is None:
             return {**unloaded, **self._blamed}
+        self._shadow.count_dropped()
         self._changed = True  # copies are compared after their requests have ended
         return {**unloaded, **self._blamed, **self._shadow.failed}
 

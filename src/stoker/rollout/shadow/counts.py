@@ -38,13 +38,10 @@ class ShadowTally:
         self._baseline = counts.setdefault(state.baseline, VersionCounts())
         self._candidate = counts.setdefault(state.candidate, VersionCounts())
 
-    def copied(self) -> None:
-        """Count a request that should be copied."""
-        self._candidate.shadow[COPIED] += 1
-
-    def dropped(self) -> None:
-        """Count a copy that was dropped."""
-        self._candidate.shadow[DROPPED] += 1
+    def dropped(self, copies: int) -> None:
+        """Count requests whose copies were dropped."""
+        self._candidate.shadow[COPIED] += copies
+        self._candidate.shadow[DROPPED] += copies
 
     def compared(self, key: int | None, found: Comparison, *, baseline_s: float) -> None:
         """Count two answers to one request.
@@ -54,6 +51,7 @@ class ShadowTally:
             found: the comparison.
             baseline_s: time of the baseline's call, seconds.
         """
+        self._candidate.shadow[COPIED] += 1
         self._candidate.shadow[COMPARED] += 1
         for counts in (self._baseline, self._candidate):
             counts.requests += 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.rollout.shadow.channel import ShadowTarget, receive_request, send_answer, target_of
 
-LOAD_NICE, CALL_NICE = 5, 10
+LOAD_NICE, CALL_NICE = 5, 19
 """Its niceness, so that requests go first. A load happens once, and ends sooner this way."""
 
 
@@ -25,24 +25,26 @@ def main(descriptor: int, target: ShadowTarget) -> None:
         descriptor: of the socket to the server.
         target: the version to run.
     """
-    _stand_back(LOAD_NICE)
+    _stand_back(LOAD_NICE, os.SCHED_OTHER)
     logging.basicConfig(format="%(levelname)s %(name)s: shadow: %(message)s", level=logging.WARNING)
     with socket.socket(fileno=descriptor) as channel:
         # TensorFlow's import takes seconds, and is not needed if the channel cannot be opened.
         from stoker.rollout.shadow.model import ShadowModel
 
         model = ShadowModel(target)
-        _stand_back(CALL_NICE)
+        # A thread of a request preempts it at once. With nice alone, the thread waits for the end of a time slice.
+        _stand_back(CALL_NICE, os.SCHED_IDLE)
         send_answer(channel, {"failed": model.failure})
         while not model.failure and (request := receive_request(channel)) is not None:
             send_answer(channel, model.compare(request).to_json())
 
 
-def _stand_back(nice: int) -> None:
-    """Give all threads this niceness; future threads inherit it."""
+def _stand_back(nice: int, policy: int) -> None:
+    """Give all threads this niceness and scheduling policy; future threads inherit them."""
     with contextlib.suppress(OSError):
         for thread in Path("/proc/self/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
         # If the kernel shares the cores among sessions, the niceness of the session counts.
         Path("/proc/self/autogroup").write_text(str(nice))
 

@@ -1,22 +1,25 @@
 """Shadow traffic of one stage: copies of requests go to a process that runs the candidate.
 
-    request's thread -> offer -> a few copies wait -> one thread sends one copy at a time, and counts the comparison
+    request's thread -> offer -> one thread sends the copy, and counts the comparison -> a pause -> offer
 
-Nothing here makes a request wait: a copy that finds no room, or comes while requests of the primary wait, is dropped.
+Nothing here makes a request wait: a copy that comes too early, or while requests of the primary wait, is dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import select
 import socket
 import sys
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any
 
 from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
 from stoker.core.errors import UserError
@@ -31,11 +34,8 @@ from stoker.serve.routing import CopyResult, RequestCopy, Route
 
 _log = logging.getLogger(__name__)
 
-MOST_WAITING = 8
-"""Most copies in the queue."""
-
-MOST_BYTES = 64 << 20
-"""Most bytes of arrays in the queued copies."""
+MOST_SHARE = 0.02
+"""Share of one core that copies take from the server's process, which has one lock for all of its Python code."""
 
 _CLOSE_S = 1.0
 """Time that the process has to end by itself, seconds."""
@@ -49,7 +49,7 @@ class ShadowLimits:
     """Longest time of a call, seconds; or `baseline_times` as long as the baseline's, if that is longer."""
 
     baseline_times: float = 200.0
-    """See `run_s`. Next to a busy thread the process gets a tenth of one core, where the baseline may have 16."""
+    """See `run_s`. The process has one core, where the baseline may have 16. Time without that core does not count."""
 
     load_s: float = 600.0
     """Longest time until the version is loaded, seconds."""
@@ -66,7 +66,7 @@ Sink = Callable[[Route, RequestCopy, Comparison | None], None]
 
 
 class Shadow:
-    """The process of one stage, and the queue of copies for it; many threads may call `offer`."""
+    """The process of one stage, and the copy that it answers; `offer` may be called by many threads."""
 
     def __init__(
         self, target: ShadowTarget, sink: Sink, limits: ShadowLimits = ShadowLimits()
@@ -79,28 +79,30 @@ class Shadow:
             limits: for the process.
         """
         self._target, self._sink, self._limits = target, sink, limits
-        self._waiting: deque[tuple[Route, RequestCopy, int]] = deque()
-        self._bytes = 0
+        self._copy: tuple[Route, RequestCopy] | None = None  # that is not sent yet
+        self._free_s = math.inf  # when the next copy is taken, by the monotonic clock
         self._changed = threading.Condition()
-        self._is_ready = self._closed = False
+        self._closed = False
         self._child: Child | None = None
         self.failure = ""
         """Why the version was abandoned; empty if it was not."""
         self._thread = threading.Thread(target=self._run, name="stoker-shadow", daemon=True)
         self._thread.start()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a copy would be taken now."""
+        return time.monotonic() >= self._free_s
+
     def offer(self, route: Route, request: RequestCopy) -> None:
         """Have a request answered by the candidate, or drop it; returns at once."""
-        size = _bytes_of(request.inputs) + _bytes_of(request.outputs or {})
         if not request.primary_waits():
             with self._changed:
-                room = len(self._waiting) < MOST_WAITING and self._bytes + size <= MOST_BYTES
-                if room and self._is_ready and not self._closed:
-                    self._waiting.append((route, request, size))
-                    self._bytes += size
+                if self.is_free and not self._closed:
+                    self._copy, self._free_s = (route, request), math.inf
                     self._changed.notify()
                     return
-        self._end(route, request, None)
+        self._sink(route, request, None)
 
     @property
     def pid(self) -> int | None:
@@ -109,7 +111,7 @@ class Shadow:
         return None if child is None else child.pid
 
     def close(self) -> None:
-        """End the process and drop the queue; returns at once."""
+        """End the process and drop its copy; returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -130,7 +132,9 @@ class Shadow:
             except Exception:  # noqa: BLE001 - the primary continues, whatever happens here
                 _log.exception("shadow traffic met a bug")
                 reason = "its process gave an answer that cannot be read"
-            self._drop_all()
+            if self._copy is not None:
+                self._sink(*self._copy, None)
+                self._copy = None
             if self._closed or self.failure:
                 break
             ends += 1
@@ -154,7 +158,7 @@ class Shadow:
                 return self._talk(ours, child)
             finally:
                 with self._changed:
-                    self._is_ready, self._child = False, None
+                    self._free_s, self._child = math.inf, None
                 child.kill()
                 child.wait()
 
@@ -188,40 +192,27 @@ class Shadow:
         if loaded["failed"]:
             self.failure = f"in shadow it cannot be loaded: {loaded['failed']}"
             return self.failure
-        with self._changed:
-            self._is_ready = True
+        channel.settimeout(None)
         _log.info("%s is loaded in shadow", self._target.candidate)
-        while True:
-            route, request = self._next()
-            if request is None:
-                return ""
-            assert route is not None
-            if request.primary_waits():
-                self._end(route, request, None)
-                continue
+        reason, cpu_s = "", 0.0
+        while not reason:
+            with self._changed:
+                self._free_s = time.monotonic() + cpu_s / MOST_SHARE
+                self._changed.wait_for(lambda: self._copy or self._closed)
+                if self._closed or self._copy is None:
+                    return ""
+                (route, request), self._copy = self._copy, None
+            began_s = time.thread_time()
             reason, found = self._asked(channel, child, request)
-            if self._closed:
-                self._end(route, request, None)
-                return ""
-            self._end(route, request, found)
-            if reason:
-                return reason
-
-    def _next(self) -> tuple[Route | None, RequestCopy | None]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if self._closed:
-                return None, None
-            route, request, size = self._waiting.popleft()
-            self._bytes -= size
-            return route, request
+            self._sink(route, request, None if self._closed else found)
+            cpu_s = time.thread_time() - began_s
+        return reason
 
     def _asked(
         self, channel: socket.socket, child: Child, request: RequestCopy
     ) -> tuple[str, Comparison]:
         """Return why the process can no longer be used, and the comparison."""
         limit_s = max(self._limits.run_s, self._limits.baseline_times * request.took_s)
-        channel.settimeout(limit_s)
         try:
             send_request(
                 channel,
@@ -229,37 +220,29 @@ class Shadow:
                     signature=request.signature, inputs=request.inputs, outputs=request.outputs
                 ),
             )
-            answer = receive_answer(channel)
-            if answer is not None:
+            if not _answers(channel, child.pid, limit_s):
+                reason = f"a call ran longer than {limit_s:.3g} s"
+            elif (answer := receive_answer(channel)) is not None:
                 return "", comparison_of(answer)
-            reason = f"its process {_end_of(child)}"
-        except TimeoutError:
-            reason = f"a call ran longer than {limit_s:.3g} s"
+            else:
+                reason = f"its process {_end_of(child)}"
         except OSError:
             reason = f"its process {_end_of(child)}"
         except (ValueError, TypeError, KeyError):
             reason = "its process gave an answer that cannot be read"
         return reason, failed(request.outputs, reason)
 
-    def _drop_all(self) -> None:
-        with self._changed:
-            dropped, self._waiting, self._bytes = list(self._waiting), deque(), 0
-        for route, request, _ in dropped:
-            self._end(route, request, None)
 
-    def _end(self, route: Route, request: RequestCopy, found: Comparison | None) -> None:
-        self._sink(route, request, found)
-
-
-def result_of(version: int, found: Comparison | None) -> CopyResult:
-    """The server's counts for one copy.
+def result_of(version: int, found: Comparison | None, *, copies: int = 1) -> CopyResult:
+    """Return the server's counts for one copy.
 
     Args:
         version: the version that received it.
         found: the comparison; None: it was dropped.
+        copies: how many were dropped.
     """
     if found is None:
-        return CopyResult(version=version, is_compared=False)
+        return CopyResult(version=version, is_compared=False, copies=copies)
     return CopyResult(
         version=version,
         is_compared=True,
@@ -274,11 +257,24 @@ def _end_of(child: Child) -> str:
     return "stopped answering" if code is None else how_it_ended(code)
 
 
-def _bytes_of(arrays: Any) -> int:
-    """Bytes that arrays hold, including their texts."""
-    return sum(
-        sum(len(text) for text in array.flat if isinstance(text, bytes))
-        if array.dtype == object
-        else int(array.nbytes)
-        for array in arrays.values()
-    )
+def _answers(channel: socket.socket, pid: int, limit_s: float) -> bool:
+    """Whether a process answers, or ends, before it has run or slept for so long."""
+    # `select.select` refuses the descriptors of a server with 1,000 connections.
+    answer = select.poll()
+    answer.register(channel, select.POLLIN)
+    began_s = math.inf
+    while not answer.poll(limit_s / 2.0 * 1e3):
+        now_s = time.monotonic() - _waited_s(pid)
+        began_s = min(began_s, now_s)
+        if now_s - began_s > 0.4 * limit_s:
+            return False
+    return True
+
+
+def _waited_s(pid: int) -> float:
+    """How long the threads of a process have waited for a core so far, seconds; 0 where the kernel does not say."""
+    waited_ns = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # it has ended
+            waited_ns += int(thread.read_text().split()[1])
+    return waited_ns / 1e9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.shadow.counts import ShadowTally
 from stoker.rollout.shadow.shadow import Shadow, ShadowLimits, result_of
 from stoker.rollout.state.state import RolloutState
-from stoker.serve.routing import RequestCopy, Route
+from stoker.serve.routing import CopyResult, RequestCopy, Route
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +53,9 @@ class ShadowStage:
         """
         self._state, self._lock = state, lock
         self._tally = tally
+        self._passing = threading.Lock()
+        self._passed = 0  # requests whose copies were dropped and are not counted yet
+        self._on_result: Callable[[CopyResult], None] | None = None
         self._shadow = Shadow(
             ShadowTarget(
                 model=model,
@@ -76,11 +79,26 @@ class ShadowStage:
         reason = self._shadow.failure
         return {self._state.candidate: reason} if reason else {}
 
+    def takes(self) -> bool:
+        """Whether to copy a request now; else its copy counts as dropped."""
+        if self._shadow.is_free:
+            return True
+        with self._passing:
+            self._passed += 1
+        return False
+
     def offer(self, route: Route, request: RequestCopy) -> None:
         """Have a request answered by the candidate, or drop it; returns at once."""
-        with self._lock:
-            self._tally.copied()
+        self._on_result = request.on_result
         self._shadow.offer(route, request)
+
+    def count_dropped(self) -> None:
+        """Count what `takes` has refused; the caller holds the lock of the counts."""
+        with self._passing:
+            passed, self._passed = self._passed, 0
+        if passed and self._on_result is not None:
+            self._tally.dropped(passed)
+            self._on_result(result_of(self._state.candidate, None, copies=passed))
 
     def close(self) -> None:
         """End the process; returns at once."""
@@ -89,7 +107,7 @@ class ShadowStage:
     def _end(self, route: Route, request: RequestCopy, found: Comparison | None) -> None:
         with self._lock:
             if found is None:
-                self._tally.dropped()
+                self._tally.dropped(1)
             else:
                 self._tally.compared(route.key, found, baseline_s=request.took_s)
         request.on_result(result_of(self._state.candidate, found))

@@ -62,8 +62,11 @@ class RunAtOnce:
     signature: str
     """The signature's name."""
 
-    outputs: Tensors
+    inputs: Tensors
     """All rows, in the order of the requests."""
+
+    outputs: Tensors
+    """The same."""
 
     began_s: float
     """When the run began, by the monotonic clock."""

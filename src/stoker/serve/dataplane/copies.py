@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.cluster.limits import usable_cores
+from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.metrics import ServeMetrics
@@ -63,6 +64,18 @@ class Copies:
         self._hand_over(router, route, call, outputs, time.monotonic() - began_s)
         return outputs
 
+    def of_run(self, router: Router, asked: AtOnce, run: RunAtOnce) -> None:
+        """Hand over copies of the requests of a run in the event loop whose routes say so."""
+        first = 0
+        for route, size in zip(asked.routes, asked.sizes or (None,), strict=True):
+            rows = slice(first, None if size is None else first + size)
+            if route.copied:
+                inputs = {name: array[rows] for name, array in run.inputs.items()}
+                outputs = {name: array[rows] for name, array in run.outputs.items()}
+                call = CopiedCall(model=run.model, signature=run.signature, inputs=inputs)
+                self._hand_over(router, route, call, outputs, run.ended_s - run.began_s)
+            first += size or 0
+
     def _hand_over(
         self,
         router: Router,
@@ -71,7 +84,6 @@ class Copies:
         outputs: Tensors | None,
         took_s: float,
     ) -> None:
-        self._metrics.copies.add(model_name=call.model, result="copied")
         copy = RequestCopy(
             signature=call.signature,
             inputs=call.inputs,
@@ -94,7 +106,9 @@ class Copies:
 
     def _count(self, model: str, version: int, took_s: float, result: CopyResult) -> None:
         copies, latency = self._metrics.copies, self._metrics.copy_latency
-        copies.add(model_name=model, result="compared" if result.is_compared else "dropped")
+        ended = "compared" if result.is_compared else "dropped"
+        for each in ("copied", ended):
+            copies.add(result.copies, model_name=model, result=each)
         if result.is_bad:
             copies.add(model_name=model, result="bad")
         elif result.is_compared:

@@ -157,9 +157,6 @@ class DataPlane:
         model, name = asked.model, asked.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
             return None
-        for route in asked.routes:
-            if route.copied:
-                return None
         try:
             servable, batcher = self.models.get(model.name, model.version).hold(
                 model.version, label=model.label
@@ -191,6 +188,7 @@ class DataPlane:
             model=model.name,
             version=servable.version,
             signature=name,
+            inputs=inputs,
             outputs=outputs,
             began_s=began_s,
             ended_s=time.monotonic(),
@@ -206,6 +204,8 @@ class DataPlane:
                     routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
                 )
             )
+            if self.router is not None and not routes[0].counts:  # as all in a shadow stage
+                self._copies.of_run(self.router, asked, run)
 
     def most_rows(self, model: ModelSpec) -> int:
         """The most rows of one run of a model; 0 if it is not loaded."""
