@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--serve", nargs="*", default=[], help="More options of stoker serve.")
     options = parser.parse_args()
     import_tensorflow()
-    from stoker.registry.callpath import DEFAULT_SIGNATURE, load_model
+    from stoker.registry.exported_model import DEFAULT_SIGNATURE, load_model
 
     with tempfile.TemporaryDirectory() as made:
         root = Path(made) / "served"

@@ -14,7 +14,7 @@ from pathlib import Path
 import models
 import numpy as np
 
-from stoker.registry.callpath import DEFAULT_SIGNATURE, LoadedModel, load_model
+from stoker.registry.exported_model import DEFAULT_SIGNATURE, LoadedModel, load_model
 
 
 def rows_per_s(model: LoadedModel, *, rows: int, seconds: float) -> float:

@@ -58,7 +58,7 @@ def of_folder(folder: Path, request: Request | None) -> ConversionSource:
     """
     from stoker.export.conversion import ConversionSource
     from stoker.export.signatures import SERVING_TRANSFORMED, TRANSFORM_FEATURES
-    from stoker.registry.callpath import load_model
+    from stoker.registry.exported_model import load_model
     from stoker.registry.repository import version_folders
 
     versions = version_folders(folder)

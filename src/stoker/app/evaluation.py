@@ -189,7 +189,7 @@ def predict_eval_split(
         ConfigError: the outputs of the model do not match the labels.
     """
     from stoker.export.signatures import SERVING_DEFAULT
-    from stoker.registry.callpath import load_model
+    from stoker.registry.exported_model import load_model
 
     needed = {column.name for column in (*inputs, *transform.label_columns)} | set(slices)
     columns = [column for column in dataset.columns if column.name in needed]

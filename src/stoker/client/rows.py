@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.client.signature import SignatureSpec, TensorSpec, chosen, list_padding
 from stoker.core.errors import DataError, Plain, UserError
-from stoker.core.nearest import nearest
+from stoker.core.suggestions import nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.nearest import nearest
+from stoker.core.suggestions import nearest
 
 DEFAULT_SIGNATURE = "serving_default"
 """The default signature. Source: TensorFlow Serving."""

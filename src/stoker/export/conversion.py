@@ -20,7 +20,7 @@ from stoker.export.onnx import FORMATS as ONNX
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_TRANSFORMED, TRANSFORM_FEATURES
 from stoker.export.tfjs import FORMATS as TFJS
 from stoker.export.tfjs import tfjs_format
-from stoker.registry.callpath import LoadedModel, TensorSpec, load_model
+from stoker.registry.exported_model import LoadedModel, TensorSpec, load_model
 
 FORMATS: Mapping[str, ModelFormat] = {**LITERT, **ONNX, **TFJS}
 """Every format by its name for `--to`."""

@@ -28,7 +28,7 @@ from stoker.export.model_format import (
     graph_input_names,
     rename_inputs,
 )
-from stoker.registry.callpath import LoadedModel
+from stoker.registry.exported_model import LoadedModel
 
 FILE = "model.tflite"
 """The model's file."""

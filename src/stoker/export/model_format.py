@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.registry.callpath import LoadedModel
+from stoker.registry.exported_model import LoadedModel
 
 Arrays = Mapping[str, NDArray[Any]]
 """Input or output -> [rows, ...] values."""

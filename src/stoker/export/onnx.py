@@ -20,7 +20,7 @@ from stoker.export.model_format import (
     rename_inputs,
     run_converter,
 )
-from stoker.registry.callpath import SERVE_TAG, LoadedModel
+from stoker.registry.exported_model import SERVE_TAG, LoadedModel
 
 FILE = "model.onnx"
 """The model's file."""

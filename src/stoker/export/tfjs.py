@@ -29,7 +29,7 @@ from stoker.export.model_format import (
     rename_inputs,
     run_converter,
 )
-from stoker.registry.callpath import LoadedModel, first_line
+from stoker.registry.exported_model import LoadedModel, first_line
 
 FILE = "model.json"
 """File with the graph and the paths of its weights."""

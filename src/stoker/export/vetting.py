@@ -18,7 +18,7 @@ from stoker.export.signatures import (
     SERVING_EXAMPLES,
     make_examples,
 )
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 
 MAX_DIFFERENCE = 1e-6
 """Maximum difference between the answers of the two signatures, relative and absolute."""

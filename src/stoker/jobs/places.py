@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import read_json, write_json
-from stoker.core.nearest import nearest
+from stoker.core.suggestions import nearest
 from stoker.jobs.job import JOBS, Job, read_job
 
 SUBMITTED = "submitted.json"

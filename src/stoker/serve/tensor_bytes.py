@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import shape_text
+from stoker.registry.exported_model import shape_text
 
 MAX_RANK = 32
 """Most axes of a tensor."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2, types_pb2
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import shape_text
+from stoker.registry.exported_model import shape_text
 from stoker.serve.tensor_bytes import checked_shape
 
 MAX_REPEATED = 1 << 24

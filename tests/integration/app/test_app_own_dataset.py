@@ -21,7 +21,7 @@ from stoker.cli.main import invoke
 from stoker.core.errors import CheckFailed, ConfigError
 from stoker.data.features.analysis.statistics import load_statistics
 from stoker.data.ingest import IngestConfig
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state.state import Phase

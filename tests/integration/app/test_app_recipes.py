@@ -31,7 +31,7 @@ from stoker.export.signatures import (
     feature_specs,
     make_examples,
 )
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.train.checkpoints.state import restore_model
 from stoker.train.checkpoints.store import best
 from stoker.train.config import TrainConfig

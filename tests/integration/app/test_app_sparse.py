@@ -20,7 +20,7 @@ from stoker.app.experiment import load_experiment
 from stoker.core.errors import ConfigError, DataError
 from stoker.data.feed.pipeline import Feed
 from stoker.export.signatures import SERVING_DEFAULT, SERVING_EXAMPLES, make_examples
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 from stoker.train.config import TrainConfig

@@ -35,7 +35,7 @@ from stoker.export.signatures import (
     SERVING_EXAMPLES,
     make_examples,
 )
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.scaffold import write_experiment
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server

@@ -19,7 +19,7 @@ from stoker.data.dataset import ImageShape
 from stoker.data.features.image_decoding import decode_images, decode_whole, headers, orientations
 from stoker.data.sources.images.check import check_image
 from stoker.data.sources.images.headers import BadImage, orientation
-from stoker.registry.callpath import LoadedModel, load_model
+from stoker.registry.exported_model import LoadedModel, load_model
 
 HEIGHT, WIDTH = 24, 32
 IMAGE_PIXELS = 10_000

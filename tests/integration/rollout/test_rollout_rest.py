@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.rollout.rest_site import PREDICT, Site
 
-from stoker.serve.rest.extra import check_sender
+from stoker.serve.rest.extra_routes import check_sender
 from stoker.serve.rest.messages import HttpError
 from stoker.serve.security.auth import Role
 

@@ -37,7 +37,7 @@ from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, RolloutSettings
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
-from stoker.serve.dataplane.at_once import PROVEN_RUNS
+from stoker.serve.dataplane.joined_runs import PROVEN_RUNS
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.process.server import Server
 from stoker.serve.request_record import VERSION_HEADER

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from stoker.core.errors import ConfigError, UserError
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
 from stoker.serve.batching.joined import Array, Outputs, TooLongError, join

@@ -18,7 +18,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.conftest import started
 
 from stoker.core.errors import DataError
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.serve.config import ServeConfig
 from stoker.serve.errors import ServeError
 from stoker.serve.grpc.predict import read_inputs

@@ -21,7 +21,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from tests.integration.serve.conftest import ask_port, export
 
 from stoker.core.errors import ConfigError
-from stoker.registry.callpath import load_model
+from stoker.registry.exported_model import load_model
 from stoker.registry.repository import Repository
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras.export import ExportArchive
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-from stoker.registry.callpath import INLINE, LoadedModel, has_gpu, session_config
+from stoker.registry.exported_model import INLINE, LoadedModel, has_gpu, session_config
 from stoker.registry.repository import WARM_UP_FILE
 from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.batching.sizes import with_sizes

@@ -446,13 +446,13 @@ def test_what_a_few_bytes_stand_for_is_not_made_in_the_loop(
     patient: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    at_once = patient.plane.predict_at_once
+    at_once = patient.plane.predict_joined
 
     def noted(*args: Any, **more: Any) -> Any:
         seen.append(args)
         return at_once(*args, **more)
 
-    monkeypatch.setattr(patient.plane, "predict_at_once", noted)
+    monkeypatch.setattr(patient.plane, "predict_joined", noted)
     request = predict_pb2.PredictRequest()
     request.model_spec.name = "half"
     tensor = request.inputs["x"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.serve.command_line import without_meaningless
-from stoker.registry.callpath import LoadedModel
+from stoker.registry.exported_model import LoadedModel
 from stoker.serve.loading.session import load_checked
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 from stoker.serve.servables import servable

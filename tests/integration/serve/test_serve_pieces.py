@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tests.integration.serve.conftest import export, half_plus
 
 from stoker.core.errors import DataError, UserError
-from stoker.registry.callpath import LoadedModel, TensorSpec, load_model
+from stoker.registry.exported_model import LoadedModel, TensorSpec, load_model
 from stoker.serve.loading import session as loading
 from stoker.serve.loading.graph_reachability import in_order, nodes_by_name
 from stoker.serve.loading.safety import check_model

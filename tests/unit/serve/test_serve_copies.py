@@ -10,9 +10,9 @@ import pytest
 
 from stoker.core.errors import UserError
 from stoker.rollout.routing.router import RolloutRouter
-from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce
-from stoker.serve.dataplane.copies import CopiedCall, Copies
+from stoker.serve.dataplane.joined_runs import JoinedRequests, JoinedRun
 from stoker.serve.dataplane.requests import ModelSpec, Tensors
+from stoker.serve.dataplane.shadow_copies import CopiedCall, Copies
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.routing import CopyResult, RequestCopy, Route
@@ -69,14 +69,14 @@ def test_an_answer_is_copied_and_counted() -> None:
 def test_of_requests_that_one_run_answers_those_are_copied_whose_routes_say_so() -> None:
     plain = Route(version=1, otherwise=1)
     table = np.arange(12).reshape(6, 2)
-    asked = AtOnce(
+    joined = JoinedRequests(
         model=ModelSpec(name="m", version=1),
         signature="s",
         came_s=[0.0] * 3,
         sizes=[1, 2, 3],
         routes=[plain, ROUTE, plain],
     )
-    run = RunAtOnce(
+    run = JoinedRun(
         model="m",
         version=1,
         signature="s",
@@ -87,8 +87,8 @@ def test_of_requests_that_one_run_answers_those_are_copied_whose_routes_say_so()
     )
     router, copies = KeepsCopies(), Copies(ServeMetrics())
 
-    copies.of_run(router, asked, run)
-    copies.of_run(router, replace(asked, sizes=(), routes=[ROUTE]), run)
+    copies.of_run(router, joined, run)
+    copies.of_run(router, replace(joined, sizes=(), routes=[ROUTE]), run)
 
     assert [copy.took_s for copy in router.kept] == [0.5, 0.5]
     for copy, rows in zip(router.kept, (slice(1, 3), slice(0, 6)), strict=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import Signature, TensorSpec
+from stoker.registry.exported_model import Signature, TensorSpec
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.rest.decode import PredictBody, parse_body, read_inputs, to_array
 from stoker.serve.rest.json_text import parse_json

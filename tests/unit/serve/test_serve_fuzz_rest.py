@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import Signature, TensorSpec
+from stoker.registry.exported_model import Signature, TensorSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.rest import decode, numbers
 from stoker.serve.rest.json_text import QuickJson, parse_json

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import Signature, TensorSpec
+from stoker.registry.exported_model import Signature, TensorSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.rest import numbers, v2
 from stoker.serve.rest.decode import parse_body, read_inputs

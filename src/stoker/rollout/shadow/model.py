@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_shape_pb2
 
 from stoker.core.errors import DataError, UserError
-from stoker.registry.callpath import first_line
+from stoker.registry.exported_model import first_line
 from stoker.rollout.shadow.channel import CopiedRequest, ShadowTarget
 from stoker.rollout.shadow.compare import Comparison, Shapes, compare, failed
 from stoker.rollout.signatures import signatures_of

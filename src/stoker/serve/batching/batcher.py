@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import (
+from stoker.registry.exported_model import (
     LoadedModel,
     Signature,
     checked_inputs,

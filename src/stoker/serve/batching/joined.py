@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import Signature, TensorSpec
+from stoker.registry.exported_model import Signature, TensorSpec
 
 Array = np.ndarray[Any, Any]
 Outputs = Mapping[str, Array]

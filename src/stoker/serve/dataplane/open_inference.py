@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.core.errors import UserError
 from stoker.core.version import __version__
-from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, TensorSpec
+from stoker.registry.exported_model import DEFAULT_SIGNATURE, Signature, TensorSpec
 from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, PredictRequest, PredictResponse, Tensors

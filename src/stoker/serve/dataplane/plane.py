@@ -14,10 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature, first_line
+from stoker.registry.exported_model import DEFAULT_SIGNATURE, Signature, first_line
 from stoker.serve.batching.batcher import Batcher
-from stoker.serve.dataplane.at_once import PROVEN_RUNS, AtOnce, AtOnceCounts, RunAtOnce
-from stoker.serve.dataplane.copies import CopiedCall, Copies
+from stoker.serve.dataplane.joined_runs import PROVEN_RUNS, JoinedCounts, JoinedRequests, JoinedRun
 from stoker.serve.dataplane.requests import (
     Answered,
     InferRequest,
@@ -29,6 +28,7 @@ from stoker.serve.dataplane.requests import (
     Tensors,
     VersionStatus,
 )
+from stoker.serve.dataplane.shadow_copies import CopiedCall, Copies
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.observability.counters import UNKNOWN_MODEL
@@ -91,7 +91,7 @@ class DataPlane:
         self.on_answered: Callable[[Answered], None] | None = None
         self.quality: PredictionQuality | None = None
         self._versions = VersionMetrics(metrics)
-        self._at_once = AtOnceCounts(metrics, self._versions)
+        self._joined = JoinedCounts(metrics, self._versions)
         self._copies = Copies(metrics)
         self._draining = False
         self._was_ready = False
@@ -141,20 +141,20 @@ class DataPlane:
             return None
         return decide(headers)
 
-    def predict_at_once(
-        self, asked: AtOnce, read_inputs: Callable[[Signature], Tensors]
-    ) -> RunAtOnce | None:
+    def predict_joined(
+        self, joined: JoinedRequests, read_inputs: Callable[[Signature], Tensors]
+    ) -> JoinedRun | None:
         """Answer several requests with one run in this thread, if the model is quick and free.
 
         Args:
-            asked: The requests; `answered_at_once` counts them.
+            joined: The requests; `answered_joined` counts them.
             read_inputs: Returns the rows of all requests, concatenated.
 
         Returns:
             None if each request must use `predict`: the run would take long, the
             model is busy, or one of the requests is invalid.
         """
-        model, name = asked.model, asked.signature or DEFAULT_SIGNATURE
+        model, name = joined.model, joined.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
             return None
         try:
@@ -164,7 +164,7 @@ class DataPlane:
         except ServeError:
             return None
         try:
-            compared = asked.routes[0].compared if asked.routes else ()
+            compared = joined.routes[0].compared if joined.routes else ()
             is_quick = batcher.is_quick(name, least_runs=PROVEN_RUNS if compared else 0)
             if compared and is_quick:
                 proven = self._proven[model.name, name]
@@ -176,7 +176,7 @@ class DataPlane:
                 return None
             inputs = read_inputs(batcher.signatures[name])
             began_s = time.monotonic()
-            outputs = batcher.call_at_once(name, inputs, asked.sizes)
+            outputs = batcher.call_at_once(name, inputs, joined.sizes)
         except Exception:  # noqa: BLE001 - each request runs alone and gets its own error
             return None
         finally:
@@ -184,7 +184,7 @@ class DataPlane:
         if outputs is None:
             return None
         self._sample(model.name, servable.version, name, inputs)
-        return RunAtOnce(
+        return JoinedRun(
             model=model.name,
             version=servable.version,
             signature=name,
@@ -194,18 +194,18 @@ class DataPlane:
             ended_s=time.monotonic(),
         )
 
-    def answered_at_once(self, asked: AtOnce, run: RunAtOnce) -> None:
-        """Count requests that a run of `predict_at_once` has answered."""
-        self._at_once.add(asked, run)
-        routes = asked.routes
+    def answered_joined(self, joined: JoinedRequests, run: JoinedRun) -> None:
+        """Count requests that a run of `predict_joined` has answered."""
+        self._joined.add(joined, run)
+        routes = joined.routes
         if routes:
             routes[0].answered(
                 AnsweredRun(
-                    routes, asked.came_s, asked.patience_s, asked.sizes, run.outputs, run.ended_s
+                    routes, joined.came_s, joined.patience_s, joined.sizes, run.outputs, run.ended_s
                 )
             )
             if self.router is not None and not routes[0].counts:  # as all in a shadow stage
-                self._copies.of_run(self.router, asked, run)
+                self._copies.of_run(self.router, joined, run)
 
     def most_rows(self, model: ModelSpec) -> int:
         """The most rows of one run of a model; 0 if it is not loaded."""

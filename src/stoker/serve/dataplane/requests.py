@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.registry.callpath import Signature
+from stoker.registry.exported_model import Signature
 from stoker.serve.deadline import Deadline
 from stoker.serve.servables.examples import Inferred, Task
 from stoker.serve.servables.model_config import RequestLogConfig

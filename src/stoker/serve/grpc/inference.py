@@ -12,7 +12,7 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
-from stoker.registry.callpath import DEFAULT_SIGNATURE
+from stoker.registry.exported_model import DEFAULT_SIGNATURE
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import InferRequest, InferResponse, ModelSpec
 from stoker.serve.deadline import Deadline

@@ -13,9 +13,9 @@ import numpy as np
 from tensorflow_serving.apis import predict_pb2
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import Signature
+from stoker.registry.exported_model import Signature
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce, of_version
+from stoker.serve.dataplane.joined_runs import JoinedRequests, JoinedRun, of_version
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec, Tensors
 from stoker.serve.errors import Code, ServeError
@@ -185,7 +185,7 @@ class PredictAtOnce:
         sizes = [_rows(each) for each in inputs] if len(group) > 1 else []
         if not all(sizes):
             return []
-        asked = AtOnce(
+        joined = JoinedRequests(
             model=model,
             signature=signature,
             came_s=[came_s] * len(group),
@@ -194,8 +194,8 @@ class PredictAtOnce:
             routes=[small.route for small in group if small.route is not None],
             patience_s=[small.left_s for small in group if small.route is not None],
         )
-        found = self._plane.predict_at_once(
-            asked, lambda _: inputs[0] if len(group) == 1 else _joined(inputs)
+        found = self._plane.predict_joined(
+            joined, lambda _: inputs[0] if len(group) == 1 else _joined(inputs)
         )
         if found is None:
             return []
@@ -210,7 +210,7 @@ class PredictAtOnce:
             ]
         except UserError:
             return []
-        self._plane.answered_at_once(asked, found)
+        self._plane.answered_joined(joined, found)
         for small in group:
             name_version(small.context, found.version)
         if self._calls.noted:
@@ -222,7 +222,7 @@ class PredictAtOnce:
         self,
         small: _Small,
         response: predict_pb2.PredictResponse,
-        found: RunAtOnce,
+        found: JoinedRun,
         came_s: float,
     ) -> None:
         record = RequestRecord(

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from stoker.registry.callpath import LoadedModel
+from stoker.registry.exported_model import LoadedModel
 from stoker.serve.loading.graph_reachability import (
     INIT_COLLECTIONS,
     INIT_SIGNATURE,

@@ -21,7 +21,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import (
+from stoker.registry.exported_model import (
     SERVE_TAG,
     LoadedModel,
     first_line,

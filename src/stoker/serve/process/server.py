@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import rewriter_config_pb2
 
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.registry.callpath import has_gpu, open_devices, session_config
+from stoker.registry.exported_model import has_gpu, open_devices, session_config
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.extra_routes import ExtraRoutes

@@ -23,7 +23,7 @@ from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability.access_log import AccessLog, Entry, caller_of, request_id_of
 from stoker.serve.request_record import VERSION_HEADER, RequestRecord
 from stoker.serve.rest import outcomes, routes, v2
-from stoker.serve.rest.extra import answered_by, check_sender
+from stoker.serve.rest.extra_routes import answered_by, check_sender
 from stoker.serve.rest.messages import (
     CODINGS,
     Answer,

@@ -17,7 +17,7 @@ import numpy as np
 from tensorflow.core.example import example_pb2, feature_pb2
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import Signature, TensorSpec, dtype_name, shape_text
+from stoker.registry.exported_model import Signature, TensorSpec, dtype_name, shape_text
 from stoker.serve.errors import ServeError
 from stoker.serve.rest.json_text import (
     as_object,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from stoker.core.errors import UserError
 from stoker.serve.batching.joined import MANY, in_runs
-from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce, of_version
+from stoker.serve.dataplane.joined_runs import JoinedRequests, JoinedRun, of_version
 from stoker.serve.dataplane.plane import DataPlane
 from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.errors import ServeError
@@ -214,8 +214,8 @@ class InlinePredict:
         sizes = [len(small.rows) for small in group]
         if spec is not None:
             rows = group[0].rows if len(group) == 1 else [r for small in group for r in small.rows]
-            asked = self._asked(spec, signature, group, sizes)
-            found = self._plane.predict_at_once(asked, lambda known: decode.read_rows(rows, known))
+            joined = self._joined_requests(spec, signature, group, sizes)
+            found = self._plane.predict_joined(joined, lambda known: decode.read_rows(rows, known))
         if found is not None:
             try:
                 texts = encode.rows_of(found.outputs)
@@ -225,20 +225,20 @@ class InlinePredict:
             for small in group:
                 small.protocol.leave_to_app(small)
             return
-        self._plane.answered_at_once(asked, found)
+        self._plane.answered_joined(joined, found)
         first = 0
         for small, size in zip(group, sizes, strict=True):
             last = first + size
             self._send(small, encode.predictions_of(texts[first:last]).encode(), found)
             first = last
 
-    def _asked(
+    def _joined_requests(
         self, spec: ModelSpec, signature: str, group: list[Small], sizes: list[int]
-    ) -> AtOnce:
+    ) -> JoinedRequests:
         routes: list[Route] = []
         if group[0].route is not None:  # then all have one
             routes = [small.route for small in group if small.route is not None]
-        return AtOnce(
+        return JoinedRequests(
             model=spec,
             signature=signature,
             came_s=[small.came_s for small in group],
@@ -247,14 +247,14 @@ class InlinePredict:
             patience_s=[self._app.options.timeout_s] * len(routes),
         )
 
-    def _send(self, small: Small, raw: bytes, found: RunAtOnce) -> None:
+    def _send(self, small: Small, raw: bytes, found: JoinedRun) -> None:
         packed = compressed(raw) if small.head.takes_gzip else None
         small.version = found.version
         if self._app.options.access_log is not None:
             self._note(small, raw, packed, found)
         small.protocol.answer(small, raw, packed=packed, close=self._plane.draining)
 
-    def _note(self, small: Small, raw: bytes, packed: bytes | None, found: RunAtOnce) -> None:
+    def _note(self, small: Small, raw: bytes, packed: bytes | None, found: JoinedRun) -> None:
         record = RequestRecord(
             began_s=small.came_s,
             model=found.model,

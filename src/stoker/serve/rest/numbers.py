@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import simdjson
 
-from stoker.registry.callpath import Signature
+from stoker.registry.exported_model import Signature
 from stoker.serve.errors import ServeError
 from stoker.serve.rest.json_text import parse_json
 

@@ -24,7 +24,7 @@ from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import get_model_metadata_pb2
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import DEFAULT_SIGNATURE, Signature
+from stoker.registry.exported_model import DEFAULT_SIGNATURE, Signature
 from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import Counted, DataPlane
 from stoker.serve.dataplane.requests import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stoker.registry.callpath import Signature, TensorSpec
+from stoker.registry.exported_model import Signature, TensorSpec
 from stoker.serve.errors import ServeError
 from stoker.serve.rest.decode import PredictBody
 from stoker.serve.rest.json_text import base64_bytes, invalid, is_b64, json_type, shown

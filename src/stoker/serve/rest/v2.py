@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import Signature, shape_text
+from stoker.registry.exported_model import Signature, shape_text
 from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane

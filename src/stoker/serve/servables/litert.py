@@ -23,7 +23,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 
 from stoker.core.errors import DataError, Plain
 from stoker.export.litert import FILE
-from stoker.registry.callpath import DEFAULT_SIGNATURE, LoadedModel, first_line
+from stoker.registry.exported_model import DEFAULT_SIGNATURE, LoadedModel, first_line
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.loading.saved_model import check_files
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stoker.core.errors import Plain, UserError
-from stoker.registry.callpath import first_line
+from stoker.registry.exported_model import first_line
 from stoker.serve.errors import ServeError
 
 _MAX_CHARS = 1000

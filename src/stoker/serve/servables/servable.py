@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from stoker.core.errors import UserError
 from stoker.export.litert import FILE as LITERT_FILE
-from stoker.registry.callpath import SERVE_TAG, has_gpu
+from stoker.registry.exported_model import SERVE_TAG, has_gpu
 from stoker.registry.repository import verify
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import (

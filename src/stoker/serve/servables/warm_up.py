@@ -12,7 +12,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from tensorflow_serving.apis import input_pb2, prediction_log_pb2
 
-from stoker.registry.callpath import DEFAULT_SIGNATURE
+from stoker.registry.exported_model import DEFAULT_SIGNATURE
 from stoker.registry.repository import WARM_UP_FILE
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.joined import Array, rows_of

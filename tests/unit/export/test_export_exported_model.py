@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras.export import ExportArchive
 
 from stoker.core.errors import UserError
-from stoker.registry.callpath import LoadedModel, TensorSpec, first_line, load_model
+from stoker.registry.exported_model import LoadedModel, TensorSpec, first_line, load_model
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def of_version(name: str, version: int) -> ModelSpec:
 
 
 @dataclass(kw_only=True, slots=True)
-class AtOnce:
+class JoinedRequests:
     """Similar requests for one version of one model."""
 
     model: ModelSpec
@@ -50,7 +50,7 @@ class AtOnce:
 
 
 @dataclass(kw_only=True, slots=True)
-class RunAtOnce:
+class JoinedRun:
     """The result of one run for the rows of several requests."""
 
     model: str
@@ -86,7 +86,7 @@ class _Counts:
     version_took_us: Spread
 
 
-class AtOnceCounts:
+class JoinedCounts:
     """Counts requests that were answered in the event loop; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics, versions: VersionMetrics) -> None:
@@ -94,17 +94,17 @@ class AtOnceCounts:
         self._metrics, self._versions = metrics, versions
         self._known: dict[tuple[str, int, str], _Counts] = {}
 
-    def add(self, asked: AtOnce, run: RunAtOnce) -> None:
+    def add(self, joined: JoinedRequests, run: JoinedRun) -> None:
         """Count requests and the run that answered them."""
-        key = run.model, run.version, asked.entrypoint
+        key = run.model, run.version, joined.entrypoint
         counts = self._known.get(key)
         if counts is None:
             counts = self._known[key] = self._counts_of(*key)
-        ended_s, number = run.ended_s, len(asked.came_s)
+        ended_s, number = run.ended_s, len(joined.came_s)
         with COUNTING:
             counts.requests.put(number)
             counts.of_version.put(number)
-            for each_s in asked.came_s:
+            for each_s in joined.came_s:
                 took_us = (ended_s - each_s) * 1e6
                 counts.took_us.put(took_us)
                 counts.version_took_us.put(took_us)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.cluster.limits import usable_cores
-from stoker.serve.dataplane.at_once import AtOnce, RunAtOnce
+from stoker.serve.dataplane.joined_runs import JoinedRequests, JoinedRun
 from stoker.serve.dataplane.requests import Tensors
 from stoker.serve.errors import ServeError
 from stoker.serve.observability.metrics import ServeMetrics
@@ -64,10 +64,10 @@ class Copies:
         self._hand_over(router, route, call, outputs, time.monotonic() - began_s)
         return outputs
 
-    def of_run(self, router: Router, asked: AtOnce, run: RunAtOnce) -> None:
+    def of_run(self, router: Router, joined: JoinedRequests, run: JoinedRun) -> None:
         """Hand over copies of the requests of a run in the event loop whose routes say so."""
         first = 0
-        for route, size in zip(asked.routes, asked.sizes or (None,), strict=True):
+        for route, size in zip(joined.routes, joined.sizes or (None,), strict=True):
             rows = slice(first, None if size is None else first + size)
             if route.copied:
                 inputs = {name: array[rows] for name, array in run.inputs.items()}
