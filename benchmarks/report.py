@@ -159,7 +159,10 @@ AREAS = (
         "made by the calls that count requests. CPU time of the whole process for a scrape with gzip. The 99th percentile "
         "is of small REST requests on one connection while one scrape follows the other, client and server on the same "
         "two cores. Cost of metrics for a training: two runs in one process, in turn, one of them scraped more than once a second. "
-        "Cost for a request: CPU time of a server, sampled for skew and scraped once a second, next to itself without. Alerts: `stoker monitor up --time-scale 60` on metrics written by hand and played by the clock: a healthy "
+        "Cost for a request: CPU time of a server, sampled for skew and scraped once a second, next to itself without. "
+        "The flood of scrapes misses its bound by its connections, not by its text: accepting, sending and closing take most "
+        "of the event loop's CPU time, a flood of `/livez` takes as much, and the text is made in a thread, once for all that "
+        "wait (py-spy, and CPU time by thread). Alerts: `stoker monitor up --time-scale 60` on metrics written by hand and played by the clock: a healthy "
         "machine for 20 s, then five faults at once. The time is from the change of a metric to the webhook, through "
         "Prometheus and Alertmanager; the slowest of all rounds.",
     ),
