@@ -62,8 +62,8 @@ def show(at: Situation, line: Timeline, found: Mapping[str, Any]) -> None:
     for name, (value, unit) in account(found).items():
         at.add(f"by the training's own account: {name}", value, unit, how="stoker train --json")
     # The part's log comes back from a rented machine; the run's folder does not.
-    told = {name: value for name, value in found.items() if name.startswith("device_")}
-    sys.stdout.write(json.dumps(told | {"xla": found.get("xla")}) + "\n")
+    device_figures = {name: value for name, value in found.items() if name.startswith("device_")}
+    sys.stdout.write(json.dumps(device_figures | {"xla": found.get("xla")}) + "\n")
 
 
 def account(found: Mapping[str, Any]) -> dict[str, tuple[float, str]]:

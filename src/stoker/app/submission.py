@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +10,10 @@ from stoker.app.experiment import Experiment, load_experiment, with_absolute_pat
 from stoker.cluster.sizes import allowed_sizes
 from stoker.core.errors import ConfigError
 from stoker.jobs.archive import LIMIT_BYTES, Archive, pack
-from stoker.jobs.job import Job, Resources
+from stoker.jobs.job import VARIABLE, Job, Resources
 from stoker.jobs.submission import find_predecessors
 from stoker.jobs.sweep import Element, Sweep, combinations
 from stoker.train.elastic import require_size
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-"""Name of an environment variable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +41,7 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         for secret in self.secrets:
-            if not _VARIABLE.fullmatch(secret):
+            if not VARIABLE.fullmatch(secret):
                 raise ConfigError(
                     "--secret takes the name of an environment variable",
                     got=secret.partition("=")[0],  # the rest may be its value

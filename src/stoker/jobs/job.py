@@ -31,6 +31,9 @@ JOBS = ".jobs"
 ID_DIGITS = 8
 """Hexadecimal digits of a job's ID, after its name."""
 
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Name of an environment variable."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A name that is valid as a folder on every file system, and as a job in every scheduler."""
 

@@ -86,7 +86,7 @@ class CopyResult:
     """Whether the version answered it; otherwise the copy was dropped, so that no request waits."""
 
     copies: int = 1
-    """How many copies were dropped."""
+    """Number of copies with this result; above 1 only for dropped ones."""
 
     is_bad: bool = False
     """Whether the answer was missing or unusable for clients."""
@@ -118,7 +118,7 @@ class RequestCopy:
     """Returns whether a request waits for its model now."""
 
     on_result: Callable[[CopyResult], None]
-    """Called once, maybe by another thread and later; and again for copies that were dropped since."""
+    """Called for the result, maybe later by another thread. The last one is also called for copies dropped since."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The process around a worker on Slurm: exit codes of a command that is asked to end."""
+"""The process around a worker on Slurm: exit codes of a command that receives a request to end."""
 
 from __future__ import annotations
 

@@ -147,6 +147,9 @@ _CHECKPOINT = f"stoker_train_checkpoint_age_seconds{{{RUN}}}"
 _GOODPUT = f"stoker_train_goodput_ratio{{{RUN}}}"
 _WORKER = f'stoker_train_straggler_ratio{{{RUN},worker="1"}}'
 QUEUED = f"stoker_queued_requests{{{MODEL}}}"
+_HUNG, _HUNG_VERSION = (text.replace("taxi", "hung") for text in (MODEL, VERSION))
+"""A model that answers nothing, on a server whose other model does."""
+
 _WITHOUT_THREAD = f'stoker_requests_without_thread{{{SERVER},entrypoint="REST"}}'
 _LOADED = f"stoker_model_loaded{{{VERSION}}}"
 _MEMORY = f'process_resident_memory_bytes{{{SERVER},worker="0"}}'
@@ -216,6 +219,13 @@ FAULTS: tuple[Case, ...] = (
         },
     ),
     fault("StokerQueueGrowing", {QUEUED: "_", _WITHOUT_THREAD: after(5, 0, 2)}),
+    fault(
+        "StokerQueueGrowing",
+        {
+            f'stoker_request_count{{{_HUNG_VERSION},status="OK"}}': flat(5),
+            f"stoker_queued_requests{{{_HUNG}}}": after(5, 0, 1),
+        },
+    ),
     fault("StokerModelNotLoaded", {_LOADED: "1+0x20 stale"}, early="20m", late="23m"),
     Case(
         name="StokerServerMemoryGrowth",

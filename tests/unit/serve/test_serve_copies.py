@@ -97,6 +97,27 @@ def test_of_requests_that_one_run_answers_those_are_copied_whose_routes_say_so()
         np.testing.assert_array_equal(copy.outputs["y"], table[rows] + 1)
 
 
+def test_a_lone_request_is_copied_whole_also_with_a_scalar_as_its_answer() -> None:
+    joined = JoinedRequests(
+        model=ModelSpec(name="m", version=1), signature="s", came_s=[0.0], routes=[ROUTE]
+    )
+    run = JoinedRun(
+        model="m",
+        version=1,
+        signature="s",
+        inputs={"x": np.arange(3)},
+        outputs={"sum": np.asarray(3)},
+        began_s=1.0,
+        ended_s=1.5,
+    )
+    router = KeepsCopies()
+
+    Copies(ServeMetrics()).of_run(router, joined, run)
+
+    (copy,) = router.kept
+    assert copy.outputs == run.outputs
+
+
 def test_an_error_of_the_model_is_copied_and_a_request_that_never_ran_is_not() -> None:
     router = KeepsCopies()
     copies = Copies(ServeMetrics())

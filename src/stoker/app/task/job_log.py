@@ -80,6 +80,7 @@ class TaskLog:
             for age in range(FILES - 1, 0, -1):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(self._aged(age - 1), self._aged(age))
+            self._cut = False
         self._open()
 
     def _aged(self, age: int) -> Path:

@@ -24,7 +24,7 @@ RECORDINGS = (
         record="model:stoker_thread_wait_seconds:avg5m",
         expr="sum by (model_name) (sum by (instance, model_name) (rate(stoker_request_count[5m]))"
         " * on (instance) group_left () (sum by (instance) (avg_over_time(stoker_requests_without_thread[5m]))"
-        f" / (sum by (instance) (rate(stoker_request_count[5m])) > 0))) / {_RATE} or 0 * {_RATE}",
+        f" / (sum by (instance) (rate(stoker_request_count[5m])) > 0))) / ({_RATE} > 0) or 0 * {_RATE}",
     ),
     Recording(
         record="model:stoker_queue_wait_seconds:avg5m",

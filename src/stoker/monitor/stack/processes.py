@@ -206,4 +206,4 @@ def _wait_until_ready(started: Started) -> None:
                 got=Plain(reason(Path(started.log)) or "nothing in its log"),
                 fix=f"Its log: {started.log}.",
             )
-        time.sleep(0.05)  # from another program's start
+        time.sleep(0.05)  # a program that starts sends no notification

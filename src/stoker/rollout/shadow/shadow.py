@@ -203,12 +203,12 @@ class Shadow:
                     return ""
                 (route, request), self._copy = self._copy, None
             began_s = time.thread_time()
-            reason, found = self._asked(channel, child, request)
+            reason, found = self._compared(channel, child, request)
             self._sink(route, request, None if self._closed else found)
             cpu_s = time.thread_time() - began_s
         return reason
 
-    def _asked(
+    def _compared(
         self, channel: socket.socket, child: Child, request: RequestCopy
     ) -> tuple[str, Comparison]:
         """Return why the process can no longer be used, and the comparison."""

@@ -242,7 +242,7 @@ class Batcher:
         *,
         wrong: Sequence[UserError],
     ) -> Outputs:
-        """Whether inputs have a shape other than the signature declares: the graph accepts or refuses them.
+        """Run inputs of another shape than the signature declares: the graph accepts or refuses them.
 
         TensorFlow Serving checks no shape.
 

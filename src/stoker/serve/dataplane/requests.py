@@ -120,10 +120,10 @@ class Answered:
     """The answer."""
 
     inputs: Tensors = field(default_factory=dict)
-    """The Predict request."""
+    """Inputs of a Predict request."""
 
     examples: Sequence[bytes] = ()
-    """The Classify or Regress request."""
+    """Examples of a Classify or Regress request."""
 
     context: bytes = b""
     """The features that all Examples have."""

@@ -68,10 +68,14 @@ class Copies:
         """Hand over copies of the requests of a run in the event loop whose routes say so."""
         first = 0
         for route, size in zip(joined.routes, joined.sizes or (None,), strict=True):
-            rows = slice(first, None if size is None else first + size)
             if route.copied:
-                inputs = {name: array[rows] for name, array in run.inputs.items()}
-                outputs = {name: array[rows] for name, array in run.outputs.items()}
+                inputs, outputs = run.inputs, run.outputs
+                if (
+                    size is not None
+                ):  # one request of several; an output of a lone one may be a scalar
+                    rows = slice(first, first + size)
+                    inputs = {name: array[rows] for name, array in inputs.items()}
+                    outputs = {name: array[rows] for name, array in outputs.items()}
                 call = CopiedCall(model=run.model, signature=run.signature, inputs=inputs)
                 self._hand_over(router, route, call, outputs, run.ended_s - run.began_s)
             first += size or 0
@@ -84,13 +88,17 @@ class Copies:
         outputs: Tensors | None,
         took_s: float,
     ) -> None:
+        model, version = (
+            call.model,
+            route.version,
+        )  # the function must not keep the arrays of the call
         copy = RequestCopy(
             signature=call.signature,
             inputs=call.inputs,
             outputs=outputs,
             took_s=took_s,
             primary_waits=self._primary_waits,
-            on_result=lambda result: self._count(call.model, route.version, took_s, result),
+            on_result=lambda result: self._count(model, version, took_s, result),
         )
         try:
             router.copy(call.model, route, copy)

@@ -41,7 +41,7 @@ class Watch:
             inputs: Returns the model's inputs in a step, nested `tf.TensorSpec`s; None if unknown.
         """
 
-    def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - for those who watch
+    def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - subclasses use it
         """Return how many of the planned `steps` the call after `step` should have."""
         return steps
 

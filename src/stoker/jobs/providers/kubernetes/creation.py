@@ -129,7 +129,7 @@ def _dependent(cluster: Cluster, manifest: dict[str, Any], owner: dict[str, Any]
                     got=Plain(f"it is still there after {GONE_S:g} s"),
                     fix=REPEAT,
                 ) from None
-            time.sleep(POLL_S)  # from an earlier submission; the cluster is removing it
+            time.sleep(POLL_S)  # the cluster still removes the object of an earlier submission
             continue
         return
 

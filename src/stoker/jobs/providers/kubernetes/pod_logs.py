@@ -114,7 +114,7 @@ class _Follower:
             if self._silent_s is None:
                 self._silent_s = now_s
                 why = f"the cluster's API does not answer ({error.got})"
-                print(f"stoker: {why}; the log goes on when it does", file=sys.stderr)
+                print(f"stoker: {why}; the log continues when it does", file=sys.stderr)
             if now_s - self._silent_s > SILENT_S:
                 raise
             return False

@@ -52,7 +52,7 @@ def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
         try:
             made = client.create_websocket(settings, client.get_websocket_url(url), headers)
             opened.set_result(made)
-        except (websocket.WebSocketException, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             opened.set_exception(error)
 
     # The client takes no limit of time; a proxy may let the request through and no answer.

@@ -14,7 +14,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.archive import CODE
 from stoker.jobs.code_store import BUCKETS, put_code
 from stoker.jobs.job import Job
-from stoker.jobs.places import Submitted, find_place, places, read_submitted, write_submitted
+from stoker.jobs.places import find_place, note_submission, places, read_submitted
 from stoker.jobs.provider import JobEvent, JobState, Wire
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.creation import create, remove
@@ -116,8 +116,7 @@ class KubernetesProvider:
             grace_s=self.settings.grace_s,
         )
         scheduler_id = f"{self._kind}/{found['metadata']['name']}"
-        submitted = Submitted(target=self.name, scheduler_id=scheduler_id, submitted_s=time.time())
-        write_submitted(job.place, submitted)
+        note_submission(job.place, target=self.name, scheduler_id=scheduler_id)
         _recent.forget(job.id)
         return scheduler_id
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.code_store import BUCKETS
+from stoker.jobs.job import VARIABLE
 from stoker.jobs.providers.kubernetes.pod.git import SOURCE
 
 Kind = Literal["job", "jobset", "tfjob"]
@@ -51,7 +52,6 @@ _KEY = re.compile(
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 """Key and value of a label. Source: Kubernetes, "Labels and Selectors"."""
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOGIN = re.compile(r"//[^/]*@(?=[^/])")
 _SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
 
@@ -211,7 +211,7 @@ class KubernetesTarget:
                 fix="`git rev-parse HEAD` prints the commit. A login in the URL is refused.",
             )
         for name in (*self.environment, *self.secrets):
-            _require_name(name, "environment and secrets", _VARIABLE)
+            _require_name(name, "environment and secrets", VARIABLE)
         for name, reference in self.secrets.items():
             if not _SECRET.fullmatch(reference):
                 raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError, Plain
+from stoker.jobs.job import VARIABLE
 from stoker.jobs.providers.slurm.container import Container
 
 OWN_OPTIONS = (
@@ -21,7 +22,6 @@ VIA_SSH = "ssh:"
 MOST_RESTARTS = 1000
 """A larger number of restarts is certainly a typing error."""
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
@@ -129,7 +129,7 @@ def require_variable(name: str, where: str) -> None:
     Raises:
         ConfigError: the name is invalid.
     """
-    if not _VARIABLE.fullmatch(name):
+    if not VARIABLE.fullmatch(name):
         raise ConfigError(f"{where} must name environment variables", got=name)
 
 

@@ -33,20 +33,20 @@ def main(arguments: list[str]) -> int:
         arguments: Folder of exit codes, the command.
     """
     folder, *command = arguments
-    asked: list[int] = []
+    requests: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
 
     # Depending on the cluster's ProctrackType, a signal reaches only this process, or its child too, so
     # the child may get several: they are the same request.
     def pass_on(number: int, _: FrameType | None) -> None:
-        is_first = not asked
-        asked.append(number)
+        is_first = not requests
+        requests.append(number)
         for process in running if is_first else ():
             process.send_signal(signal.SIGUSR1)
 
     for number in REQUESTS:
         signal.signal(number, pass_on)
-    code = _run(command, running, asked)
+    code = _run(command, running, requests)
     kept = Path(folder) / os.environ[RANK]
     try:
         kept.write_text(f"{code}\n")
@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
     return EXIT_DONE if code == EXIT_PREEMPTED else code
 
 
-def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list[int]) -> int:
-    if asked:
+def _run(command: list[str], running: list[subprocess.Popen[bytes]], requests: list[int]) -> int:
+    if requests:
         return EXIT_PREEMPTED
     try:
         process = subprocess.Popen(command)
@@ -64,12 +64,11 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]], asked: list
         print(f"{command[0]!r} cannot be started: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_FOUND
     running.append(process)
-    if asked:
+    if requests:
         process.send_signal(signal.SIGUSR1)
     code = process.wait()
-    if (
-        asked and -code in REQUESTS
-    ):  # it came before the command listens, or again after it has saved
+    # It came before the command listens, or again after it has saved.
+    if requests and -code in REQUESTS:
         return EXIT_PREEMPTED
     return code if code >= 0 else 128 - code
 
