@@ -96,9 +96,7 @@ def test_a_link_to_what_stays_stays_too(experiment: Path) -> None:
     (experiment / "shown.py").symlink_to(".hidden.py")
     (experiment / ".stokerignore").write_text("big/\n")
 
-    found = names(
-        pack(experiment, outside=[experiment / "data" / "*.csv", experiment / "shards"])
-    )
+    found = names(pack(experiment, outside=[experiment / "data" / "*.csv", experiment / "shards"]))
 
     assert {name for name in found if "link" in name} == {f"experiment/link{len(left_out)}.txt"}
     assert "experiment/shown.py" in found
