@@ -177,6 +177,7 @@ class Run:
 
     def forget_reads(self) -> None:
         """Forget all recorded reads, because the user accepted a change in them."""
+        require_newest()
         shutil.rmtree(self.root / _READS, ignore_errors=True)
         (self.root / _FOLDER).unlink(missing_ok=True)
         for path in sorted((self.root / _STAGES).glob("*.json")):

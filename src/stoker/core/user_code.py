@@ -247,6 +247,8 @@ def advice_for(error: BaseException) -> str:
             "In this data the lists of this column have one length, so it is a plain tensor: "
             "data.columns: {lists: [COLUMN]} reads it as lists of varying length."
         )
+    if "'NoneType' object has no attribute 'replica_id_in_sync_group'" in text:
+        return "While a model is built on several devices, tf.distribute.get_replica_context() is None."
     if "SymbolicTensor" in text or "KerasTensor" in text:
         return "While a step is compiled, tensors have no values: use TensorFlow or keras.ops."
     return ""

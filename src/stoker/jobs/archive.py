@@ -43,18 +43,9 @@ _OTHER = "Name another folder for temporary files: TMPDIR"
 
 _LEFT_OUT = (
     ".*",  # hidden files, with `.env` and `.git`
-    *(
-        "*.pem",
-        "*.key",
-        "*.p12",
-        "*.pfx",
-        "*.jks",
-        "id_rsa*",
-        "id_dsa*",
-        "id_ecdsa*",
-        "id_ed25519*",
-    ),
-    *("credentials*", "secrets.y*ml", "secrets.json", "service-account*.json"),
+    *("*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.ppk", "*.keytab"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "kubeconfig*"),
+    *("credentials*", "secrets.y*ml", "secrets.json", "secrets.toml", "service[-_]account*.json"),
     *("venv", "node_modules", "*.egg-info", "wandb", "mlruns"),
 )
 """Secrets, environments and files that other programs write."""
@@ -92,8 +83,8 @@ def pack(
 ) -> Archive:
     """Pack an experiment's code: every file that is not excluded.
 
-    Hidden files, secrets, caches, logs and the files in `.stokerignore` are excluded, and also links to files elsewhere that
-    are not Python.
+    Hidden files, secrets, caches, logs and the files in `.stokerignore` are excluded, and also links that are not Python, to
+    files elsewhere or to excluded ones.
 
     Args:
         folder: The experiment's folder.
@@ -161,8 +152,9 @@ def unpack(archive: Path, digest: str, *, into: Path) -> Code:
 
 def _files(folder: Path, outside: Collection[Path]) -> Iterator[tuple[str, Path]]:
     """Yield the relative name and the path of each file to pack."""
-    patterns = [str(each) for each in outside if each != folder]
-    for place in walk(folder, is_ignored=Ignored(folder, also=_LEFT_OUT), outputs=outside):
+    is_ignored = Ignored(folder, also=_LEFT_OUT)
+    excluded = [each for each in outside if each != folder]
+    for place in walk(folder, is_ignored=is_ignored, outputs=outside):
         if place.left_out:
             raise ConfigError(
                 f"{folder / place.name} has too many files for an archive of code",
@@ -170,15 +162,21 @@ def _files(folder: Path, outside: Collection[Path]) -> Iterator[tuple[str, Path]
             )
         for entry in place.files:
             path = Path(entry.path)
-            if path.is_file() and _belongs(path, folder, patterns):
-                yield path.relative_to(folder).as_posix(), path
+            if not path.is_file() or _is_among(path, excluded):
+                continue
+            if path.is_symlink() and path.suffix != ".py":
+                target = path.resolve()
+                inside = target.is_relative_to(folder) and not is_ignored(target)
+                if not inside or _is_among(target, excluded):
+                    continue
+            yield path.relative_to(folder).as_posix(), path
 
 
-def _belongs(path: Path, folder: Path, patterns: Collection[str]) -> bool:
-    if any(fnmatch.fnmatchcase(str(path), pattern) for pattern in patterns):
-        return False
-    elsewhere = path.is_symlink() and not path.resolve().is_relative_to(folder)
-    return not elsewhere or path.suffix == ".py"
+def _is_among(path: Path, excluded: Collection[Path]) -> bool:
+    """Whether a file is one of these files, in one of these folders, or matches one of these patterns."""
+    return any(
+        path.is_relative_to(each) or fnmatch.fnmatchcase(str(path), str(each)) for each in excluded
+    )
 
 
 def _require_small(sizes: dict[str, int], limit_bytes: int) -> None:

@@ -91,10 +91,11 @@ def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
     if len(matches) == 1:
         return known[matches[0]]
     if matches:
+        more = f" and {len(matches) - _LISTED} more" if len(matches) > _LISTED else ""
         raise ConfigError(
             "the beginning of a job's ID must fit one job",
-            got=Plain(f"{named!r}, which fits {', '.join(matches)}"),
-            fix="Write more of it.",
+            got=Plain(f"{named!r}, which fits {', '.join(matches[:_LISTED])}{more}"),
+            fix="Write more of it; that of a sweep up to `-sweep`.",
         )
     fix = nearest(named, known) if len(known) <= _LISTED or _is_close(named, known) else _LIST
     raise ConfigError("no job has this ID", got=named, fix=fix)

@@ -40,7 +40,7 @@ Target = dict[str, Any]
 
 @contextlib.contextmanager
 def published(runs: Path, run: str, address: str) -> Iterator[None]:
-    """Announce the address of a run's metrics inside the `with` block.
+    """Announce the address of a run's metrics inside the `with` block; not if a later start of the job has begun.
 
     Args:
         runs: The folder `runs`.
@@ -56,9 +56,10 @@ def published(runs: Path, run: str, address: str) -> Iterator[None]:
     path = folder / f"{run}.json"
     owner = {f"{_META}{key}": str(value) for key, value in asdict(this_process()).items()}
     group = {"targets": [address], "labels": {"job": JOB} | owner}
-    made = folder / f".{run}.tmp"
-    made.write_text(json.dumps([group], indent=1) + "\n")
-    os.replace(made, path)
+    if is_newest():
+        made = folder / f".{run}.tmp"
+        made.write_text(json.dumps([group], indent=1) + "\n")
+        os.replace(made, path)
     try:
         yield
     finally:

@@ -56,6 +56,13 @@ class ReplicaCount(layers.Layer):  # type: ignore[misc]
         return x / tf.distribute.get_strategy().num_replicas_in_sync
 
 
+class WithStrategy(layers.Layer):  # type: ignore[misc]
+    """Depends on whether there are several replicas."""
+
+    def call(self, x: Any) -> Any:
+        return x * 2.0 if tf.distribute.has_strategy() else x
+
+
 class ReplicaMean(layers.Layer):  # type: ignore[misc]
     """Waits for the other replicas."""
 
@@ -135,6 +142,7 @@ def own_step(features: dict[str, Any]) -> keras.Model:
 ALL = MODELS | {
     "number": lambda features: on_top(ReplicaNumber(name="by_number"), features),
     "count": lambda features: on_top(ReplicaCount(name="by_count"), features),
+    "strategy": lambda features: on_top(WithStrategy(name="if_several"), features),
     "mean": lambda features: on_top(ReplicaMean(name="by_mean"), features),
     "noise": lambda features: on_top(StatefulNoise(name="noisy"), features),
     "unknown": lambda features: on_top(Unknown(name="hiding"), features),

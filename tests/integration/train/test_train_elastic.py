@@ -50,6 +50,7 @@ KEPT: dict[str, dict[str, Any]] = {
 REFUSED = {
     "number": "ReplicaNumber 'by_number', which calls tf.distribute.get_replica_context",
     "count": "ReplicaCount 'by_count', which calls tf.distribute.get_strategy",
+    "strategy": "WithStrategy 'if_several', which calls tf.distribute.has_strategy",
     "synced": "BatchNormalization 'batch_normalization', which calls tf.distribute.get_replica_context",
     "noise": "which draws by TensorFlow's RandomStandardNormal instead of keras.random",
     "unknown": "variable 'hiding/Variable', which is not a weight of a Keras layer",

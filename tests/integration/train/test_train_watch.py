@@ -24,6 +24,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from stoker.core.errors import ConfigError
+from stoker.core.incarnation import VARIABLE, take_next
 from stoker.telemetry.writers.tensorboard import TensorBoard
 from stoker.train.config import TensorBoardConfig
 from stoker.train.watch import model_watch
@@ -386,6 +387,16 @@ def test_training_that_ends_within_a_profile_keeps_it(tmp_path: Path) -> None:
     work(StepProfiler(tmp_path, tensorboard=tmp_path / "tb", steps="2:30"), 1, 5)
 
     assert traces(tmp_path / "tb")[0].stat().st_size > 0
+
+
+def test_an_earlier_start_of_a_job_writes_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{tmp_path}:{take_next(tmp_path)}")
+    take_next(tmp_path)
+    work(StepProfiler(tmp_path, tensorboard=tmp_path / "tb", steps="2:30"), 1, 5)
+
+    assert not traces(tmp_path / "tb")
 
 
 def test_a_profile_that_cannot_be_taken_ends_no_training(

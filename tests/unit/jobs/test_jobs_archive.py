@@ -50,6 +50,7 @@ def test_data_runs_secrets_hidden_files_and_ignored_files_stay_where_they_are(
     for left_out in (
         *("runs/small/1/run.json", ".env", ".git/config", "server.pem", "id_rsa", "id_ed25519.pub"),
         *("credentials.json", "__pycache__/model.pyc", "train.log", "venv/lib.py", "big/a.bin"),
+        *("prod.env", "secrets.toml", "service_account.json", "keys/kubeconfig"),
     ):
         (experiment / left_out).parent.mkdir(parents=True, exist_ok=True)
         (experiment / left_out).write_text("secret")
@@ -83,6 +84,22 @@ def test_links_to_data_elsewhere_stay_and_python_behind_a_link_is_packed(
 
     assert "experiment/shared.py" in found
     assert not {"experiment/link.csv", "experiment/gone.py"} & found
+
+
+def test_a_link_to_what_stays_stays_too(experiment: Path) -> None:
+    left_out = ("data/small.csv", "shards/a/0.bin", ".env", "big/a.bin", "keys/server.key")
+    for number, name in enumerate((*left_out, "sizes.yaml")):
+        (experiment / name).parent.mkdir(exist_ok=True, parents=True)
+        (experiment / name).write_text("x")
+        (experiment / f"link{number}.txt").symlink_to(name)
+    (experiment / ".hidden.py").write_text("A = 1\n")
+    (experiment / "shown.py").symlink_to(".hidden.py")
+    (experiment / ".stokerignore").write_text("big/\n")
+
+    found = names(pack(experiment, outside=[experiment / "data" / "*.csv", experiment / "shards"]))
+
+    assert {name for name in found if "link" in name} == {f"experiment/link{len(left_out)}.txt"}
+    assert "experiment/shown.py" in found
 
 
 def test_local_packages_come_along_and_installed_ones_do_not(

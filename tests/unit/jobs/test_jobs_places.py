@@ -67,6 +67,15 @@ def test_a_beginning_of_two_ids_names_both(job: Job) -> None:
     assert other.id in caught.value.line()
 
 
+def test_a_beginning_of_many_ids_names_five(job: Job) -> None:
+    ids = sorted(write_job(replace(job, command=(f"{i}",))).name for i in range(8))
+
+    with pytest.raises(ConfigError) as caught:
+        find_place("small", [job.runs])
+
+    assert f"{', '.join(ids[:5])} and 3 more. " in caught.value.line()
+
+
 def test_an_unknown_job_names_the_nearest(job: Job) -> None:
     write_job(job)
     wrong = job.id[:-1] + ("0" if job.id[-1] != "0" else "1")

@@ -184,6 +184,10 @@ def test_limits_are_read(limit: str, expected: float | None) -> None:
     [
         ("scancel: error: Kill job error on job id 7: Access/permission denied", "be your own"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", "qos must be"),
+        (
+            "sbatch: unrecognized option '--x'\nTry \"sbatch --help\" for more information",
+            "Received: unrecognized option '--x'. ",
+        ),
         ("", "Received: exit code 1"),
     ],
 )

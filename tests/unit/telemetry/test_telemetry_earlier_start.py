@@ -82,3 +82,23 @@ def test_a_later_start_takes_files_of_its_own_for_what_an_earlier_one_has_open(
         newer.write(2, {"loss": 2.0})
     newer.close()
     older.close()
+
+
+def test_an_earlier_start_neither_announces_its_address_nor_touches_a_file_in_the_making(
+    tmp_path: Path, begin: Callable[[], None]
+) -> None:
+    begin()
+    older = JsonLines(tmp_path / "metrics.jsonl")
+    begin()
+    newer = JsonLines(tmp_path / "metrics.jsonl")
+    newer.write(1, {"loss": 3.0})
+    with published(tmp_path, "r1", "127.0.0.1:1"):
+        take_next(tmp_path / "job")
+        before = hash_folder(tmp_path)
+        with published(tmp_path, "r1", "127.0.0.1:2"):
+            for late in (older, newer):
+                with pytest.raises(Superseded):
+                    late.rewind(0)
+        assert hash_folder(tmp_path) == before
+    older.close()
+    newer.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stoker.core.errors import Plain, UserError
-from stoker.core.files import FullDisk
+from stoker.core.files import FullDisk, write_atomic
 from stoker.core.incarnation import own_incarnation, require_newest
 from stoker.telemetry.catalogue import training as catalogue
 
@@ -82,12 +82,14 @@ class AppendedFile:
             self._write_whole(record)
 
     def replace(self, content: bytes) -> None:
-        """Replace the whole content atomically; a failure leaves the file as it is."""
-        require_newest()
-        made = self.path.with_name(f".{self.path.name}.tmp")
+        """Replace the whole content atomically; a failure leaves the file as it is.
+
+        Raises:
+            Superseded: a later start of this process's job has begun.
+        """
         with self._disk_failures:
-            made.write_bytes(content)
-            os.replace(made, self.path)
+            # Its temporary file has a name of its own: an earlier start that wakes up must not have it open.
+            write_atomic(self.path, content)
             os.close(self._file)
             self._open()
 

@@ -28,8 +28,8 @@ _DRAWS = re.compile(
 )
 """TensorFlow's operations that draw random numbers from a state that belongs to a process."""
 
-_CONTEXT = ("get_replica_context", "get_strategy")
-"""Functions of `tf.distribute` that tell a layer which replica runs it, or among how many."""
+_CONTEXT = ("get_replica_context", "get_strategy", "has_strategy", "in_cross_replica_context")
+"""Functions of `tf.distribute` that tell a layer which replica runs it, or among how many or whether there are several."""
 
 
 def require_elastic_model(built: BuiltModel, batch: Batch, distribution: Distribution) -> None:

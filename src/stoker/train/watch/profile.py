@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from stoker.core.incarnation import is_newest
 from stoker.core.user_code import first_line
 from stoker.train.config import profiled_steps
 
@@ -130,7 +131,7 @@ class StepProfiler:
         first, self._last = self._first, None
         before = set(self._traces())
         try:
-            tf.profiler.experimental.stop()
+            tf.profiler.experimental.stop(save=is_newest())
         except (tf.errors.OpError, OSError) as error:
             _LOG.warning("no profile of steps %d to %d: %s", first, step, first_line(error))
             return

@@ -76,6 +76,9 @@ _PROBLEMS = {
 }
 """Part of a message -> rule and remedy."""
 
+_HINT = 'Try "'
+"""Begin of the line after that of an unknown option: `Try "sbatch --help" for more information`."""
+
 _CONFIG = ("partition", "account", "qos", "machines", "the partition", "the time", "the cluster")
 
 
@@ -88,6 +91,7 @@ def problem(program: str, code: int, output: str) -> UserError:
         output: What it printed.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_HINT)] or lines
     said = lines[-1].removeprefix(f"{program}: ").removeprefix("error: ") if lines else ""
     if code < 0 and program == "sbatch":
         return AnswerLost(
