@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,10 @@ from stoker.jobs.job import VARIABLE, Job, Resources
 from stoker.jobs.submission import find_predecessors
 from stoker.jobs.sweep import Element, Sweep, combinations
 from stoker.train.elastic import require_size
+
+_LABEL_PART = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(f"{_LABEL_PART}={_LABEL_PART}")
+"""A label without a prefix, as Kubernetes has it, which is stricter than Slurm's comment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +37,9 @@ class JobRequest:
     resources: Resources = field(default_factory=Resources)
     secrets: Sequence[str] = ()
     """Names of environment variables."""
+
+    labels: Sequence[str] = ()
+    """`KEY=VALUE`, for the scheduler and those who look at its jobs."""
 
     after: Sequence[str] = ()
     """Jobs that must be done before, by ID or the beginning of it."""
@@ -66,6 +74,7 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
         code=archive.digest,
         resources=_resources(experiment, request),
         secrets=tuple(sorted(set(request.secrets))),
+        labels=_labels(request.labels),
         after=find_predecessors(request.after, runs.resolve()),
     )
     return experiment, job, archive
@@ -95,6 +104,25 @@ def prepare_sweep(
 
 def _command(request: JobRequest, overrides: Sequence[str]) -> tuple[str, ...]:
     return (request.verb, *(f"--set={each}" for each in with_absolute_paths(overrides)))
+
+
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    """Return the labels of a job, in the order of their keys; of a key given twice the last one counts.
+
+    Raises:
+        ConfigError: a text is not a label that every scheduler takes.
+    """
+    found = {}
+    for text in texts:
+        if not _LABEL.fullmatch(text):
+            raise ConfigError(
+                "--label must be KEY=VALUE, each at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
+                got=text,
+                fix="E.g. --label team=search.",
+            )
+        key, _, value = text.partition("=")
+        found[key] = value
+    return dict(sorted(found.items()))
 
 
 def _resources(experiment: Experiment, request: JobRequest) -> Resources:

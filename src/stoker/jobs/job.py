@@ -97,6 +97,7 @@ class Job:
     """Names of environment variables that the target provides; their values are not written anywhere."""
 
     labels: dict[str, str] = field(default_factory=dict)
+    """Key -> value, for the scheduler and those who look at its jobs; keys without a prefix."""
 
     after: tuple[str, ...] = ()
     """IDs of jobs of the same target that must be done before it starts."""

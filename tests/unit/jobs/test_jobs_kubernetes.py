@@ -250,6 +250,17 @@ def test_kueue_may_admit_a_part_of_an_elastic_job_but_of_no_jobset() -> None:
     assert spec["completions"] == spec["parallelism"] == 4
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "tfjob"])
+def test_labels_of_the_job_are_those_of_its_object_and_its_pods(kind: str) -> None:
+    plain, labeled = (
+        json.dumps(rendered(kind, replace(job(), labels=labels)).workload)
+        for labels in ({}, {"team": "search"})
+    )
+
+    assert '"team": "search"' not in plain
+    assert labeled.count('"team": "search"') >= 2
+
+
 def test_manifests_are_created_suspended_and_printed_as_they_will_run() -> None:
     for kind in ("job", "jobset", "tfjob"):
         for chosen, waits in ((target(), False), (FULL, True)):

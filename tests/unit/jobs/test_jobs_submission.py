@@ -179,6 +179,15 @@ def test_a_job_that_runs_is_found_and_not_submitted_again(stoker: Run, experimen
     assert "nothing was submitted a second time" in out
 
 
+def test_labels_reach_the_job_and_its_description(stoker: Run, experiment: Path) -> None:
+    labels = ("--label", "team=search", "--label", "cost=42", "--label", "team=ads")
+
+    code, out, err = stoker("submit", ".", "--on", "local", *labels, "--dry-run", "--json")
+
+    assert code == 0, err
+    assert json.loads(out)["description"]["labels"] == {"cost": "42", "team": "ads"}
+
+
 def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experiment: Path) -> None:
     _, job, archive = prepare_job(JobRequest(folder=experiment))
     running(job, target="gone")
@@ -202,6 +211,9 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
         (["--on", "local", "--time-limit", ""], "--time-limit must be a duration"),
         (["--on", "local", "--secret", ""], "--secret takes the name of an environment variable"),
         (["--on", "local", "--secret", "KEY=value"], "variable. Received: 'KEY'. The target"),
+        (["--on", "local", "--label", "team"], "--label must be KEY=VALUE"),
+        (["--on", "local", "--label", "team=a b"], "--label must be KEY=VALUE"),
+        (["--on", "local", "--label", "stoker/job=x"], "--label must be KEY=VALUE"),
         (["--on", "local", "--set", "train.epoch=3"], "train.epoch is not a setting"),
         (["--on", "local", "--set", "name=a b"], "the name of a job must be"),
         (["--on", "local", "--after", "tiny-1"], "no job has this ID"),

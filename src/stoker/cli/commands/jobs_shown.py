@@ -110,6 +110,7 @@ def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
     hours = needs.gpu_hours
     yield "budget", "" if hours is None else f"{hours:,.4g} GPU hours for each start"
     yield "workers", f"{needs.workers}, each with {_each(needs)}"
+    yield "labels", ", ".join(f"{key}={value}" for key, value in job.labels.items())
     yield "command", f"stoker {' '.join(job.command)} {job.folder}"
     yield "code", job.code
     yield "folder", str(known.place)

@@ -80,6 +80,14 @@ def submit(
             help="Environment variable that the job needs; its value is written nowhere.",
         ),
     ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY=VALUE",
+            help="Label of the job in the scheduler: on Kubernetes a label, on Slurm in its comment; may be repeated.",
+        ),
+    ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
@@ -139,6 +147,7 @@ def submit(
             time_limit_s=None if time_limit is None else seconds_of(time_limit),
         ),
         secrets=secrets or (),
+        labels=labels or (),
         after=after or (),
         limit_bytes=code_limit_mib << 20,
     )

@@ -75,7 +75,7 @@ def user_label() -> str:
 
 def labels(job: Job) -> dict[str, str]:
     """Return the labels of a job's objects."""
-    return {MANAGED: MANAGER, NAME: object_name(job.id), USER: user_label()}
+    return {**job.labels, MANAGED: MANAGER, NAME: object_name(job.id), USER: user_label()}
 
 
 def selector(job_id: str) -> str:
