@@ -150,7 +150,7 @@ def test_half_started_jobs_do_not_hold_each_other_for_ever(kubernetes: Kubernete
         state = kubernetes.wait(job, *OVER)
         assert state.phase is Phase.FAILED
         assert "nothing from the pods of worker" in state.reason, (state, kubernetes.log(job))
-        assert "ask for fewer workers, or set `queue`" in state.reason
+        assert "request fewer workers, or set `queue`" in state.reason
         assert kubernetes.pods(job) == []
         assert kubernetes.numbers(job, 0) == kubernetes.numbers(job, 1) == []
     # The GPUs are free, and with a second one the same submission starts it again.

@@ -133,7 +133,7 @@ def test_rows_that_do_not_fit_are_refused_before_grpc_sends_them(
 
 
 def test_the_client_does_not_pad_where_the_model_may_not_cut_it_off(served: Any) -> None:
-    reason = "'place' must have rows of one length.*ask about one row"
+    reason = "'place' must have rows of one length.*send one row"
     with RestClient(served.rest) as client, pytest.raises(UserError, match=reason):
         client.predict("taxi", [ROWS[0], {**ROWS[0], "place": [1]}])
 
@@ -166,7 +166,7 @@ def test_a_port_where_nobody_listens_is_said_as_such(client: Any, scheme: str) -
 def test_the_wrong_ports_protocol_is_named(served: Any) -> None:
     with (
         RestClient(served.grpc) as rest,
-        pytest.raises(NoAnswerError, match="Ask it by gRPC"),
+        pytest.raises(NoAnswerError, match="Call it by gRPC"),
     ):
         rest.predict("half", [1.0])
     with (
@@ -437,7 +437,7 @@ def test_calls_errors_are_one_line(served: Any, stoker: Any, tmp_path: Path) -> 
         (("--data", row), "Expecting value in line 2, column 11"),
         (("--data", picture), "Images go by --image"),
         (("--data", tmp_path / "no"), "No such file"),
-        (("--data", who, "--image", picture, "--url", served.rest), "taxi must have one input"),
+        (("--data", who, "--image", picture, "--url", served.rest), "taxi must have exactly one input"),
         (("--image", picture, "--url", "ftp://x"), "must be scheme://host:port"),
         (("--image", picture, "--url", served.rest, "--signature", "x"), "'x' must be a signature"),
         (("--data", row, "--version", "1", "--label", "a"), "by its number or by a label"),

@@ -59,7 +59,7 @@ def test_a_dataset_that_is_watched_gives_what_it_gave_and_is_counted(
         ((), {"batches": NAMED}, ""),
         ((NUMBERS,), {"other": NAMED}, "several datasets"),
         ((RAGGED,), {}, "ragged or sparse"),
-        ((iter(NUMBERS),), {}, "is given an iterator"),
+        ((iter(NUMBERS),), {}, "that gets an iterator"),
         ((1.0, None), {}, "not an argument of it"),
     ],
 )
