@@ -437,7 +437,10 @@ def test_calls_errors_are_one_line(served: Any, stoker: Any, tmp_path: Path) -> 
         (("--data", row), "Expecting value in line 2, column 11"),
         (("--data", picture), "Images go by --image"),
         (("--data", tmp_path / "no"), "No such file"),
-        (("--data", who, "--image", picture, "--url", served.rest), "taxi must have exactly one input"),
+        (
+            ("--data", who, "--image", picture, "--url", served.rest),
+            "taxi must have exactly one input",
+        ),
         (("--image", picture, "--url", "ftp://x"), "must be scheme://host:port"),
         (("--image", picture, "--url", served.rest, "--signature", "x"), "'x' must be a signature"),
         (("--data", row, "--version", "1", "--label", "a"), "by its number or by a label"),
