@@ -202,7 +202,7 @@ def check_gif(data: bytes, header: ImageHeader) -> None:
         BadImage: It is cut or damaged, or its first frame does not fill it.
     """
     stream, pixels = BytesIO(data), 0
-    with _damage_named():
+    with _damage_named(), _frames_limited():
         image = GifImageFile(stream)
         _check_first_frame(image, data, header)
         try:
@@ -213,16 +213,23 @@ def check_gif(data: bytes, header: ImageHeader) -> None:
                     raise DecompressionBombError
                 image.load()
                 image.seek(image.tell() + 1)
-        except DecompressionBombError:
-            raise BadImage(
-                f"has frames of more than {MAX_GIF_PIXELS >> 20} million pixels together"
-            ) from None
         except EOFError:
             pass
     if data[stream.tell() - 1 : stream.tell()] != _GIF_END:
         raise BadImage(CUT)
     # Pillow accepts some invalid codes for which giflib, TensorFlow's decoder, refuses the image.
     require_decodable(data, cv2.IMREAD_COLOR)
+
+
+@contextmanager
+def _frames_limited() -> Iterator[None]:
+    """Turn the error of too large frames into that of a bad image; Pillow raises it while it opens the file, too."""
+    try:
+        yield
+    except DecompressionBombError:
+        raise BadImage(
+            f"has frames of more than {MAX_GIF_PIXELS >> 20} million pixels together"
+        ) from None
 
 
 def _check_first_frame(image: GifImageFile, data: bytes, screen: ImageHeader) -> None:
