@@ -22,7 +22,7 @@ Rate = tuple[float, float, float]
 
 
 def measure(at: Situation) -> None:
-    """Ours, then the peak, without which there is no MFU."""
+    """Measure `stoker train`, then the card's peak, which MFU needs."""
     folder = experiments.texts(at.work / "texts", at.sizes)
     line, found = stoker(at, folder, batch=at.sizes.texts, seconds=run_s(at))
     rate = line.steady()

@@ -188,7 +188,7 @@ def error_of(call: Callable[[], None]) -> UserError | None:
 
 
 def fill(disk: Path, *, free: int) -> None:
-    """Fill a disk, which holds what is left of the last attempt, up to some pages."""
+    """Fill a disk until only some pages are free; files of the last attempt stay."""
     (disk / "fill").unlink(missing_ok=True)
     with (disk / "fill").open("wb") as stream:
         left = shutil.disk_usage(disk).free - 4096 * free

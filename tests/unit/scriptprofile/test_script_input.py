@@ -65,12 +65,12 @@ def test_of_two_that_fit_the_last_one_is_taken_and_the_other_is_not_known() -> N
 
     assert stages_of(one.nodes, one.stages) == [None, stages[0], stages[2]]
     assert map_share(one, stages[1]) is None
-    told = [
+    found = [
         finding
         for finding in diagnose([watched(one)], MACHINE).findings
         if finding.kind == "sequential_map"
     ]
-    assert {(finding.place, finding.sure) for finding in told} == {
+    assert {(finding.place, finding.sure) for finding in found} == {
         (at(9), "measured"),
         (at(8), "possible"),
     }
@@ -89,7 +89,7 @@ def test_what_a_cache_keeps_is_no_later_passs_work() -> None:
 
 
 def test_a_shuffle_of_batches_holds_no_more_than_there_are() -> None:
-    def told(*above: str) -> set[str]:
+    def found(*above: str) -> set[str]:
         shuffle = stage(
             "shuffle", 8, arguments={"buffer_size": 10**6}, element_bytes=10**6, cardinality=-2
         )
@@ -97,9 +97,9 @@ def test_a_shuffle_of_batches_holds_no_more_than_there_are() -> None:
         # A pass of 102 steps of 32 rows, 1 MB an element: 0.1 GB of batches, 3.3 GB of rows.
         return set(findings(loop(stages=chain, nodes=(), passes=1, wait_s=0.0, call_s=1.0)))
 
-    assert told("batch") == {"shuffle_memory"}
-    assert told() == set()
-    assert told("prefetch") == set()
+    assert found("batch") == {"shuffle_memory"}
+    assert found() == set()
+    assert found("prefetch") == set()
 
 
 def test_a_shuffle_that_had_read_everything_is_named_with_what_it_read() -> None:
@@ -123,15 +123,15 @@ def test_a_shuffle_that_had_read_everything_is_named_with_what_it_read() -> None
 def test_a_wait_before_epochs_that_the_inputs_work_is_too_little_for_is_not_the_inputs() -> None:
     chain = (stage("batch", 9), stage("shuffle", 8), stage("from_tensor_slices", 7))
 
-    def told(cpu_s: float) -> set[str]:
+    def found(cpu_s: float) -> set[str]:
         nodes = (node("Root"), node("BatchV2"), node("ShuffleV3", cpu_s), node("TensorSlice"))
         # 100 batches of 32 rows a pass, each node's CPU time for 1,000 elements.
         return set(
             findings(fit(stages=chain, nodes=nodes, passes=4, steps=400, starts=(2.0, 2.0, 2.0)))
         )
 
-    assert "slow_epoch_start" in told(10.0)
-    assert "slow_epoch_start" not in told(0.01)
+    assert "slow_epoch_start" in found(10.0)
+    assert "slow_epoch_start" not in found(0.01)
 
 
 MAP_ASKED = {"num_parallel_calls": -1}
@@ -173,10 +173,10 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
     each = fit(stages=chain, nodes=nodes, passes=5, wait=0.5, starts=(0.2,) * 4)
 
-    told = findings(each)
+    found = findings(each)
 
-    assert told["uncached"].place == at(7)
-    assert "dataset.cache().shuffle(1_000)" in told["uncached"].change
+    assert found["uncached"].place == at(7)
+    assert "dataset.cache().shuffle(1_000)" in found["uncached"].change
     slow = findings(replace(each, rounds=fit().rounds))["slow_epoch_start"]
     assert slow.place == at(7)
     # Those that `fit` makes of arrays, in its own line, are nobody's to change.
@@ -192,13 +192,13 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
 def test_short_waits_before_epochs_are_told_where_they_are_much_of_the_time() -> None:
     chain = (stage("batch", 9), stage("shuffle", 8))
 
-    def told(*starts: float) -> set[str]:
+    def found(*starts: float) -> set[str]:
         # A second of steps; epochs that begin after 0.2 s.
         return set(findings(fit(stages=chain, passes=9, starts=starts)))
 
-    assert told(*(0.21,) * 4) == {"slow_epoch_start"}
-    assert told(0.21, 0.21) == set()
-    assert told(*(0.03,) * 4) == set()
+    assert found(*(0.21,) * 4) == {"slow_epoch_start"}
+    assert found(0.21, 0.21) == set()
+    assert found(*(0.03,) * 4) == set()
 
 
 def pydataset(**changes: Any) -> Feed:
@@ -207,12 +207,12 @@ def pydataset(**changes: Any) -> Feed:
 
 
 def test_batches_that_python_makes_are_told_where_they_are_waited_for() -> None:
-    told = findings(fit(wait=0.85, feed=pydataset(), ceiling_s=0.001))["python_feed"]
+    found = findings(fit(wait=0.85, feed=pydataset(), ceiling_s=0.001))["python_feed"]
 
-    assert told.place == at(5)
-    assert "the PyDataset Images (workers=1) makes the batches in Python" in told.observation
-    assert "the step waits 85% of its time" in told.observation
-    assert "workers=4, use_multiprocessing=True" in told.change
+    assert found.place == at(5)
+    assert "the PyDataset Images (workers=1) makes the batches in Python" in found.observation
+    assert "the step waits 85% of its time" in found.observation
+    assert "workers=4, use_multiprocessing=True" in found.change
     assert findings(fit(wait=0.01, feed=pydataset())) == {}
     assert findings(fit(wait=0.01, feed=None)) == {}
     processes = pydataset(workers=2, processes=True)
@@ -245,20 +245,20 @@ def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
     assert "kept no times" in split.no_wait
     assert split.busy == pytest.approx(0.3)
     assert findings(without_gaps()) == {}, "neither steps_per_execution nor a small batch"
-    [(kind, told)] = findings(without_gaps(feed=pydataset(workers=4))).items()
+    [(kind, found)] = findings(without_gaps(feed=pydataset(workers=4))).items()
     assert kind == "python_feed"
-    assert "70% of the step is input and Python, which cannot be separated" in told.observation
+    assert "70% of the step is input and Python, which cannot be separated" in found.observation
 
 
 def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:
     dear = (node("Root"), node("Prefetch"), node("BatchV2", 1.0), node("TensorSlice"))
     waits = loop(nodes=dear)
 
-    told = findings(waits)["input_bound"]
+    found = findings(waits)["input_bound"]
 
-    assert (told.place, told.sure) == (at(8), "possible")
-    assert "waits 30% of its time (3 ms); BatchV2 takes" in told.observation
-    assert told.change.startswith(".batch(..., num_parallel_calls=tf.data.AUTOTUNE)")
+    assert (found.place, found.sure) == (at(8), "possible")
+    assert "waits 30% of its time (3 ms); BatchV2 takes" in found.observation
+    assert found.change.startswith(".batch(..., num_parallel_calls=tf.data.AUTOTUNE)")
     assert findings(replace(waits, wait_s=0.05, call_s=0.9)) == {}
     unknown = findings(replace(waits, nodes=()))["input_bound"]
     assert unknown.place == waits.place
@@ -294,10 +294,10 @@ def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
 def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
     calls = loop(CallLoop, wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
 
-    told = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
+    found = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
 
-    assert told.place == at(41)
-    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in told.observation
+    assert found.place == at(41)
+    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in found.observation
     assert findings(calls) == {}
     assert findings(calls, on_batches=((at(41), 3),)) == {}
     busy = replace(calls, call_s=0.95)
@@ -309,11 +309,11 @@ def test_what_other_programs_took_of_a_call_hides_no_python() -> None:
     load = {"wall_s": 1.0, "away_s": 0.9, "wait_s": 0.8, "python_s": 0.05, "python_run_s": 0.04}
     calls = loop(CallLoop, wait_s=0.0, call_s=0.95, stages=(), nodes=(), rows=0, load=load)
 
-    [told] = findings(calls, on_batches=((at(41), 102),), waited=0.8).values()
+    [found] = findings(calls, on_batches=((at(41), 102),), waited=0.8).values()
 
-    assert told.kind == "train_on_batch"
-    assert "Python takes 40%" in told.observation
-    assert told.sure == "possible"
+    assert found.kind == "train_on_batch"
+    assert "Python takes 40%" in found.observation
+    assert found.sure == "possible"
     quiet = replace(calls, load={**load, "away_s": 0.0, "wait_s": 0.0})
     assert findings(quiet, on_batches=((at(41), 102),)) == {}
 
@@ -334,13 +334,13 @@ def fed_by(mapped: Any, *, cpu_s: float) -> Loop:
 
 
 def test_where_w_is_missing_u_and_the_stages_say_what_the_step_waits_for() -> None:
-    told = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
+    found = findings(fed_by(DECODES, cpu_s=0.002))["input_bound"]
 
-    assert told.place == at(7)
-    assert "70% of the step is not computation" in told.observation
-    assert "W was not measured" in told.observation
-    assert "a batch costs 2" in told.observation
-    assert told.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
+    assert found.place == at(7)
+    assert "70% of the step is not computation" in found.observation
+    assert "W was not measured" in found.observation
+    assert "a batch costs 2" in found.observation
+    assert found.change.startswith("tf.io.decode_jpeg(data, ratio=4)")
     # Python may be the cause if the input costs almost nothing, or if its cost is unknown.
     assert findings(fed_by(DECODES, cpu_s=1e-5)) == {}
     assert findings(without_gaps(stages=fed_by(DECODES, cpu_s=1.0).stages, nodes=())) == {}
@@ -351,10 +351,10 @@ def test_without_w_a_rule_that_knows_why_speaks_too() -> None:
     each = fed_by(alone, cpu_s=0.002)
     nodes = (each.nodes[0], each.nodes[1], node("BatchV2"), node("Map", 0.2), each.nodes[3])
 
-    told = findings(replace(each, nodes=nodes))
+    found = findings(replace(each, nodes=nodes))
 
-    assert set(told) == {"sequential_map"}
-    assert "W was not measured" in told["sequential_map"].observation
+    assert set(found) == {"sequential_map"}
+    assert "W was not measured" in found["sequential_map"].observation
 
 
 def parsed(*operations: str, **changes: Any) -> OwnLoop:
@@ -378,13 +378,13 @@ def parsed(*operations: str, **changes: Any) -> OwnLoop:
 def test_work_that_has_a_form_for_batches_is_named_where_it_is_done_row_by_row(
     operations: tuple[str, ...], change: str
 ) -> None:
-    told = findings(parsed(*operations))["row_by_row"]
+    found = findings(parsed(*operations))["row_by_row"]
 
-    assert told.place == at(7)
-    assert change in told.change
-    assert "for one row at a time" in told.observation
-    assert told.gain is not None
-    assert told.gain[1] < 1 / 0.69
+    assert found.place == at(7)
+    assert change in found.change
+    assert "for one row at a time" in found.observation
+    assert found.gain is not None
+    assert found.gain[1] < 1 / 0.69
 
 
 @pytest.mark.parametrize(

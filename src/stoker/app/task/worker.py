@@ -114,7 +114,7 @@ def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str]
     """Wait for the chief, and train with it.
 
     Args:
-        asked: The settings with which this task was started; those of the chief are used.
+        asked: The settings of this task's own command line. Training uses the chief's, which must agree.
         cluster: This process's place in the cluster.
         log: Receives lines for the user.
 

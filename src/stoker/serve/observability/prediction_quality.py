@@ -157,7 +157,7 @@ class PredictionQuality:
         return window
 
     def _sweep(self) -> None:
-        """Forget models whose version is no longer loaded; a new version starts from zero."""
+        """Discard the windows of unloaded versions; a new version starts with an empty one."""
         if time.monotonic() - self._swept_s < _SWEEP_S:
             return
         self._swept_s = time.monotonic()

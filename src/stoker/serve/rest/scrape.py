@@ -28,7 +28,7 @@ class Form(enum.Enum):
 
 
 def forms_of(metrics_path: str | None) -> dict[str, Form]:
-    """Return path -> what answers it; empty if there are no metrics."""
+    """Return path -> text format of the metrics there; empty if the server exports no metrics."""
     if metrics_path is None:
         return {}
     return {

@@ -59,7 +59,7 @@ class Models:
     def configure(self, configs: Sequence[ModelConfig]) -> None:
         """Serve exactly these models; the server is not ready without each of them.
 
-        Models that are already served continue without a gap; a model that is no longer named is unloaded after
+        Models that are already served continue without a gap; a model that is not among them is unloaded after
         its last request.
         """
         with self._configuring:

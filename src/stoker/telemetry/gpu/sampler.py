@@ -26,7 +26,7 @@ SLOW_S = 15.0
 """Interval between two samples of the slow fields, and between attempts to reach a driver that does not answer, seconds."""
 
 _STALE = 10
-"""Number of missed intervals after which the last sample is no longer reported: the driver hangs."""
+"""After this many missed intervals the driver counts as hung, and the last sample is not reported."""
 
 _CLOSING_S = 2.0
 """Longest wait for the thread at the end, seconds: a call of a hanging driver does not end."""

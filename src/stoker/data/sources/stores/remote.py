@@ -41,10 +41,10 @@ AHEAD_FILES = 64
 """Maximum number of files that are fetched before they are needed."""
 
 AHEAD_BYTES = 512 << 20
-"""Most bytes of them, unless the next file alone is larger."""
+"""Maximum bytes of these files, unless the next file alone is larger."""
 
 AHEAD_SHARE = 0.25
-"""Limit as a share of the cache, so that nothing is evicted before it is read."""
+"""Maximum share of the cache that these files take. A larger share would evict files before they are read."""
 
 
 class Bucket:

@@ -46,8 +46,7 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
         except Gone:
             continue
         except AnswerLost:
-            # More requests do not help a server that restarts or is overloaded.
-            time.sleep(AGAIN_S)
+            time.sleep(AGAIN_S)  # more requests do not help a server that restarts or is overloaded
 
 
 def _changed(line: str) -> tuple[str, dict[str, Any]]:

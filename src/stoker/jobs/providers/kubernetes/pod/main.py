@@ -91,7 +91,7 @@ CODE_VARIABLE = "STOKER_KUBERNETES_CODE"
 """Environment variable: where the ConfigMap is mounted, on a cluster whose pods cannot have it at /stoker/code."""
 
 TERMINATION_LOG = "/dev/termination-log"
-"""File of a container whose final content is in the pod's state, also when its log is no longer available."""
+"""Kubernetes copies the final content of this file into the pod's state, which outlives the container's log."""
 
 
 def main() -> int:
