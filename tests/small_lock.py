@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -30,6 +31,10 @@ rank = os.environ.get("SLURM_PROCID", "0")
 Path(sys.argv[2], f"prefix-{sys.argv[1]}-{rank}").write_text(sys.prefix)
 sys.exit(main(sys.argv[1:]))
 """
+
+
+PYTHON_FOLDER = Path(sys.base_prefix) / "bin"
+"""On a PATH uv finds here a Python of this version, where `make setup PYTHON=...` named one that is on no PATH."""
 
 
 def uv_folder() -> Path:

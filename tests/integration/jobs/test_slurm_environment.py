@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs.conftest import Counting
-from tests.small_lock import small_lock, uv_folder
+from tests.small_lock import PYTHON_FOLDER, small_lock, uv_folder
 
 from stoker.jobs.job import Job, write_job
 from stoker.jobs.places import add_to_index
@@ -27,9 +27,9 @@ OVER = (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 def uv(counting: Counting) -> Iterator[str]:
     """A line of `setup` that puts uv on the PATH, as it is here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{uv_folder()}:{os.environ['PATH']}")
+        patch.setenv("PATH", f"{uv_folder()}:{os.environ['PATH']}:{PYTHON_FOLDER}")
         patch.setenv("UV_CACHE_DIR", str(counting.runs / "cache"))
-        yield f'export UV_CACHE_DIR="$place/../../cache" PATH={uv_folder()}:$PATH'
+        yield f'export UV_CACHE_DIR="$place/../../cache" PATH={uv_folder()}:$PATH:{PYTHON_FOLDER}'
 
 
 @pytest.fixture(scope="module", autouse=True)

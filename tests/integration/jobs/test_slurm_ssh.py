@@ -15,7 +15,7 @@ import pytest
 from tests.integration.jobs.conftest import Counting, comments
 from tests.port_server import ANSWER, answer_of, port_server
 from tests.slurm_cluster import wait_until
-from tests.small_lock import small_lock, uv_folder
+from tests.small_lock import PYTHON_FOLDER, small_lock, uv_folder
 from tests.ssh_server import SshServer, ssh_server
 
 from stoker.cli.main import invoke
@@ -104,7 +104,7 @@ def laptop(counting: Counting) -> Iterator[Laptop]:
         with ssh_server(folder, environ) as server, pytest.MonkeyPatch.context() as patch:
             (server.home / ".bash_profile").write_text(
                 "echo Welcome; export ONLY_THERE=known\n"
-                f"export PATH=$HOME/bin:{uv_folder()}:$PATH UV_CACHE_DIR=$HOME/cache\n"
+                f"export PATH=$HOME/bin:{uv_folder()}:$PATH:{PYTHON_FOLDER} UV_CACHE_DIR=$HOME/cache\n"
             )
             (server.home / "bin").mkdir()
             sbatch = server.home / "bin" / "sbatch"

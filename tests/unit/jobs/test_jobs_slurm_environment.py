@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.slurm_cluster import wait_until
-from tests.small_lock import small_lock, uv_folder
+from tests.small_lock import PYTHON_FOLDER, small_lock, uv_folder
 
 import stoker
 from stoker.core.errors import ConfigError, UserError
@@ -47,7 +47,7 @@ def counted_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'{uv_folder()}/uv "$@" || exit\nwhile [ -e {folder}/wait ]; do sleep 0.1; done\n'
     )
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}:{PYTHON_FOLDER}")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     return folder
 
