@@ -131,10 +131,18 @@ def test_a_flipped_bit_anywhere_in_a_png_is_found(name: str) -> None:
     assert [at for at in range(len(data)) if verdict(flipped(at)) == ""] == []
 
 
+GIF_HEAD = b"GIF87a \x00\x18\x00\x83\x00\x00\x85\xa1\x7ff\x9c\x87\x88\x8fsk\x8f\x81\x93\x85|\x82\x85wq\x85\x82g\x85~\x8d{~\x81yxv{}j{}\x89r}\x89iwyr{xk"
+"""Of a GIF with a small screen; its first frame comes next."""
+
+
 @given(st.binary(max_size=300), st.sampled_from([b"", *(data[:60] for data, _ in WHOLE.values())]))
 @example(
     tail=b"\x00,\x00\x00\x00\x00\x00\x0b\x00\xf9",  # the first frame alone has 180 million pixels
-    head=b"GIF87a \x00\x18\x00\x83\x00\x00\x85\xa1\x7ff\x9c\x87\x88\x8fsk\x8f\x81\x93\x85|\x82\x85wq\x85\x82g\x85~\x8d{~\x81yxv{}j{}\x89r}\x89iwyr{xk",
+    head=GIF_HEAD,
+)
+@example(
+    tail=b"\x00,\x00\x00\x00\x00\x00\x06\x00\xe4",  # and one at which Pillow only warns
+    head=GIF_HEAD,
 )
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_whatever_end_in_another_error_than_a_bad_image(tail: bytes, head: bytes) -> None:

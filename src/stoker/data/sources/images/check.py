@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 import simplejpeg
 from PIL.GifImagePlugin import GifImageFile
-from PIL.Image import DecompressionBombError
+from PIL.Image import DecompressionBombError, DecompressionBombWarning
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
@@ -226,7 +226,7 @@ def _frames_limited() -> Iterator[None]:
     """Turn the error of too large frames into that of a bad image; Pillow raises it while it opens the file, too."""
     try:
         yield
-    except DecompressionBombError:
+    except (DecompressionBombError, DecompressionBombWarning):  # a warning under `python -W error`
         raise BadImage(
             f"has frames of more than {MAX_GIF_PIXELS >> 20} million pixels together"
         ) from None
