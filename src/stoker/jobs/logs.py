@@ -17,6 +17,9 @@ _PART = re.compile(r"task-(\d+)\.log(?:\.(\d+))?")
 POLL_S = 0.3
 """Pause between two reads of growing logs: a shared file system sends no notification."""
 
+SILENT_S = 600.0
+"""How long a cluster's server may be silent before following a log fails, seconds."""
+
 LINE_BYTES = 1 << 20
 """A longer line is returned in pieces."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.core.config import read_yaml
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.jobs.job import Job
-from stoker.jobs.logs import job_lines, workers_of
+from stoker.jobs.logs import SILENT_S, job_lines, workers_of
 from stoker.jobs.places import find_place, open_job, places, read_submitted
 from stoker.jobs.provider import HasRemoteLogs, JobEvent, JobState, Phase, Remote
 from stoker.jobs.targets import Target, read_targets
@@ -223,9 +223,6 @@ def lines_of(
 
     yield from job_lines(known.place, worker=worker, until=is_over)
 
-
-SILENT_S = 600.0
-"""How long a cluster's server may be silent before following a log fails, seconds."""
 
 SHARED_S = 20.0
 """Longest time from the start of tasks until this machine sees their logs on a shared file system, seconds: Python starts,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker.core.errors import UserError
+from stoker.jobs.logs import SILENT_S
 from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.names import CONTAINER
 from stoker.jobs.providers.kubernetes.problems import AnswerLost, Gone, NotFound
@@ -26,9 +27,6 @@ LOOK_S = 0.5
 
 QUIET_S = 60.0
 """A log in which nothing has come for so long is opened again, seconds: its connection may hang."""
-
-SILENT_S = 600.0
-"""How long the cluster's API may be silent before following ends with its error, seconds."""
 
 _PRINTED = ("Running", "Succeeded", "Failed")
 """Phases of a pod in which it has a log."""
