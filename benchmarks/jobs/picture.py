@@ -76,19 +76,19 @@ def bars_of(training: Training) -> list[Bar]:
 
 def _of_worker(training: Training, rank: int, before_s: float) -> Iterator[Bar]:
     lane, steps = f"worker {rank}", training.steps(rank)
-    for number, (begin_s, asked_s, end_s) in _starts(training, rank).items():
+    for number, (begin_s, signal_s, end_s) in _starts(training, rank).items():
         mine = [each.at_s for each in steps if each.start == number]
-        stop_s = min(asked_s, end_s)
+        stop_s = min(signal_s, end_s)
         yield Bar(lane=lane, kind=WAITS, begin_s=before_s, end_s=begin_s)
         yield Bar(lane=lane, kind=STARTS, begin_s=begin_s, end_s=mine[0])
         yield Bar(lane=lane, kind=STEPS, begin_s=mine[0], end_s=min(stop_s, max(mine)))
-        if asked_s < end_s:
-            yield Bar(lane=lane, kind=SAVES, begin_s=asked_s, end_s=end_s)
+        if signal_s < end_s:
+            yield Bar(lane=lane, kind=SAVES, begin_s=signal_s, end_s=end_s)
         before_s = end_s
 
 
 def _starts(training: Training, rank: int) -> dict[int, tuple[float, float, float]]:
-    """Start -> when the worker began, got the request to end, and ended; infinite without a request."""
+    """Start -> when the worker began, got the signal to end, and ended; infinite without a request."""
     found, now = dict[int, tuple[float, float, float]](), 0
     never = float("inf")
     log = training.place / "logs" / f"task-{rank}.log"
@@ -97,7 +97,7 @@ def _starts(training: Training, rank: int) -> dict[int, tuple[float, float, floa
         if begun := _START.match(text):
             now = int(begun["number"])
             found[now] = at_s, never, never
-        elif text.startswith("asked to end"):
+        elif text.startswith("ending on a signal"):
             found[now] = found[now][0], at_s, never
         elif _END.match(text):
             found[now] = *found[now][:2], at_s
@@ -154,9 +154,9 @@ def _lines(bars: Sequence[Bar], training: Training) -> list[str]:
     numbers = [each.number for each in training.steps()]
     first = sum(each.start == 1 for each in training.steps())
     return [
-        "Four workers, preempted by a job of higher priority",
+        "Four workers make room for a job of higher priority",
         (
-            f"Asked to end after step {first} of {max(numbers)}, they save within {max(saves):.1f} s and go on "
+            f"Preempted after step {first} of {max(numbers)}, they save within {max(saves):.1f} s and go on "
             f"when the other job is done; steps done twice: {lost}."
         ),
     ]
