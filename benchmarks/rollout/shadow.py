@@ -5,7 +5,7 @@ python benchmarks/rollout/shadow.py [--seconds S] [--rounds R]
 One server has the same SavedModel under two names: `alone` has no rollout, that of `copied` is in a shadow stage. So a
 window of one is next to a window of the other, in the same process. The load is open loop. Its generator has a
 real-time priority where it may (as root): it needs a few percent of a core, and would wait for the cores that it loads.
-About 2 minutes.
+About 4 minutes.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def p99s(bench: Bench, *, seconds: float, rounds: int) -> list[Figure]:
 def main() -> None:
     """Measure, and write the part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a window")
-    parser.add_argument("--rounds", type=int, default=20, help="pairs of windows")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a window")
+    parser.add_argument("--rounds", type=int, default=12, help="pairs of windows")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     with (

@@ -34,7 +34,7 @@ from stoker.serve.routing import CopyResult, RequestCopy, Route
 
 _log = logging.getLogger(__name__)
 
-MOST_SHARE = 0.02
+MOST_SHARE = 0.005
 """Share of one core that copies take from the server's process, which has one lock for all of its Python code."""
 
 _CLOSE_S = 1.0
