@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,7 +18,11 @@ def no_headers(_: str) -> bytes | None:
     return None
 
 
-def _ignore(_: AnsweredRun) -> None:
+Outputs = Mapping[str, np.ndarray[Any, Any]]
+"""Output name -> the rows of all requests of a run, concatenated."""
+
+
+def _ignore(_requests: AnsweredRequests, _outputs: Outputs, _ended_s: float) -> None:
     """Count nothing: no rollout made the route."""
 
 
@@ -49,30 +53,28 @@ class Route:
     """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic). Where it
     is false because that version is at work, the router counts the copy as dropped."""
 
-    answered: Callable[[AnsweredRun], None] = field(default=_ignore, compare=False)
-    """Counts successful answers of the run whose first route this is. The caller does not change the run afterwards."""
+    answered: Callable[[AnsweredRequests, Outputs, float], None] = field(
+        default=_ignore, compare=False
+    )
+    """Counts successful answers of the run whose first route this is: its requests, its outputs, and when it ended, by
+    the monotonic clock. The caller changes none of them afterwards."""
 
 
-class AnsweredRun(NamedTuple):
-    """Requests that one run of one version answered."""
-
-    routes: Sequence[Route]
-    """The route of each request."""
+@dataclass(kw_only=True, slots=True)
+class AnsweredRequests:
+    """Requests that one run of one version answers."""
 
     came_s: Sequence[float]
     """When each request arrived, by the monotonic clock."""
 
-    patience_s: Sequence[float]
-    """How long each client waited from then on, seconds."""
+    sizes: Sequence[int] = ()
+    """How many rows each request has; empty: all belong to one request."""
 
-    sizes: Sequence[int]
-    """How many rows each request has; empty if all belong to one request."""
+    routes: Sequence[Route] = ()
+    """Where a rollout sent each; empty without a rollout."""
 
-    outputs: Mapping[str, np.ndarray[Any, Any]]
-    """Output name -> the rows of all requests, concatenated."""
-
-    ended_s: float
-    """When the run ended."""
+    patience_s: Sequence[float] = ()
+    """How long each client waits from then on, seconds; only with routes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +110,7 @@ class RequestCopy:
     inputs: Mapping[str, np.ndarray[Any, Any]]
     """Input name -> array."""
 
-    outputs: Mapping[str, np.ndarray[Any, Any]] | None
+    outputs: Outputs | None
     """The answer: output name -> array; None if the model failed."""
 
     took_s: float
@@ -200,7 +202,7 @@ class Router(Protocol):
         *,
         good: bool,
         took_s: float,
-        outputs: Mapping[str, np.ndarray[Any, Any]] | None,
+        outputs: Outputs | None,
     ) -> None:
         """Count an answer.
 

@@ -14,19 +14,22 @@ from stoker.rollout.routing.answers import (
     MOST_WAITING,
     WaitingAnswers,
     first_of_numbers,
-    one_answer,
+    one_request,
     predictions_of,
 )
 from stoker.rollout.statistics.histogram import buckets_of
-from stoker.serve.routing import AnsweredRun, Route
+from stoker.serve.routing import AnsweredRequests, Outputs, Route
+
+Run = tuple[AnsweredRequests, Outputs, float]
+"""Requests, the outputs of all of them, and when their run ended."""
 
 
-def counted(*answers: AnsweredRun, together: bool, slow_s: float = 1.0) -> dict[int, VersionCounts]:
+def counted(*answers: Run, together: bool, slow_s: float = 1.0) -> dict[int, VersionCounts]:
     """The counts after all answers, counted at once or one after the other."""
     counts: dict[int, VersionCounts] = {}
     keys, waiting = StageKeys(), WaitingAnswers(lambda: None)
     for each in answers:
-        waiting.add(each)
+        waiting.add(*each)
         if not together:
             waiting.count(counts, keys, slow_s=slow_s)
     waiting.count(counts, keys, slow_s=slow_s)
@@ -37,10 +40,10 @@ def route(version: int, key: int | None = None, *, counts: bool = True) -> Route
     return Route(version=version, otherwise=1, key=key, counts=counts)
 
 
-def random_runs(seed: int, *, keyed: bool) -> list[AnsweredRun]:
+def random_runs(seed: int, *, keyed: bool) -> list[Run]:
     """Runs of one to four requests of one to three rows each; some are late, slow, or not finite."""
     random = np.random.default_rng(seed)
-    found = []
+    found: list[Run] = []
     for _ in range(300):
         number, version = int(random.integers(1, 5)), int(random.integers(1, 3))
         sizes = random.integers(1, 4, number).tolist()
@@ -49,11 +52,13 @@ def random_runs(seed: int, *, keyed: bool) -> list[AnsweredRun]:
         of_version = 2 * random.integers(0, 25, number) + version  # a key has one version
         keys = of_version.tolist() if keyed else [None] * number
         found.append(
-            AnsweredRun(
-                [route(version, key, counts=random.random() > 0.1) for key in keys],
-                (9.0 - random.exponential(0.5, number)).tolist(),
-                np.where(random.random(number) > 0.1, 30.0, 1e-9).tolist(),
-                sizes if number > 1 else (),
+            (
+                AnsweredRequests(
+                    routes=[route(version, key, counts=random.random() > 0.1) for key in keys],
+                    came_s=(9.0 - random.exponential(0.5, number)).tolist(),
+                    patience_s=np.where(random.random(number) > 0.1, 30.0, 1e-9).tolist(),
+                    sizes=sizes if number > 1 or random.random() < 0.5 else (),
+                ),
                 {} if random.random() < 0.1 else {"y": values},
                 9.0,
             )
@@ -61,19 +66,20 @@ def random_runs(seed: int, *, keyed: bool) -> list[AnsweredRun]:
     return found
 
 
-def apart(run: AnsweredRun) -> list[AnsweredRun]:
+def apart(run: Run) -> list[Run]:
     """The answers of a run as those of requests that were alone, without those that do not count."""
-    values = run.outputs.get("y")
-    sizes = run.sizes or [0 if values is None else len(values)]
+    requests, outputs_of_all, ended_s = run
+    values = outputs_of_all.get("y")
+    sizes = requests.sizes or [0 if values is None else len(values)]
     ends = np.cumsum(sizes).tolist()
-    found = []
+    found: list[Run] = []
     for each, came_s, most_s, size, end in zip(
-        run.routes, run.came_s, run.patience_s, sizes, ends, strict=True
+        requests.routes, requests.came_s, requests.patience_s, sizes, ends, strict=True
     ):
-        took_s = run.ended_s - came_s
+        took_s = ended_s - came_s
         outputs = {} if values is None else {"y": values[end - size : end]}
         if each.counts:
-            found.append(one_answer(each, good=took_s <= most_s, took_s=took_s, outputs=outputs))
+            found.append((one_request(each, good=took_s <= most_s), outputs, took_s))
     return found
 
 
@@ -93,11 +99,24 @@ def test_counting_many_at_a_time_changes_no_count(*, keyed: bool) -> None:
 
 def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None:
     values = np.array([[1.0], [np.inf], [3.0]], np.float32)
-    run = AnsweredRun([route(2), route(2)], [0.0, 0.0], [1.0, 1.0], [1, 2], {"y": values}, 0.1)
+    requests = AnsweredRequests(
+        routes=[route(2), route(2)], came_s=[0.0, 0.0], patience_s=[1.0, 1.0], sizes=[1, 2]
+    )
 
-    found = counted(run, together=True)[2]
+    found = counted((requests, {"y": values}, 0.1), together=True)[2]
 
     assert (found.requests, found.bad, sum(found.predictions.values())) == (2, 1, 1)
+
+
+def test_an_output_without_a_row_for_each_request_predicts_nothing() -> None:
+    pair = AnsweredRequests(
+        routes=[route(2), route(2)], came_s=[0.0, 0.0], patience_s=[1.0, 1.0], sizes=[2, 2]
+    )
+    fitting, other = np.ones((4, 1), np.float32), np.ones((3, 1), np.float32)
+
+    found = counted((pair, {"y": fitting}, 0.1), (pair, {"y": other}, 0.1), together=True)[2]
+
+    assert (found.requests, found.bad, sum(found.predictions.values())) == (4, 0, 4)
 
 
 def test_signatures_that_share_the_name_of_an_output_are_each_read_by_their_own() -> None:
@@ -110,7 +129,7 @@ def test_signatures_that_share_the_name_of_an_output_are_each_read_by_their_own(
     ]
 
     found = counted(
-        *(one_answer(route(1), good=True, took_s=0.1, outputs=each) for each in outputs),
+        *((one_request(route(1), good=True), each, 0.1) for each in outputs),
         together=True,
     )[1]
 
@@ -121,16 +140,16 @@ def test_signatures_that_share_the_name_of_an_output_are_each_read_by_their_own(
 def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
     full: list[bool] = []
     waiting = WaitingAnswers(lambda: full.append(True))
-    small = one_answer(route(1), good=True, took_s=0.1, outputs=None)
+    small = one_request(route(1), good=True)
     for _ in range(MOST_WAITING - 1):
-        waiting.add(small)
+        waiting.add(small, {}, 0.1)
     assert not full
-    waiting.add(small)
+    waiting.add(small, {}, 0.1)
     assert len(full) == 1
     assert waiting.count({}, StageKeys())
     assert not waiting.count({}, StageKeys())
 
-    waiting.add(small._replace(outputs={"scores": np.zeros((1, MOST_BYTES), np.float32)}))
+    waiting.add(small, {"scores": np.zeros((1, MOST_BYTES), np.float32)}, 0.1)
     assert len(full) == 2
     waiting.clear()
     assert not waiting.count({}, StageKeys())
@@ -151,5 +170,5 @@ def test_what_is_predicted_is_a_number_or_a_class(output: np.ndarray, values: li
     assert first_of_numbers(outputs) == "scores"
     assert predictions_of(np.atleast_1d(output)).tolist() == values
     assert first_of_numbers({"labels": outputs["labels"]}) == ""
-    counts = counted(one_answer(route(1), good=True, took_s=0.1, outputs=outputs), together=True)[1]
+    counts = counted((one_request(route(1), good=True), outputs, 0.1), together=True)[1]
     assert sum(counts.predictions.values()) == len(values)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.rollout.counts.counted_keys import Once, StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
-from stoker.serve.routing import AnsweredRun, Route
+from stoker.serve.routing import AnsweredRequests, Route
 
 MOST_WAITING = 1024
 """Most runs in the queue; counting this many takes about 1 ms."""
@@ -25,39 +26,33 @@ MOST_BYTES = 16 << 10
 Values = NDArray[Any]
 """[rows, ...] a numeric output."""
 
+Flags = NDArray[np.bool_]
+"""[requests] whether something holds for each."""
+
 _NUMBERS = "fiub"
 """Numeric kinds of dtypes."""
 
 _NO_VALUES = np.empty(0)
 
 
-def one_answer(
-    route: Route, *, good: bool, took_s: float, outputs: Mapping[str, Values] | None
-) -> AnsweredRun:
-    """The answer to one request, as a run with a single request.
+def one_request(route: Route, *, good: bool) -> AnsweredRequests:
+    """One request that arrived at second 0.
 
     Args:
-        route: where the request went.
+        route: where it went.
         good: whether it was answered in time and with a successful status.
-        took_s: its duration, seconds.
-        outputs: output name -> array; None if there are none.
     """
-    patience_s = math.inf if good else -math.inf
-    return AnsweredRun((route,), (0.0,), (patience_s,), (), outputs or {}, took_s)
+    return AnsweredRequests(
+        came_s=(0.0,), routes=(route,), patience_s=(math.inf if good else -math.inf,)
+    )
 
 
-_Waiting = tuple[
-    Sequence[Route],
-    Sequence[float],
-    Sequence[float],
-    Sequence[int],
-    float,
-    Any,
-    tuple[int, ...],
-    bytes,
-]
+_Waiting = tuple[AnsweredRequests, float, "np.dtype[Any]", tuple[int, ...], bytes]
 """A run that holds dtype, shape and bytes of its first numeric output instead of its arrays: freeing the arrays of many
 runs later takes longer than copying their numbers. It is not a class, since creating one takes as long as the copy."""
+
+_parts_of = attrgetter("routes", "came_s", "patience_s", "sizes")
+_version_of, _counts_of, _key_of = map(attrgetter, ("version", "counts", "key"))
 
 
 class WaitingAnswers:
@@ -80,9 +75,10 @@ class WaitingAnswers:
 
         self._output = ""  # name of the first numeric output in the last run
 
-    def add(self, run: AnsweredRun) -> None:
-        """Add answers to the queue."""
-        routes, came_s, patience_s, sizes, outputs, ended_s = run
+    def add(
+        self, requests: AnsweredRequests, outputs: Mapping[str, Values], ended_s: float
+    ) -> None:
+        """Add the answers of one run to the queue; the arguments are those of `Route.answered`."""
         values = outputs.get(self._output, _NO_VALUES)
         raw = values.tobytes()
         if not raw or values.dtype.kind not in _NUMBERS:
@@ -90,9 +86,7 @@ class WaitingAnswers:
             values = outputs.get(self._output, _NO_VALUES)
             raw = values.tobytes()
         waiting = self._waiting
-        waiting.append(
-            (routes, came_s, patience_s, sizes, ended_s, values.dtype, values.shape, raw)
-        )
+        waiting.append((requests, ended_s, values.dtype, values.shape, raw))
         if len(waiting) >= MOST_WAITING or len(raw) > MOST_BYTES:
             self._when_full()
 
@@ -115,91 +109,99 @@ class WaitingAnswers:
         Returns:
             Whether any answer was counted.
         """
-        by_version: dict[int, list[_Waiting]] = defaultdict(list)
-        for run in self._taken():
-            by_version[run[0][0].version].append(run)
-        for version, runs in by_version.items():
-            took_s = _count(runs, counts.setdefault(version, VersionCounts()), keys, slow_s)
+        take, number = self._waiting.popleft, len(self._waiting)  # other threads may add more
+        taken = [take() for _ in range(number)]
+        if not taken:
+            return False
+        requests, ended_s, dtypes, shapes, raw = zip(*taken, strict=True)
+        by_run, came_s, patience_s, sizes = zip(*map(_parts_of, requests), strict=True)
+        routes = list(chain.from_iterable(by_run))
+        took_s = np.repeat(ended_s, list(map(len, by_run))) - _array(came_s)
+        good = took_s <= _array(patience_s)
+        rows, values = _predictions(sizes, shapes, dtypes, raw)
+        owners = np.repeat(np.arange(len(rows)), rows)
+        finite = np.isfinite(values)
+        good[owners[~finite]] = False
+        # A slow answer that turned out bad still counts as slow: it may have been counted while it ran.
+        slow = took_s > slow_s
+        bad, timed, predicted = ~good, good | slow, good & (rows > 0)
+        counted = np.array(list(map(_counts_of, routes)))
+        bad &= counted
+        timed &= counted
+        predicted &= counted
+        if set(map(_key_of, routes)) != {None}:
+            _count_keys_once(
+                keys, routes, bad=bad, slow=slow & counted, timed=timed, predicted=predicted
+            )
+        versions = np.array(list(map(_version_of, routes)))
+        for version in np.unique(versions).tolist():
+            found, its = counts.setdefault(version, VersionCounts()), versions == version
+            found.requests += int((its & counted).sum())
+            found.bad += int((its & bad).sum())
+            of_rows = finite & (its & predicted)[owners]
+            found.predictions.update(buckets_of(values[of_rows]).tolist())
             if times_count:
-                counts[version].latency.update(buckets_of(took_s).tolist())
-        return bool(by_version)
-
-    def _taken(self) -> Iterator[_Waiting]:
-        try:
-            while True:  # other threads may add answers meanwhile
-                yield self._waiting.popleft()
-        except IndexError:
-            return
+                found.latency.update(buckets_of(took_s[its & timed]).tolist())
+        return True
 
 
-def _count(
-    runs: Sequence[_Waiting], counts: VersionCounts, keys: StageKeys, slow_s: float
-) -> NDArray[np.float64]:
-    """Add answers of one version to its counts; return the durations that count, seconds."""
-    by_run, came_s, patience_s, sizes, ended_s, *arrays = zip(*runs, strict=True)
-    routes = list(chain.from_iterable(by_run))
-    took_s = np.repeat(ended_s, list(map(len, by_run))) - _array(came_s)
-    good = took_s <= _array(patience_s)
-    by_request = list(map(_rows, by_run, sizes, arrays[1]))
-    rows = list(chain.from_iterable(by_request))
-    values = _predictions(list(map(sum, by_request)), arrays[0], arrays[2])
-    owners = np.repeat(np.arange(len(good)), rows)
-    finite = np.isfinite(values)
-    good[owners[~finite]] = False
-    # A slow answer that turned out bad still counts as slow: it may have been counted while it ran.
-    slow = took_s > slow_s
-    bad, timed, predicted = ~good, good | slow, good
-    each_counts = all(
-        route.counts and route.key is None
-        for route in dict(zip(map(id, routes), routes, strict=True)).values()
-    )
-    if not each_counts:
-        timed, predicted = timed.copy(), good.copy()
-        for at, route in enumerate(routes):
-            if not route.counts:
-                bad[at] = timed[at] = predicted[at] = False
-                continue
-            if slow[at]:  # a client whose requests are all slow counts as one slow client
-                timed[at] = keys.is_first(route.key, Once.SLOW)
-            if bad[at]:
-                bad[at] = keys.is_first(route.key, Once.BAD)
-            else:
-                predicted[at] = bool(rows[at]) and keys.is_first(route.key, Once.PREDICTED)
-    counts.requests += len(good) if each_counts else sum(route.counts for route in routes)
-    counts.bad += int(bad.sum())
-    counts.predictions.update(buckets_of(values[predicted[owners] & finite]).tolist())
-    return took_s[timed]
+def _count_keys_once(
+    keys: StageKeys,
+    routes: Sequence[Route],
+    *,
+    bad: Flags,
+    slow: Flags,
+    timed: Flags,
+    predicted: Flags,
+) -> None:
+    """Clear the flags of each key that has already counted in the stage; all flags are [requests]."""
+    for at, route in enumerate(routes):
+        if slow[at]:  # a client whose requests are all slow counts as one slow client
+            timed[at] = keys.is_first(route.key, Once.SLOW)
+        if bad[at]:
+            bad[at] = keys.is_first(route.key, Once.BAD)
+        elif predicted[at]:
+            predicted[at] = keys.is_first(route.key, Once.PREDICTED)
 
 
 def _array(parts: Iterable[Sequence[float]]) -> NDArray[np.float64]:
     return np.array(list(chain.from_iterable(parts)))
 
 
-def _rows(routes: Sequence[Route], sizes: Sequence[int], shape: tuple[int, ...]) -> Sequence[int]:
-    """The number of rows of each request of a run; 0 if its output has no row for each."""
-    number = shape[0] if shape else 1
-    sizes = sizes or (number,)
-    return sizes if sum(sizes) == number else (0,) * len(routes)
-
-
 def _predictions(
-    rows: Sequence[int], dtypes: Sequence[np.dtype[Any]], raw: Sequence[bytes]
-) -> NDArray[np.float64]:
-    """[rows] the prediction of each row, for consecutive runs."""
-    kinds = {
-        (dtype, len(each) // number)
-        for number, dtype, each in zip(rows, dtypes, raw, strict=True)
-        if number
-    }
+    sizes: Sequence[Sequence[int]],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[np.dtype[Any]],
+    raw: Sequence[bytes],
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """[requests] the number of rows of each request, 0 if its output has no row for each; [rows] their predictions.
+
+    Args:
+        sizes: rows of each request of each run, as in `AnsweredRequests`.
+        shapes: of the outputs of the runs.
+        dtypes: the same.
+        raw: their bytes.
+    """
+    rows_of = {shape: shape[0] if shape else 1 for shape in set(shapes)}
+    of_run = np.array(list(map(rows_of.__getitem__, shapes)))
+    given = np.array(list(map(len, sizes)))
+    fits = (given == 0) | (of_run == list(map(sum, sizes)))
+    of_run[~fits] = 0
+    requests = np.maximum(given, 1)
+    rows = np.repeat(of_run, requests)
+    of_several = np.repeat(given > 0, requests)
+    rows[of_several] = list(chain.from_iterable(sizes))
+    rows[np.repeat(~fits, requests)] = 0
+    some = of_run > 0
+    numbers, dtypes, raw = of_run[some], list(compress(dtypes, some)), list(compress(raw, some))
+    kinds = set(zip(dtypes, (np.array(list(map(len, raw)), int) // numbers).tolist(), strict=True))
     if len(kinds) == 1:  # usually one call for all
-        ((dtype, _),) = kinds
-        rows, dtypes, raw = [sum(rows)], [dtype], [b"".join(raw)]
+        numbers, dtypes, raw = numbers.sum(keepdims=True), dtypes[:1], [b"".join(raw)]
     parts = [
         predictions_of(np.frombuffer(each, dtype).reshape(number, -1))
-        for number, dtype, each in zip(rows, dtypes, raw, strict=True)
-        if number
+        for number, dtype, each in zip(numbers.tolist(), dtypes, raw, strict=True)
     ]
-    return np.concatenate([np.empty(0), *parts])
+    return rows, np.concatenate([np.empty(0), *parts])
 
 
 def first_of_numbers(outputs: Mapping[str, Values]) -> str:

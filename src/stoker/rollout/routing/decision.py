@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
-from stoker.serve.routing import AnsweredRun, Headers, Route
+from stoker.serve.routing import AnsweredRequests, Headers, Outputs, Route
 
 MOST_ROUTES = 10_000
 """Keys whose routes are cached: computing a route takes three times as long as looking it up."""
@@ -96,7 +96,7 @@ def decision(
     state: RolloutState,
     split: TrafficSplit,
     key_hash: Callable[[bytes], int],
-    answered: Callable[[AnsweredRun], None],
+    answered: Callable[[AnsweredRequests, Outputs, float], None],
     takes_copy: Callable[[], bool],
 ) -> Callable[[Headers], Route]:
     """The function that routes by a state; everything that does not depend on the request is computed here, once.

@@ -26,10 +26,11 @@ from stoker.rollout.state.changes import roll_back
 from stoker.rollout.state.files import StateFiles, Stored
 from stoker.rollout.state.state import ACTIVE, Phase, state_of
 from stoker.serve.routing import (
-    AnsweredRun,
+    AnsweredRequests,
     CopyResult,
     Decide,
     Headers,
+    Outputs,
     RequestCopy,
     Route,
     RunningRequest,
@@ -238,13 +239,13 @@ class ModelRollout:
             return {state.stable, state.candidate, *state.arms} - set(state.rejected)
         return {state.stable}
 
-    def count(self, run: AnsweredRun) -> None:
+    def count(self, requests: AnsweredRequests, outputs: Outputs, ended_s: float) -> None:
         """Queue answers to be counted by `write` at the latest; those of an A/B test are recorded at once."""
-        is_of_test = self._is_test or run.routes[0].test  # the test may have ended
-        (self._record if is_of_test else self.waiting.add)(run)
+        is_of_test = self._is_test or requests.routes[0].test  # the test may have ended
+        (self._record if is_of_test else self.waiting.add)(requests, outputs, ended_s)
 
-    def _record(self, run: AnsweredRun) -> None:
-        for route in run.routes:
+    def _record(self, requests: AnsweredRequests, _outputs: Outputs, _ended_s: float) -> None:
+        for route in requests.routes:
             self.test.record(route)
 
     def _count_full(self) -> None:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from stoker.rollout.control.supervisor import Controllers
-from stoker.rollout.routing.answers import one_answer
+from stoker.rollout.routing.answers import one_request
 from stoker.rollout.routing.model_rollout import ModelRollout
 from stoker.rollout.shadow.stage import ShadowOptions
 from stoker.rollout.state.state import FOLDER
@@ -21,6 +19,7 @@ from stoker.serve.routing import (
     CopyResult,
     Decide,
     Headers,
+    Outputs,
     RequestCopy,
     Route,
     RunningRequest,
@@ -130,12 +129,12 @@ class RolloutRouter:
         *,
         good: bool,
         took_s: float,
-        outputs: Mapping[str, NDArray[Any]] | None,
+        outputs: Outputs | None,
     ) -> None:
         """Count an answer, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is not None and route.counts:
-            rollout.count(one_answer(route, good=good, took_s=took_s, outputs=outputs))
+            rollout.count(one_request(route, good=good), outputs or {}, took_s)
 
     def copy(self, model: str, route: Route, request: RequestCopy) -> None:
         """Have the candidate answer a request in shadow, as `Router` describes it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.serve.dataplane.requests import ModelSpec, Tensors
@@ -11,7 +10,7 @@ from stoker.serve.errors import Code
 from stoker.serve.observability.counters import COUNTING, Count, Spread
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.observability.version_metrics import VersionMetrics
-from stoker.serve.routing import Route
+from stoker.serve.routing import AnsweredRequests
 
 PROVEN_RUNS = 1_000
 """Quick runs that each compared version of a rollout must have had before one of them runs in the event loop."""
@@ -24,7 +23,7 @@ def of_version(name: str, version: int) -> ModelSpec:
 
 
 @dataclass(kw_only=True, slots=True)
-class JoinedRequests:
+class JoinedRequests(AnsweredRequests):
     """Similar requests for one version of one model."""
 
     model: ModelSpec
@@ -33,20 +32,8 @@ class JoinedRequests:
     signature: str
     """The signature's name; empty for the default."""
 
-    came_s: Sequence[float]
-    """When each request arrived, by the monotonic clock."""
-
-    sizes: Sequence[int] = ()
-    """How many rows each request has; empty: all belong to one request."""
-
     entrypoint: str = "REST"
     """The protocol of the requests."""
-
-    routes: Sequence[Route] = ()
-    """Where a rollout sent each; empty without a rollout."""
-
-    patience_s: Sequence[float] = ()
-    """How long each client waits from then on, seconds; only with routes."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -37,7 +37,7 @@ from stoker.serve.observability.prediction_quality import PredictionQuality
 from stoker.serve.observability.sampled_examples import EXAMPLES, MAX_EXAMPLES
 from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.request_record import RequestRecord
-from stoker.serve.routing import AnsweredRun, Headers, Route, Router, RunningRequest
+from stoker.serve.routing import Headers, Route, Router, RunningRequest
 from stoker.serve.runtime.counted_threads import take_waited_s
 from stoker.serve.servables.catalog import Models
 from stoker.serve.servables.examples import (
@@ -197,14 +197,10 @@ class DataPlane:
     def answered_joined(self, joined: JoinedRequests, run: JoinedRun) -> None:
         """Count requests that a run of `predict_joined` has answered."""
         self._joined.add(joined, run)
-        routes = joined.routes
-        if routes:
-            routes[0].answered(
-                AnsweredRun(
-                    routes, joined.came_s, joined.patience_s, joined.sizes, run.outputs, run.ended_s
-                )
-            )
-            if self.router is not None and not routes[0].counts:  # as all in a shadow stage
+        if joined.routes:
+            route = joined.routes[0]
+            route.answered(joined, run.outputs, run.ended_s)
+            if not route.counts and self.router is not None:  # as all in a shadow stage
                 self._copies.of_run(self.router, joined, run)
 
     def most_rows(self, model: ModelSpec) -> int:
