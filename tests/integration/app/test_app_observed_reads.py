@@ -95,7 +95,7 @@ def preprocessing_fn(inputs):
 """
 
 
-def test_what_a_run_writes_and_what_nobody_reads_trains_nothing_again(tmp_path: Path) -> None:
+def test_what_a_run_writes_and_what_no_code_reads_trains_nothing_again(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "mine",
         # The folder is listed too, by a stage before training as well.
@@ -170,7 +170,7 @@ READERS: dict[str, tuple[Callable[[Path, str], None], str, str]] = {
 }
 
 
-def test_a_file_that_the_code_reads_counts_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_file_that_the_code_reads_counts_whichever_function_reads_it(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     names = {
         reader: folder / f"{reader}.{'png' if reader == 'opencv' else 'bin'}" for reader in READERS

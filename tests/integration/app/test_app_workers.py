@@ -529,7 +529,7 @@ def test_what_parameter_servers_trained_is_exported_and_evaluated(
 
 @pytest.mark.soak
 @pytest.mark.multiworker
-def test_workers_that_are_still_building_end_at_once_when_asked(
+def test_workers_that_are_still_building_end_at_once_on_a_signal(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After TensorFlow has found the other workers it would swallow the signal."""

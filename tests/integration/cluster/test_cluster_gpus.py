@@ -57,7 +57,7 @@ def read(driver: Path, script: str = READ, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_the_driver_says_of_its_gpus_is_told(driver: Path) -> None:
+def test_what_the_driver_says_of_its_gpus_is_reported(driver: Path) -> None:
     found = read(driver)
 
     assert (found["driver"], found["cuda"], found["unread"]) == ("580.65.06", [13, 0], "")
@@ -244,7 +244,7 @@ def test_setup_finds_a_driver_that_shows_a_gpu(driver: Path) -> None:
         (["CUDA=1"], {"NO_DRIVER": "1"}, 2, "1 cuda"),
     ],
 )
-def test_make_setup_installs_cuda_where_there_is_a_gpu_and_as_it_is_asked(
+def test_make_setup_installs_cuda_if_the_machine_has_a_gpu_or_as_requested(
     driver: Path, arguments: list[str], environment: dict[str, str], locks: int, stamp: str
 ) -> None:
     make = [f"PYTHON={sys.executable}", "VENV=no-such-venv", *arguments]

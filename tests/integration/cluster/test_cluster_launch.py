@@ -292,7 +292,7 @@ def test_each_worker_gets_its_own_cores_and_threads_and_place(tmp_path: Path) ->
     assert told["worker 1"][3]["task"] == {"type": "worker", "index": 1}
 
 
-def test_beside_parameter_servers_a_dead_worker_comes_back_alone_and_all_end_with_the_chief(
+def test_with_parameter_servers_a_dead_worker_comes_back_alone_and_all_end_with_the_chief(
     tmp_path: Path,
 ) -> None:
     seen = Seen()
@@ -369,7 +369,7 @@ def descendants(pid: int) -> set[int]:
     return {pid}.union(*(descendants(int(child)) for child in children))
 
 
-def test_nobody_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
+def test_no_worker_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
     (tmp_path / "fault-0").write_text(
         "import subprocess\n"
         "if step == 20: subprocess.Popen(['sleep', '612']); print('slept'); time.sleep(600)"
@@ -389,7 +389,7 @@ def test_nobody_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_launcher_that_is_asked_to_end_has_its_workers_save_and_exits_75(
+def test_a_launcher_that_gets_a_signal_has_its_workers_save_and_exits_75(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     process = start_launcher(tmp_path)

@@ -359,7 +359,7 @@ def test_a_log_that_fills_its_disk_fails_the_child_and_can_be_read(small_disk: P
     assert last_line(small_disk / "log") in ("y", "")
 
 
-def test_an_end_is_told_in_words() -> None:
+def test_an_exit_code_is_described_in_words() -> None:
     assert how_it_ended(3) == "ended with exit code 3"
     assert how_it_ended(-9) == "was killed by SIGKILL"
     assert how_it_ended(-77) == "was killed by signal 77"

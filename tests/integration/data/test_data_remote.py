@@ -217,7 +217,7 @@ def test_a_damaged_copy_is_fetched_again(s3: StoreServer, tmp_path: Path, bucket
     assert s3.faults.contents() == 2
 
 
-def test_a_store_that_answers_503_is_asked_again(
+def test_a_store_that_answers_503_gets_the_request_again(
     store: StoreServer, tmp_path: Path, bucket: str
 ) -> None:
     local = csv_folder(tmp_path / "local")
@@ -267,7 +267,7 @@ def test_a_store_that_goes_on_failing_is_named_after_the_attempts(
     assert not list((tmp_path / "cache").glob("parts/*"))
 
 
-def test_a_store_that_nobody_answers_for_is_named(
+def test_a_store_that_does_not_answer_is_named(
     s3: StoreServer, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

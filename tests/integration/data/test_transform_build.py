@@ -355,7 +355,7 @@ def test_scalers_and_buckets_have_the_same_bits_when_compiled(
         np.testing.assert_array_equal(compiled[name], values, err_msg=name)
 
 
-def test_sizes_for_embeddings_are_told_by_output_and_by_file_name(
+def test_sizes_for_embeddings_are_given_by_output_and_by_file_name(
     built: Transform, raw: Arrays
 ) -> None:
     terms = len(by_frequency(raw["company"]))
@@ -533,7 +533,7 @@ def test_moments_of_half_floats_and_infinities_are_of_the_finite_values(
     assert np.isinf(found["max"].numpy()[~is_finite]).all()
 
 
-def test_progress_is_told_of_every_pass(dataset: Dataset, tmp_path: Path) -> None:
+def test_progress_is_reported_for_every_pass(dataset: Dataset, tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
 
     def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

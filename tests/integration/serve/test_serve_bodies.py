@@ -124,7 +124,7 @@ def test_one_that_ends_with_a_piece_leaves_nothing_to_the_next_one(client: Clien
         assert client.read() == answer(number)
 
 
-def test_a_body_that_nobody_reads_is_passed_over(server: Server, client: Client) -> None:
+def test_an_unread_body_is_skipped(server: Server, client: Client) -> None:
     unread = request(1.0, size=LARGE, path="half:nothing").replace(b"/v1/models", b"/nowhere", 1)
     client.send(unread[:-100_000])
     assert client.read() == (404, b"")
@@ -201,7 +201,7 @@ def test_a_length_that_is_wrong_or_too_large_is_refused(
     assert client.read()[0] == status
 
 
-def test_a_body_that_nobody_asks_for_is_read_no_further(server: Server) -> None:
+def test_a_body_that_no_code_reads_stays_in_the_connection(server: Server) -> None:
     """The answer waits for a thread, and no thread is free, so the body is not asked for yet."""
     free, threads = threading.Event(), server._app._threads
     waiting = [threads.submit(free.wait, 60) for _ in range(server._app.options.workers)]

@@ -215,7 +215,7 @@ def test_an_example_takes_a_number_beyond_64_bits_as_a_float(ask: Ask) -> None:
     assert np.float32(found) == np.float32(2.0**64)
 
 
-def test_outputs_that_are_not_there_or_asked_for_twice_are_refused(predict: Any) -> None:
+def test_outputs_that_are_missing_or_requested_twice_are_refused(predict: Any) -> None:
     fare, place = np.ones(1, np.float32), np.ones((1, 2), np.int64)
 
     def asked(*outputs: str) -> tuple[str, str]:

@@ -267,7 +267,7 @@ def test_a_client_waits_as_long_as_he_will_whatever_the_model_does(
     assert not runs.stuck
 
 
-def test_all_that_wait_for_a_stuck_run_are_told_and_no_more_are_taken(
+def test_all_requests_that_wait_for_a_stuck_run_get_an_error_and_new_ones_are_refused(
     batcher: Callable[..., tuple[Batcher, StuckCallWatchdog]], turns_a_s: float
 ) -> None:
     one, runs = batcher(max_run_s=0.3)

@@ -275,7 +275,7 @@ ABUSES: dict[str, tuple[bytes, Error]] = {
 
 
 @pytest.mark.parametrize("abuse", ABUSES)
-def test_whoever_breaks_the_protocol_is_told_and_cut_and_others_notice_nothing(
+def test_a_client_that_breaks_the_protocol_gets_an_error_and_is_cut_off_and_others_notice_nothing(
     strict: Server, abuse: str
 ) -> None:
     wire, error = ABUSES[abuse]

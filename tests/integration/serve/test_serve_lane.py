@@ -213,7 +213,7 @@ def test_an_offer_of_another_protocol_is_passed_over(server: Server, beside: lis
             assert (status, json.loads(found)) == (200, {"predictions": [2.5]})
 
 
-def test_a_long_answer_is_compressed_where_that_is_asked_for(
+def test_a_long_answer_is_compressed_if_the_client_accepts_it(
     server: Server, beside: list[Any]
 ) -> None:
     rows = [n + 0.123 for n in range(128)]
@@ -228,7 +228,7 @@ def test_a_long_answer_is_compressed_where_that_is_asked_for(
     assert len(json.loads(plain)["predictions"]) == 128
 
 
-def test_clients_that_hang_up_hold_nobody_up(server: Server, beside: list[Any]) -> None:
+def test_clients_that_hang_up_delay_no_other(server: Server, beside: list[Any]) -> None:
     body = b'{"instances": [1.0]}'
     for _ in range(30):
         with socket.create_connection(("127.0.0.1", server.rest_port)) as client:
@@ -468,7 +468,7 @@ def test_only_so_many_heads_are_kept_and_no_long_one() -> None:
     assert heads.find(b"POST /more\r\n\r\nab") is None, "there was more behind its body"
 
 
-def test_a_key_is_asked_for_each_time_also_where_the_head_is_known(
+def test_a_key_is_checked_in_each_request_even_if_the_head_is_cached(
     exported: dict[str, Path], tmp_path: Path
 ) -> None:
     repository = Repository(tmp_path / "models")

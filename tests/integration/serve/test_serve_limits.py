@@ -197,7 +197,7 @@ def test_gzip_goes_both_ways_and_a_bomb_goes_nowhere(strict: Server) -> None:
     assert ask(b"")[0] == 400
 
 
-def test_too_many_requests_under_way_are_told_to_come_again(base: Path, ask_at: AskAt) -> None:
+def test_too_many_requests_under_way_are_refused_for_now(base: Path, ask_at: AskAt) -> None:
     with running(base, max_in_flight=2) as server:
         head = HEAD + b"Content-Length: 9\r\n\r\n"
         with contextlib.ExitStack() as stack:

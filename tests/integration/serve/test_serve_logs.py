@@ -95,7 +95,7 @@ def lines_of(folder: Path, count: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_says_who_asked_what_and_how_it_ended_but_no_body_and_no_key(
+def test_a_line_names_caller_request_and_result_but_no_body_and_no_key(
     logging: tuple[Server, Path], ask_at: Callable[..., Any]
 ) -> None:
     server, folder = logging
@@ -153,7 +153,7 @@ def test_a_line_says_who_asked_what_and_how_it_ended_but_no_body_and_no_key(
     assert "77.25" not in text
 
 
-def test_a_log_that_was_moved_away_is_begun_anew(
+def test_a_log_that_was_moved_away_is_created_again(
     logging: tuple[Server, Path], ask_at: Callable[..., Any]
 ) -> None:
     server, folder = logging
@@ -260,7 +260,7 @@ def answered(prefix: Path, array: Any, *, rate: float = 1.0) -> Answered:
 @pytest.mark.parametrize(
     ("rate", "least", "most"), [(0.0, 0, 0), (0.25, 150, 350), (0.75, 650, 850), (1.0, 1000, 1000)]
 )
-def test_the_share_of_the_requests_that_was_asked_for_is_logged(
+def test_the_configured_share_of_the_requests_is_logged(
     tmp_path: Path, rate: float, least: int, most: int
 ) -> None:
     """Of 1,000 requests; the bounds are seven standard deviations away."""

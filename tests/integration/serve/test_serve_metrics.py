@@ -306,7 +306,7 @@ def test_our_own_metrics_are_true_of_this_process(
     assert found["stoker_workers_replaced", of(reason="stuck")] == 1
 
 
-def test_a_machine_without_a_gpu_is_asked_once_and_has_no_such_metric(
+def test_a_machine_without_a_gpu_is_queried_once_and_has_no_such_metric(
     served: Server, ask_at: AskAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Gpus] = []

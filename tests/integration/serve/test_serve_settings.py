@@ -49,7 +49,7 @@ def rows_run(metrics: ServeMetrics) -> tuple[float, float]:
     ("asked", "most", "run"),
     [(True, 8, (4.0, 1.0)), (False, 128, (3.0, 0.0))],
 )
-def test_a_versions_own_parameters_are_used_where_they_are_asked_for(
+def test_a_versions_own_parameters_are_used_if_configured(
     version: Path, asked: bool, most: int, run: tuple[float, float]
 ) -> None:
     metrics = ServeMetrics()
@@ -89,7 +89,7 @@ def test_wrong_parameters_of_a_version_end_it_only_where_they_are_read(
     passed_over.unload()
 
 
-def test_the_graph_of_a_saved_model_is_the_one_with_the_tags_that_are_asked_for(
+def test_the_graph_of_a_saved_model_is_the_one_with_the_requested_tags(
     exported: dict[str, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(exported["half_plus_two"], tmp_path / "1")
@@ -110,7 +110,7 @@ def test_the_graph_of_a_saved_model_is_the_one_with_the_tags_that_are_asked_for(
     asked.unload()
 
 
-def test_mixed_precision_is_asked_of_tensorflow_and_no_other_than_bfloat16(version: Path) -> None:
+def test_mixed_precision_is_requested_of_tensorflow_and_only_in_bfloat16(version: Path) -> None:
     config = ServeConfig(models={"half": version.parent})
     rewrites = {
         wanted: _session_config(

@@ -196,7 +196,7 @@ def test_a_request_goes_on_with_its_clients_trace(served: Served) -> None:
     assert model.end_time_unix_nano > model.start_time_unix_nano
 
 
-def test_a_request_of_a_trace_that_nobody_samples_has_no_span(served: Served) -> None:
+def test_a_request_of_an_unsampled_trace_has_no_span(served: Served) -> None:
     assert [s for s in served.spans if s.parent_span_id.hex() == "1" * 16] == []
     assert len([s for s in served.spans if s.trace_id.hex() == TRACE]) == 3 + 3
 
@@ -269,7 +269,7 @@ def config(base: Path, **more: Any) -> ServeConfig:
     )
 
 
-def test_nobody_waits_for_a_receiver_that_does_not_answer(
+def test_no_request_waits_for_a_receiver_that_does_not_answer(
     base: Path, ask_at: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its connections are taken, and never answered; the access log stands beside it."""
@@ -293,7 +293,7 @@ def test_nobody_waits_for_a_receiver_that_does_not_answer(
     assert (tmp_path / "log").read_text().count("\n") == 20
 
 
-def test_spans_go_by_grpc_where_that_is_asked_for_and_none_where_the_sampler_says_so(
+def test_spans_go_by_grpc_if_configured_and_not_at_all_if_the_sampler_says_so(
     base: Path, ask_at: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector()

@@ -152,7 +152,7 @@ def test_a_refusal_has_the_servers_status_and_words(served: Any) -> None:
 
 
 @pytest.mark.parametrize(("client", "scheme"), [(RestClient, "http"), (GrpcClient, "grpc")])
-def test_a_port_where_nobody_listens_is_said_as_such(client: Any, scheme: str) -> None:
+def test_a_port_without_a_server_is_reported_as_such(client: Any, scheme: str) -> None:
     # Bound and not listening: the kernel refuses.
     import socket
 

@@ -224,7 +224,7 @@ def test_a_run_under_a_keras_distribution_is_refused(
         keras.distribution.set_distribution(None)
 
 
-def test_a_step_that_is_traced_for_every_shape_is_told_of_once(
+def test_a_step_that_is_traced_for_every_shape_is_reported_once(
     transform: Transform, tmp_path: Path
 ) -> None:
     """Of the run's own step it cannot come to that: its input has one signature."""

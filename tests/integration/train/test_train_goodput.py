@@ -117,7 +117,7 @@ def newest_folder(runs: Path) -> Path:
     return found
 
 
-def test_a_killed_run_goes_on_with_its_account_and_nobody_to_report_to(
+def test_a_killed_run_goes_on_with_its_wall_time_and_without_a_listener(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, runs = tmp_path / "small", tmp_path / "runs"

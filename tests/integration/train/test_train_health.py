@@ -38,7 +38,7 @@ def seen(in_soak: bool) -> dict[str, Any]:
     return report
 
 
-def test_a_device_without_variables_is_told_of_and_a_mirrored_model_is_not(
+def test_a_device_without_variables_is_reported_and_a_mirrored_model_is_not(
     seen: dict[str, Any],
 ) -> None:
     assert (
@@ -52,7 +52,9 @@ def test_what_was_made_outside_the_scope_is_named_and_only_that(seen: dict[str, 
     assert seen["devices"]["inside"]
 
 
-def test_an_operation_beside_the_accelerator_is_named_with_its_layer(seen: dict[str, Any]) -> None:
+def test_an_operation_that_does_not_run_on_the_accelerator_is_named_with_its_layer(
+    seen: dict[str, Any],
+) -> None:
     assert "Sin" in seen["on host"]
     assert "on_host" in seen["on host"]
     assert "MatMul" not in seen["on host"]

@@ -182,7 +182,7 @@ def test_every_hook_is_called_as_fit_calls_it(per_call: int) -> None:
     assert len(looped.calls) == 2 + 2 * (2 + 2 * 6 // per_call + 2 + 2 * 3 // per_call)
 
 
-def test_a_short_last_call_is_told_with_its_own_last_step() -> None:
+def test_a_short_last_call_is_reported_with_its_own_last_step() -> None:
     fitted, looped = Recorder(), Recorder()
     by_fit([fitted], steps=7, epochs=1, per_call=3)
     by_loop([looped], steps=7, epochs=1, per_call=3)
@@ -473,7 +473,7 @@ LAMBDA = "LambdaCallback.on_epoch_end failed (own_callbacks.py, line 22, in <lam
 @pytest.mark.parametrize(
     ("function", "said"), [("own", OWN), ("scheduled", SCHEDULED), ("by_lambda", LAMBDA)]
 )
-def test_a_callback_that_raises_is_told_with_the_users_line(
+def test_the_error_of_a_callback_names_the_users_line(
     folder: Path, function: str, said: str
 ) -> None:
     callbacks = load_callbacks(folder, f"own_callbacks:{function}")()
@@ -536,7 +536,7 @@ def test_workers_that_are_not_the_chief_write_nothing(tmp_path: Path) -> None:
         (Recorder(), True),
     ],
 )
-def test_one_step_a_call_is_asked_for_only_by_those_that_need_it(
+def test_only_callbacks_that_need_it_get_one_step_a_call(
     callback: Any, every_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -424,7 +424,7 @@ def test_what_an_own_train_step_cannot_have_is_named(
         ours(own_step, tmp_path, **setting)
 
 
-def test_an_own_step_that_fails_is_told_with_the_users_line(tmp_path: Path) -> None:
+def test_the_error_of_a_custom_train_step_names_the_users_line(tmp_path: Path) -> None:
     class Failing(OwnStep):
         def train_step(self, data: Any) -> Any:
             raise ValueError("mine")

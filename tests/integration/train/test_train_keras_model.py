@@ -145,7 +145,7 @@ def test_an_own_step_whose_logs_have_no_loss_is_refused() -> None:
         by_own_steps(made(NoLoss), *rows())
 
 
-def test_an_own_step_that_fails_is_told_with_the_users_line() -> None:
+def test_the_error_of_a_custom_train_step_names_the_users_line() -> None:
     with pytest.raises(
         ConfigError, match=r"test_train_keras_model\.py, line \d+, in train_step\)\. .*: mine"
     ):

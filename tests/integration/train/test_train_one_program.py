@@ -164,7 +164,7 @@ def test_what_an_optimizer_of_ones_own_keeps_is_not_touched_by_a_bad_batch_eithe
         np.testing.assert_array_equal(value, kept)
 
 
-def test_a_metric_that_xla_cannot_compile_is_computed_beside_the_program() -> None:
+def test_a_metric_that_xla_cannot_compile_is_computed_outside_the_program() -> None:
     built, step, _ = made(optimizer=keras.optimizers.Adam, metrics=[Nearly()], xla=True)
 
     for seed in range(3):

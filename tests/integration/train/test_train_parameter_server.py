@@ -159,7 +159,7 @@ def test_a_second_run_goes_on_after_the_last_epoch_of_the_first(answers: dict[st
 
 
 @pytest.mark.soak
-def test_asked_to_end_it_saves_what_is_applied_and_goes_on_from_there(
+def test_after_a_signal_it_saves_the_applied_updates_and_goes_on_from_there(
     answers: dict[str, Any],
 ) -> None:
     first, again = answers["asked_to_end"]["first"], answers["asked_to_end"]["again"]

@@ -155,7 +155,7 @@ ALL_MOMENTS = (
         pytest.param(ALL_MOMENTS, id="all moments", marks=pytest.mark.soak),
     ],
 )
-def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
+def test_a_run_that_is_stopped_again_and_again_ends_as_an_undisturbed_one(
     trainer: Trainer, folder: Path, tmp_path: Path, moments: tuple[Callable[[Slow], None], ...]
 ) -> None:
     calm, runs = tmp_path / "calm", tmp_path / "runs"

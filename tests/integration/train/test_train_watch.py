@@ -217,7 +217,7 @@ def test_a_run_is_read_by_tensorboards_own_reader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("every", "steps", "shown"), [(None, 1400, [0, 4, 1192]), (4, 200, [*range(0, 201, 4)])]
 )
-def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_they_were_asked_for(
+def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_their_rate_is_set(
     tmp_path: Path,
     every: int | None,
     steps: int,

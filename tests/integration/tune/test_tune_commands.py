@@ -38,7 +38,7 @@ def profile(folder: Path, *command: str, seconds: float | None = None) -> tuple[
         return told, stream.read()
 
 
-def test_a_program_without_tensorflow_is_told_as_that(tmp_path: Path) -> None:
+def test_a_program_without_tensorflow_is_reported_as_such(tmp_path: Path) -> None:
     told, printed = profile(tmp_path, sys.executable, "-c", "print('hello'); raise SystemExit(7)")
 
     assert (told.exit_code, printed, told.ended_by) == (7, "hello\n", "itself")
@@ -55,7 +55,7 @@ def test_a_program_that_is_no_python_too(tmp_path: Path) -> None:
     assert told.ending().startswith("the script failed: exit code 143, as of SIGTERM; ")
 
 
-def test_a_program_without_tensorflow_that_ends_well_is_told_how_it_could_be_hidden(
+def test_the_report_on_a_program_without_tensorflow_that_ends_well_says_how_tensorflow_could_be_hidden(
     tmp_path: Path,
 ) -> None:
     told, _ = profile(tmp_path, "true")

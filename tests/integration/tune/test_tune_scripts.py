@@ -180,7 +180,7 @@ def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
 
 
 @pytest.mark.soak
-def test_a_look_at_the_data_is_no_training_and_the_same_work_each_epoch_is_told(
+def test_a_look_at_the_data_is_not_training_and_the_same_work_in_each_epoch_is_a_finding(
     ran: Mapping[str, Ran],
 ) -> None:
     script = ran["looks_first"]
@@ -323,7 +323,9 @@ def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(
 
 
 @pytest.mark.soak
-def test_what_is_to_be_changed_is_told_where_it_was_written(ran: Mapping[str, Ran]) -> None:
+def test_a_finding_names_the_line_where_the_user_wrote_what_is_to_be_changed(
+    ran: Mapping[str, Ran],
+) -> None:
     script = ran["first_pass"]
     told = [*script.profile.findings, *script.profile.minor]
     lines = {(each.kind, each.place.line) for each in told}
@@ -364,7 +366,7 @@ def test_a_loop_of_ones_own_too(ran: Mapping[str, Ran]) -> None:
     assert told["mfu"] > 0
 
 
-def test_nothing_is_counted_where_u_was_not_measured_or_nobody_asked(
+def test_nothing_is_counted_if_u_was_not_measured_or_mfu_is_off(
     ran: Mapping[str, Ran],
 ) -> None:
     for name in ran.keys() - set(COUNTED):

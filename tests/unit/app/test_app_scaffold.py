@@ -321,7 +321,7 @@ def test_another_delimiter_is_found_and_written(tmp_path: Path) -> None:
     assert load_experiment(tmp_path / "made").files.delimiter == ";"
 
 
-def test_bad_rows_are_told_and_not_allowed_by_itself(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_and_not_allowed_automatically(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "data.csv", table(target=cycled(0, 1)))
     source.write_text(source.read_text() + "too,few\n")
 

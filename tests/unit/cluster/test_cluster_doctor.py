@@ -399,7 +399,7 @@ int ncclGetVersion(int *version) { *version = 22703; return 0; }
     ("number", "cudnn"),
     [("90300", "9.3.0"), pytest.param("8907", "8.9.7", marks=pytest.mark.soak)],
 )
-def test_libraries_of_the_system_are_asked_for_their_versions(
+def test_libraries_of_the_system_are_queried_for_their_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, cudnn: str
 ) -> None:
     """Found as the loader finds them, in a process of its own."""

@@ -104,7 +104,9 @@ LISTINGS = {
 }
 
 
-def test_a_listed_folder_counts_with_the_names_in_it_whoever_lists_it(folder: Path) -> None:
+def test_a_listed_folder_counts_with_the_names_in_it_whichever_function_lists_it(
+    folder: Path,
+) -> None:
     for name in LISTINGS:
         (folder / name).mkdir()
         (folder / name / "1.png").touch()
@@ -207,7 +209,9 @@ def test_another_stage_knows_the_names_and_its_own_reads_decide(folder: Path) ->
     assert "images/a/3.png" not in both.not_listed()
 
 
-def test_a_link_that_is_pointed_elsewhere_counts_whoever_reads_through_it(folder: Path) -> None:
+def test_a_link_that_gets_another_target_counts_whichever_function_reads_through_it(
+    folder: Path,
+) -> None:
     for name in ("v1/a.csv", "v2/a.csv", "../out1/a.csv", "../out2/a.csv"):
         (folder / name).parent.mkdir()
         (folder / name).write_text("the same")

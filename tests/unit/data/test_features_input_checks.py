@@ -481,7 +481,9 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
     assert own.endswith("Leave it out of the elements.")
 
 
-def test_numbers_that_are_rounded_and_classes_that_look_alike_are_told_with_the_remedy() -> None:
+def test_numbers_that_are_rounded_and_classes_that_look_alike_are_reported_with_the_remedy() -> (
+    None
+):
     texts = LabelSpec(name="y", dtype="int64", shape=(), classes=("No", "Yes", "yes ", "yes, no"))
     rounded = [anomaly("a", "rounded")]
 

@@ -72,7 +72,7 @@ def test_a_table_of_one_window_has_the_order_of_single_rows() -> None:
     assert window.order(0, 700).tolist() == expected.tolist()
 
 
-def test_every_epoch_and_every_seed_deals_anew() -> None:
+def test_every_epoch_and_every_seed_deals_again() -> None:
     drawn = {
         (seed, epoch): [
             each.groups.tolist()

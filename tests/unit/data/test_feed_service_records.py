@@ -112,7 +112,7 @@ def test_whatever_the_values_they_come_back(rows: list[tuple[int, float, bytes]]
     assert all(same(raw[name], arrays[name]) for name in arrays)
 
 
-def test_a_copy_is_made_once_and_anew_for_other_data(tmp_path: Path) -> None:
+def test_a_copy_is_made_once_and_again_for_other_data(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=50)
     first = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
     made_ns = (tmp_path / "copy" / "00000.tfrecord").stat().st_mtime_ns
@@ -144,7 +144,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_made_anew(
+def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_written_again(
     tmp_path: Path, damage: str
 ) -> None:
     dataset = make_dataset(tmp_path / "data", rows=50)

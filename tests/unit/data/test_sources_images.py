@@ -187,7 +187,7 @@ def test_a_jpeg_that_is_too_large_is_refused_from_its_header() -> None:
     assert "65535 x 65535" in verdict(resized(jpeg(pixels(16, 16)), 65535, 65535))
 
 
-def test_a_cmyk_image_is_refused_where_grey_is_asked_for() -> None:
+def test_a_cmyk_image_is_refused_where_gray_is_requested() -> None:
     assert "CMYK" in verdict(WHOLE["CMYK JPEG"][0], channels=1)
 
 

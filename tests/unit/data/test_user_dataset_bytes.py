@@ -118,7 +118,7 @@ def test_however_they_are_made_ready_batches_are_the_same(
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_tensorflow_is_told_what_is_set(cache: str) -> None:
+def test_tensorflow_gets_the_settings(cache: str) -> None:
     config = FeedConfig(threads=5, prefetch=3, slack=True, autotune=False)
 
     asked, plainly = (handed_over(config, cache=cache), handed_over(FeedConfig(), cache=cache))

@@ -87,7 +87,7 @@ def test_pushing_the_same_content_again_changes_nothing(
     assert hash_folder(repository.root) == before
 
 
-def test_content_that_was_damaged_in_the_repository_is_pushed_anew(
+def test_content_that_was_damaged_in_the_repository_is_pushed_again(
     repository: Repository, tmp_path: Path
 ) -> None:
     source = saved_model(tmp_path / "m")

@@ -199,7 +199,7 @@ def test_an_error_of_the_user_is_not_tried_again(supervisor: Supervisor, code: i
     assert supervisor._end_of(failed(code)) == (Phase.FAILED, "worker 1 was killed: oh no")
 
 
-def test_who_asked_decides_whether_a_job_was_stopped_starts_again_or_failed(
+def test_the_cause_of_an_end_decides_whether_a_job_was_stopped_starts_again_or_failed(
     job: Job, supervisor: Supervisor
 ) -> None:
     done = Outcome(failure=None, asked=False, preempted=False, began=True, step=3)

@@ -76,7 +76,7 @@ def test_of_several_devices_each_counts_with_its_window() -> None:
     assert found.shares["idle"] == pytest.approx(0.25)
 
 
-def test_a_device_that_only_holds_copies_is_left_out_beside_one_that_computes() -> None:
+def test_a_device_that_only_holds_copies_is_left_out_if_another_one_computes() -> None:
     found = of(
         Trace()
         .gpu(0, Ran(name=CONVOLUTION, begin_us=0, length_us=1))

@@ -143,7 +143,7 @@ def test_what_is_not_needed_is_not_run_and_not_counted(folder: Path) -> None:
     assert counted(folder, step, tf.ones([8, 20])).total == 0
 
 
-def test_a_size_that_nobody_knows_gives_no_figure_and_is_named(folder: Path) -> None:
+def test_an_unknown_size_gives_no_figure_and_is_named(folder: Path) -> None:
     @tf.function
     def step(x: Any) -> Any:
         chosen = tf.boolean_mask(x, tf.reduce_sum(x, axis=1) > 0)
@@ -154,7 +154,7 @@ def test_a_size_that_nobody_knows_gives_no_figure_and_is_named(folder: Path) -> 
     assert "MatMul of a size that is not known" in found.unknown[0]
 
 
-def test_a_loop_whose_length_nobody_knows_gives_no_figure(folder: Path) -> None:
+def test_a_loop_of_unknown_length_gives_no_figure(folder: Path) -> None:
     @tf.function
     def step(x: Any) -> Any:
         while tf.reduce_sum(x) < 100:

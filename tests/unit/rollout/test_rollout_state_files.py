@@ -42,7 +42,7 @@ def writer(folder: Path, name: str, changes: int) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_newest_state_is_found_by_whoever_reads(tmp_path: Path) -> None:
+def test_every_reader_finds_the_newest_state(tmp_path: Path) -> None:
     one, other = StateFiles(tmp_path / "s"), StateFiles(tmp_path / "s")
     assert one.latest() is None
 

@@ -158,7 +158,7 @@ def test_a_batch_is_copied_and_left_as_it_was_and_without_a_gpu_nothing_is() -> 
     np.testing.assert_array_equal(batch["x"], np.arange(12, dtype=np.float32))
 
 
-def test_operations_on_the_cpu_are_told_where_a_gpu_is_there() -> None:
+def test_operations_on_the_cpu_are_a_finding_on_a_machine_with_a_gpu() -> None:
     on_cpu = "operations of the step run on the CPU while GPU is there: Sin slow"
     loop = fit(reached=replace(KNOWN, on_cpu=on_cpu))
     machine = Machine(cores=4, memory_bytes=8 << 30)

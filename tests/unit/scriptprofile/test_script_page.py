@@ -124,7 +124,7 @@ def test_nothing_of_the_users_becomes_a_tag() -> None:
     assert BAD in parsed.text
 
 
-def test_a_command_without_tensorflow_is_told_as_that() -> None:
+def test_a_command_without_tensorflow_is_reported_as_such() -> None:
     parsed = Parsed(page_html(profile()))
 
     assert "No TensorFlow was imported" in parsed.text
@@ -186,7 +186,7 @@ def test_the_profile_is_json() -> None:
     assert told["watcher_failures"] == [BAD]
 
 
-def test_memory_and_what_nvml_says_of_the_gpus_are_told() -> None:
+def test_memory_and_what_nvml_says_of_the_gpus_are_shown() -> None:
     told = profile()
     text = Parsed(page_html(told)).text
 
@@ -198,7 +198,7 @@ def test_memory_and_what_nvml_says_of_the_gpus_are_told() -> None:
     assert found["gpu_states"] == [GPU]
 
 
-def test_a_machine_that_was_busy_is_told_first_to_a_person_and_a_program() -> None:
+def test_a_busy_machine_is_reported_first_on_the_page_and_in_json() -> None:
     busy = replace(profile(loops=(a_loop(),)), waited=0.43)
 
     said = "43% of the time that this process's threads wanted to run they waited"

@@ -216,7 +216,7 @@ def test_a_map_of_keras_own_is_nobodys_line_to_change() -> None:
     assert kinds(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0)))) == []
 
 
-def test_python_in_a_map_is_told_as_that() -> None:
+def test_python_in_a_map_is_reported_as_such() -> None:
     stages = (stage("batch", 8), stage("map", 7, python_calls=(at(3),)))
 
     [finding] = findings(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0))))
@@ -225,7 +225,7 @@ def test_python_in_a_map_is_told_as_that() -> None:
     assert "train.py:3" in finding.observation
 
 
-def test_a_generator_is_told_by_what_it_gives() -> None:
+def test_a_generator_is_recognized_by_its_elements() -> None:
     rows = (stage("prefetch", 9), stage("batch", 8), stage("from_generator", 7))
     batches = (stage("prefetch", 9), stage("from_generator", 7))
 
@@ -247,7 +247,7 @@ def test_prefetch_is_missing_where_nothing_runs_ahead() -> None:
     assert kinds(loop(stages=stages, nodes=())) == ["missing_prefetch"]
 
 
-def test_the_same_dear_work_in_each_pass_is_told_unless_it_cannot_be_kept() -> None:
+def test_the_same_expensive_work_in_each_pass_is_a_finding_unless_it_cannot_be_kept() -> None:
     mapped = stage("map", 7, arguments={"num_parallel_calls": -1})
     nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
 
@@ -264,7 +264,7 @@ def test_the_same_dear_work_in_each_pass_is_told_unless_it_cannot_be_kept() -> N
     assert told(replace(mapped, element_bytes=None)) == []
 
 
-def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
+def test_a_shuffle_buffer_that_fills_the_memory_is_a_finding() -> None:
     def told(
         count: int, element_bytes: int | None, *, passes: int = 0, **of_node: int
     ) -> list[ScriptFinding]:
@@ -294,7 +294,7 @@ def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
     assert told(100_000, None) == []
 
 
-def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
+def test_what_epochs_wait_for_before_their_first_step_is_a_finding() -> None:
     chain = (stage("batch", 9), stage("shuffle", 8), stage("from_generator", 7))
     # Steps of 10 ms; each epoch but the first begins after 2 s, and once the machine had a hiccup.
     waits = fit(stages=chain, passes=4, starts=(2.01, 9.0, 2.01))
@@ -341,7 +341,7 @@ def test_a_dataset_that_a_strategy_hands_out_runs_ahead_by_itself() -> None:
     assert "missing_prefetch" not in told(distributed=True)
 
 
-def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
+def test_the_finding_on_float64_names_the_first_stage_that_gives_it() -> None:
     wide = ("float64",)
     chain = (stage("batch", 9, dtypes=wide), stage("map", 8, dtypes=wide), stage("range", 7))
     cast = (stage("map", 10), *chain)
@@ -357,7 +357,7 @@ def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
     assert kinds(loop(stages=cast, wait_s=0.0, call_s=1.0)) == []
 
 
-def test_an_eager_loop_is_told_at_its_gradients() -> None:
+def test_the_finding_on_an_eager_loop_names_the_line_of_its_gradients() -> None:
     eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
 
     [finding] = findings(eager)
@@ -367,7 +367,7 @@ def test_an_eager_loop_is_told_at_its_gradients() -> None:
     assert finding.gain[0] > 1
 
 
-def test_run_eagerly_is_told_at_compile() -> None:
+def test_the_finding_on_run_eagerly_names_the_line_of_compile() -> None:
     each = fit()
     eager = replace(each, rounds=(), model={**each.model, "run_eagerly": True})
 
@@ -376,7 +376,7 @@ def test_run_eagerly_is_told_at_compile() -> None:
     assert (finding.kind, finding.place) == ("eager_loop", at(20))
 
 
-def test_a_value_read_in_each_step_is_told() -> None:
+def test_a_value_read_in_each_step_is_a_finding() -> None:
     def told(count: int, gpus: int = 0) -> list[ScriptFinding]:
         read = loop(wait_s=0.01, call_s=0.6, sync_s=0.35, syncs=((at(43), count),))
         return findings(read, gpus=gpus)
@@ -388,7 +388,7 @@ def test_a_value_read_in_each_step_is_told() -> None:
     assert told(10) == []
 
 
-def test_tiny_steps_one_a_call_are_told_at_compile_and_small_batches_at_fit() -> None:
+def test_the_finding_on_tiny_steps_names_compile_and_that_on_small_batches_names_fit() -> None:
     tiny = fit(real_s=0.001, ceiling_s=0.0004)
 
     told = {finding.kind: finding.place for finding in findings(tiny)}
@@ -398,7 +398,9 @@ def test_tiny_steps_one_a_call_are_told_at_compile_and_small_batches_at_fit() ->
     assert kinds(many) == []
 
 
-def test_a_callback_that_takes_much_of_a_step_is_told_and_no_larger_batch_for_it() -> None:
+def test_a_callback_that_takes_much_of_a_step_is_a_finding_and_a_larger_batch_is_not_advised() -> (
+    None
+):
     def told(step_s: float, place: Place | None = None) -> list[tuple[str, Place]]:
         hook = BatchHook(name="Mine", hook="on_batch_end", place=place, step_s=step_s)
         slow = fit(real_s=0.001, ceiling_s=0.0004, hooks=(hook,), period_s=0.1, call_s=0.04)
@@ -439,7 +441,7 @@ def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:
     assert told(0.002, model=several) == {}
 
 
-def test_an_output_in_half_precision_is_told_under_a_mixed_policy_only() -> None:
+def test_an_output_in_half_precision_is_a_finding_only_under_a_mixed_policy() -> None:
     output = {"name": "dense_1", "dtype": "float16", "place": ["/home/me/train.py", 13]}
     plain = fit()
     mixed = {**plain.model, "policy": "mixed_float16", "half_outputs": [output]}
@@ -450,7 +452,7 @@ def test_an_output_in_half_precision_is_told_under_a_mixed_policy_only() -> None
     assert kinds(replace(plain, model={**mixed, "policy": "float16"})) == []
 
 
-def test_a_distribution_of_kerass_that_does_nothing_is_told() -> None:
+def test_a_distribution_of_keras_that_does_nothing_is_a_finding() -> None:
     one = fit()
     set_ = replace(one, model={**one.model, "keras_distribution": "DataParallel"})
 
@@ -478,7 +480,7 @@ def test_what_python_makes_is_said_where_the_step_hides_it() -> None:
     assert not {"generator_rows", "python_map"} & set(minor(loop(stages=chain, nodes=())))
 
 
-def test_a_model_outside_of_its_strategy_is_told() -> None:
+def test_a_model_outside_of_its_strategy_is_a_finding() -> None:
     strategies = (("MirroredStrategy", at(5), 2),)
 
     [finding] = findings(fit(), strategies=strategies)
@@ -491,7 +493,7 @@ def test_a_model_outside_of_its_strategy_is_told() -> None:
     assert kinds(fit(), strategies=(("MirroredStrategy", at(5), 1),)) == []
 
 
-def test_gpus_that_stay_idle_are_told() -> None:
+def test_gpus_that_stay_idle_are_a_finding() -> None:
     one = fit()
     one = replace(one, model={**one.model, "devices": ["GPU:0"]})
 
@@ -509,7 +511,7 @@ def test_gpus_that_stay_idle_are_told() -> None:
     assert kinds(one, gpus=4, strategies=outside) == ["outside_scope"]
 
 
-def test_xla_that_was_asked_for_and_is_not_used_is_told() -> None:
+def test_xla_that_was_requested_and_is_not_used_is_a_finding() -> None:
     asked = fit()
     asked = replace(asked, model={**asked.model, "jit_requested": True, "jit_compile": False})
 
@@ -522,7 +524,7 @@ def test_xla_that_was_asked_for_and_is_not_used_is_told() -> None:
     assert sorted(kinds(eager)) == ["eager_loop", "xla_not_used"]
 
 
-def test_sides_that_miss_the_tensor_cores_are_told_under_a_mixed_policy_on_a_gpu() -> None:
+def test_sides_that_miss_the_tensor_cores_are_a_finding_under_a_mixed_policy_on_a_gpu() -> None:
     kernels = [
         {"name": "good", "sides": [64, 128], "place": ["/home/me/train.py", 11]},
         {"name": "bad", "sides": [100, 130], "place": ["/home/me/train.py", 12]},
@@ -622,7 +624,7 @@ def test_a_step_that_python_fills_is_not_the_batchs_fault() -> None:
     assert "Python takes 30.0% of a step" in half.observation
 
 
-def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
+def test_what_tensorflow_has_fixed_itself_is_reported_too() -> None:
     fused = (node("Root"), node("MapAndBatch", 2.0, parameters={"parallelism": (1.0, True)}))
 
     said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
@@ -634,7 +636,7 @@ def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
     assert said["sequential_map"].gain == (1.0, 1.0)
 
 
-def test_a_cheap_map_of_an_input_that_is_waited_for_is_told_by_its_share() -> None:
+def test_a_cheap_map_of_a_slow_input_is_reported_with_its_share() -> None:
     cheap = (node("Root"), node("BatchV2", 3.0), node("Map", 0.1), node("TensorSlice", 3.0))
 
     said = minor(loop(stages=BARE, nodes=cheap, wait_s=0.5))

@@ -148,7 +148,7 @@ def test_without_the_time_nothing_is_said_of_it() -> None:
     assert findings(script(part("predict", 50.0, 12), since_start_s=0.0)).keys() == set()
 
 
-def test_what_a_person_and_a_program_are_told() -> None:
+def test_the_parts_of_a_script_are_shown_and_are_in_the_json() -> None:
     told = script(part("predict", 60.0, 12, calls=3), part("imports", 0.5))
 
     assert shown_parts(told) == [("predict", 0.6), ("the script's own code, and waiting", 0.395)]

@@ -57,7 +57,9 @@ def test_a_sitecustomize_that_is_hidden_runs_all_the_same(tmp_path: Path) -> Non
     assert ran.stdout.split() == [theirs, theirs], ran.stderr
 
 
-def test_an_error_of_their_sitecustomize_is_told_as_without_us(tmp_path: Path) -> None:
+def test_an_error_of_the_users_sitecustomize_is_reported_as_without_the_watcher(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
 
     plain = run("print(1)", path=[tmp_path], folder=None)

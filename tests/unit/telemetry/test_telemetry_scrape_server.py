@@ -117,7 +117,7 @@ def test_a_flood_of_scrapes_shares_what_is_made() -> None:
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(made))
 
 
-def test_silent_and_slow_clients_hold_up_nobody(
+def test_silent_and_slow_clients_delay_no_other(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert scrape_server._Handler.timeout == scrape_server.TIMEOUT_S

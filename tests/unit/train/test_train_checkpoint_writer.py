@@ -218,7 +218,7 @@ def test_the_automatic_rate_keeps_to_its_share(stall_s: float, step_s: float, sh
     assert LEAST_EVERY_S <= cadence.every_s <= MOST_EVERY_S
 
 
-def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
+def test_what_steps_lose_during_a_write_counts_as_cost() -> None:
     """Whatever CPU time the writing says that it took: cores may idle, or be taken from the step."""
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
@@ -246,7 +246,7 @@ def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None
     assert cadence.every_s == pytest.approx((0.2 + 3.0) / (AIM * 0.01))
 
 
-def test_calls_that_begin_while_a_checkpoint_is_written_are_beside_it(
+def test_calls_that_begin_during_a_write_count_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, written = list[bool](), threading.Event()
@@ -279,7 +279,7 @@ def test_steps_go_before_the_clock() -> None:
     st.integers(1, 4),
     st.sampled_from([None, 1.0, 2.0]),
 )
-def test_what_is_kept_is_the_same_whenever_it_is_asked(
+def test_which_checkpoints_are_kept_does_not_depend_on_when_that_is_decided(
     gaps_h: list[int], keep_last: int, every_h: float | None
 ) -> None:
     # By and by, as a run does it, and at once over everything that was ever written.

@@ -95,7 +95,7 @@ def test_the_run_records_why_its_precision_is_what_it_is(
     assert resolve(TrainConfig(precision=asked), inputs).why["precision"] == why
 
 
-def test_what_was_asked_for_by_name_is_kept() -> None:
+def test_a_precision_that_is_set_by_name_is_kept() -> None:
     config = TrainConfig(batch_size=7, steps_per_call=3, precision="mixed_float16", xla=True)
     resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
 

@@ -83,7 +83,7 @@ def test_python_and_printing_inside_the_step_are_named_with_their_layer() -> Non
     assert "PyFunc" in found.message
 
 
-def test_a_clean_step_and_our_own_clock_are_not_told_of() -> None:
+def test_a_clean_step_and_our_own_clock_are_not_reported() -> None:
     def clock(x: tf.Tensor) -> Any:
         with tf.name_scope("stoker"):
             return tf.ensure_shape(tf.numpy_function(lambda: 1.0, [], tf.float64), [])

@@ -186,7 +186,7 @@ def test_a_step_that_is_finite_has_nothing_bad(build: Callable[..., keras.Model]
     assert look(build(layers.Activation("relu"))) is None
 
 
-def test_nan_in_a_feature_is_told_with_feature_and_rows() -> None:
+def test_nan_in_a_feature_is_reported_with_feature_and_rows() -> None:
     values = np.ones((6, 4), np.float32)
     values[[1, 4], 2] = np.nan
     found = look(functional(Log(name="inner")), features={"a": tf.constant(values)})

@@ -93,7 +93,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_set(told: Told) -
 
 
 @pytest.mark.usefixtures("told")
-def test_what_comes_too_late_is_an_error_only_where_something_was_asked_for(
+def test_a_setting_that_comes_too_late_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def begun(*_: Any) -> None:
