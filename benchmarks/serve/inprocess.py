@@ -19,7 +19,7 @@ from stoker.registry.exported_model import DEFAULT_SIGNATURE, LoadedModel, load_
 
 def rows_per_s(model: LoadedModel, *, rows: int, seconds: float) -> float:
     """Ask it over and over."""
-    batch = np.ascontiguousarray(np.repeat(models.asked("cnn").row[None], rows, axis=0))
+    batch = np.ascontiguousarray(np.repeat(models.request_of("cnn").row[None], rows, axis=0))
     model.call(DEFAULT_SIGNATURE, {"input": batch})
     calls, begun_s = 0, time.monotonic()
     while (took_s := time.monotonic() - begun_s) < seconds:

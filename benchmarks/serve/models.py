@@ -18,7 +18,7 @@ _DECIMALS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ModelRequest:
     """A model's name and the one row that every contestant is asked about."""
 
     model: str
@@ -50,11 +50,11 @@ def _short(value: object) -> float:
     return round(float(value), _DECIMALS)  # type: ignore[arg-type] # a number or its text
 
 
-def asked(model: str) -> Asked:
+def request_of(model: str) -> ModelRequest:
     """What a model is asked: always the same."""
     shape = (FEATURES,) if model == "mlp" else IMAGE_SHAPE
     row = np.random.default_rng(7).uniform(size=shape).round(_DECIMALS)
-    return Asked(model=model, row=row.astype(np.float32))
+    return ModelRequest(model=model, row=row.astype(np.float32))
 
 
 class Weights(tf.Module):

@@ -37,15 +37,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2, help="of a window; wrk counts whole ones")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    asked = parser.parse_args()
+    given = parser.parse_args()
     missing = [f"{name} (Debian: {p})" for name, p in _PROGRAMS.items() if not shutil.which(name)]
     if missing:
         raise SystemExit(f"bench-serve: {', '.join(missing)} must be installed")
     isolated.isolate()
-    _run(asked)
+    _run(given)
 
 
-def _run(asked: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     import grpc_case
     import models
     import rest_cases
@@ -62,18 +62,18 @@ def _run(asked: argparse.Namespace) -> None:
         "swap": swap_case.swap,
     }
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
-    parts = asked.results / "serve"
+    parts = given.results / "serve"
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder, ExitStack() as stack:
-        lineup = Lineup(scratch=Path(folder), peers=asked.peers, stack=stack)
+        lineup = Lineup(scratch=Path(folder), peers=given.peers, stack=stack)
         models.write_models(lineup.root)
-        for name in asked.cases:
+        for name in given.cases:
             begun_s = time.monotonic()
-            figures = by_name[name](lineup, seconds=asked.seconds, rounds=asked.rounds)
+            figures = by_name[name](lineup, seconds=given.seconds, rounds=given.rounds)
             write(parts / f"{name}.json", figures)
             sys.stderr.write(f"bench-serve: {name} took {time.monotonic() - begun_s:.0f} s\n")
     found = [parts / f"{name}.json" for name in (*by_name, "soak")]  # `make soak` writes the last
     whole = [json.loads(path.read_text()) for path in found if path.is_file()]
-    write(asked.results / "serve.json", [each for part in whole for each in part])
+    write(given.results / "serve.json", [each for part in whole for each in part])
 
 
 if __name__ == "__main__":

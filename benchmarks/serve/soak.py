@@ -34,7 +34,7 @@ def memory(cycles: int, scratch: Path) -> list[int]:
     """Bytes of the server after each cycle."""
     root, file = scratch / "models", scratch / "models.config"
     models.write_models(root)
-    asked = models.asked("cnn")
+    request = models.request_of("cnn")
     found = []
     with ExitStack() as stack:
         _write_config(file, root, ["mlp"])
@@ -49,7 +49,7 @@ def memory(cycles: int, scratch: Path) -> list[int]:
         for cycle in range(1, cycles + 1):
             _write_config(file, root, ["mlp", "cnn"])
             _wait(server.port, loaded=True)
-            status, body = servers.post(server.port, "/v1/models/cnn:predict", asked.instances)
+            status, body = servers.post(server.port, "/v1/models/cnn:predict", request.instances)
             if status != 200:
                 raise RuntimeError(f"cycle {cycle}: {status}: {body[:300]!r}")
             _write_config(file, root, ["mlp"])
@@ -101,12 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    asked = parser.parse_args()
-    if asked.cycles < 2:
+    given = parser.parse_args()
+    if given.cycles < 2:
         raise SystemExit("soak: at least 2 cycles: the last is held to the first")
     with tempfile.TemporaryDirectory(prefix="stoker-soak-") as scratch:
-        result = kept(memory(asked.cycles, Path(scratch)))
-    write(asked.results / "serve" / "soak.json", [result])
+        result = kept(memory(given.cycles, Path(scratch)))
+    write(given.results / "serve" / "soak.json", [result])
     if not result["holds"]:
         raise SystemExit(1)
 

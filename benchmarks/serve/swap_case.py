@@ -58,12 +58,12 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         """Ask; what is late is asked at once, and its wait counts."""
-        asked = models.asked("mlp")
+        request = models.request_of("mlp")
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         due_s = time.monotonic()
         while not self._over.is_set() and not self.failure:
             time.sleep(max(0.0, due_s - time.monotonic()))  # an open load: each at its time
-            connection.request("POST", "/v1/models/mlp:predict", asked.instances)
+            connection.request("POST", "/v1/models/mlp:predict", request.instances)
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:

@@ -96,14 +96,17 @@ def main() -> None:
     """Answer until nobody asks."""
     spec, asks, answers = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2], sys.argv[3]
     once, name = best(Path(spec["recipe"]))
-    with os.fdopen(int(asks)) as asked, os.fdopen(int(answers), "w", buffering=1) as told:
-        for line in asked:
+    with (
+        os.fdopen(int(asks)) as questions,
+        os.fdopen(int(answers), "w", buffering=1) as answer_stream,
+    ):
+        for line in questions:
             question = json.loads(line)
             if question["ask"] == "name":
                 found: Any = name
             else:
                 found = speed(once, question["seconds"])
-            told.write(json.dumps({"answer": found}) + "\n")
+            answer_stream.write(json.dumps({"answer": found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -102,10 +102,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=4_000)
     parser.add_argument("--steps", type=int, default=50)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     figures = []
     for kind in ("loop", "fit"):
-        figures += (found := disturbance(kind, turns=asked.turns, steps=asked.steps))
+        figures += (found := disturbance(kind, turns=given.turns, steps=given.steps))
         sys.stderr.write(json.dumps(found) + "\n")
     sys.stdout.write(json.dumps(figures) + "\n")
 

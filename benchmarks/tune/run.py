@@ -198,9 +198,9 @@ def main() -> None:
     """Run the cases that are asked for, and put all figures together."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    asked = parser.parse_args()
+    given = parser.parse_args()
     PARTS.mkdir(parents=True, exist_ok=True)
-    for name in asked.cases:
+    for name in given.cases:
         with tempfile.TemporaryDirectory(prefix="stoker-bench-") as scratch:
             write(PARTS / f"{name}.json", CASES[name](Path(scratch)))
     found = [PARTS / f"{name}.json" for name in CASES]

@@ -350,12 +350,12 @@ def test_call_and_bench_pad_lists_of_different_lengths(
     data, (url, address) = tmp_path / "rows.json", served
     lists = [["blue"], ["red"], [], ["red"]]  # bench's first request needs no padding
     data.write_text(json.dumps([row | {"words": words} for words in lists]))
-    asked = ["vectors", "--data", str(data), "--json"]
-    load = ["bench", url, "--model", *asked, "--batch", "2", "--closed", "--seconds", "0.2"]
+    options = ["vectors", "--data", str(data), "--json"]
+    load = ["bench", url, "--model", *options, "--batch", "2", "--closed", "--seconds", "0.2"]
 
-    assert invoke(["call", *asked, "--url", url], debug=False) == 0
+    assert invoke(["call", *options, "--url", url], debug=False) == 0
     by_rest = json.loads(capfd.readouterr().out)["predictions"]
-    assert invoke(["call", *asked, "--url", address, "--grpc"], debug=False) == 0
+    assert invoke(["call", *options, "--url", address, "--grpc"], debug=False) == 0
     by_grpc = json.loads(capfd.readouterr().out)["predictions"]
     assert invoke(load, debug=False) == 0
     loaded = json.loads(capfd.readouterr().out)

@@ -300,7 +300,7 @@ def test_make_asks_the_driver_only_where_something_is_installed(
     python.write_text(f"#!/bin/sh\necho \"$@\" >> '{log}'\nexec '{sys.executable}' \"$@\"\n")
     python.chmod(0o755)
 
-    def asked(*goals: str) -> tuple[bool, str]:
+    def dry_run(*goals: str) -> tuple[bool, str]:
         log.write_text("")
         make = ["make", "--dry-run", "--directory", str(ROOT), *goals]
         make += [f"PYTHON={python}", "VENV=no-such-venv"]
@@ -308,12 +308,12 @@ def test_make_asks_the_driver_only_where_something_is_installed(
         assert done.returncode == 0, done.stderr
         return "nvidia_driver.py" in log.read_text(), done.stdout
 
-    assert not asked()[0]
-    assert not asked("help")[0]
-    assert not asked("clean")[0]
+    assert not dry_run()[0]
+    assert not dry_run("help")[0]
+    assert not dry_run("clean")[0]
     for goals in (["setup"], ["clean", "setup"]):
-        is_asked, planned = asked(*goals)
-        assert is_asked
+        queries, planned = dry_run(*goals)
+        assert queries
         assert 'echo "auto cuda" > no-such-venv/.stamp' in planned
 
 
@@ -329,13 +329,13 @@ def test_doctor_tells_of_this_machine_as_json(
 ) -> None:
     code = invoke(["doctor", "--json", "--disk", str(tmp_path)], debug=False)
 
-    told = json.loads(capsys.readouterr().out)
-    errors = [finding for finding in told["findings"] if finding["severity"] == "error"]
+    facts = json.loads(capsys.readouterr().out)
+    errors = [finding for finding in facts["findings"] if finding["severity"] == "error"]
     assert code == (EXIT_CHECK if errors else EXIT_DONE)
-    assert told["framework"]["version"].startswith("2.")
-    assert told["host"]["cores"] == len(os.sched_getaffinity(0))
-    assert told["host"]["disk"]["write_bytes_per_s"] > 0
-    assert {package["name"] for package in told["packages"]} >= {"nvidia-cudnn-cu12"}
+    assert facts["framework"]["version"].startswith("2.")
+    assert facts["host"]["cores"] == len(os.sched_getaffinity(0))
+    assert facts["host"]["disk"]["write_bytes_per_s"] > 0
+    assert {package["name"] for package in facts["packages"]} >= {"nvidia-cudnn-cu12"}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -345,10 +345,10 @@ def test_a_tensorflow_that_does_not_start_in_time_is_said(
     code = invoke(["doctor", "--no-disk", "--timeout-s", "0.05"], debug=False)
 
     assert code == EXIT_CHECK
-    told = capsys.readouterr().out
-    assert "error: TensorFlow does not start: it did not start within 0.05 s" in told
-    assert "stoker doctor --timeout-s 600" in told
-    assert "force-reinstall" not in told
+    output = capsys.readouterr().out
+    assert "error: TensorFlow does not start: it did not start within 0.05 s" in output
+    assert "stoker doctor --timeout-s 600" in output
+    assert "force-reinstall" not in output
 
 
 def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,26 +270,26 @@ def test_each_worker_gets_its_own_cores_and_threads_and_place(tmp_path: Path) ->
         pytest.skip("one core cannot be shared out")
     seen = Seen()
     telling = (
-        "import json, os; e = os.environ; print('told', json.dumps([sorted(os.sched_getaffinity(0)),"
+        "import json, os; e = os.environ; print('seen:', json.dumps([sorted(os.sched_getaffinity(0)),"
         " e['OMP_NUM_THREADS'], e['TF_NUM_INTRAOP_THREADS'], json.loads(e['TF_CONFIG'])]))"
     )
     environ = {k: v for k, v in os.environ.items() if not k.endswith("_THREADS")}
 
     run(tmp_path, seen, program=telling, pin=True, environ=environ)
 
-    told = {
-        line.split("]")[0][1:]: json.loads(line.split("told ")[1])
+    by_worker = {
+        line.split("]")[0][1:]: json.loads(line.split("seen: ")[1])
         for line in seen.lines
-        if "told" in line
+        if "seen:" in line
     }
     each = len(cores) // 2
-    assert told["worker 0"][0] == cores[:each]
-    assert told["worker 1"][0] == cores[each : 2 * each]
-    assert told["worker 0"][1:3] == [str(each)] * 2
-    addresses = told["worker 0"][3]["cluster"]["worker"]
+    assert by_worker["worker 0"][0] == cores[:each]
+    assert by_worker["worker 1"][0] == cores[each : 2 * each]
+    assert by_worker["worker 0"][1:3] == [str(each)] * 2
+    addresses = by_worker["worker 0"][3]["cluster"]["worker"]
     assert len(set(addresses)) == 2
     assert all(address.startswith("127.0.0.1:") for address in addresses)
-    assert told["worker 1"][3]["task"] == {"type": "worker", "index": 1}
+    assert by_worker["worker 1"][3]["task"] == {"type": "worker", "index": 1}
 
 
 def test_with_parameter_servers_a_dead_worker_comes_back_alone_and_all_end_with_the_chief(

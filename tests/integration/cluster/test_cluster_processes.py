@@ -243,11 +243,11 @@ def test_its_environment_and_its_descriptors_are_those_given() -> None:
     )
     os.close(write)
     with os.fdopen(read) as stream:
-        told = stream.read()
+        written = stream.read()
 
     assert child.wait(60) == 0
-    assert "'A': 'x y\\n'" in told
-    assert "HOME" not in told
+    assert "'A': 'x y\\n'" in written
+    assert "HOME" not in written
 
 
 def lines_of(program: str) -> tuple[Lines, list[str]]:

@@ -176,10 +176,10 @@ def test_the_metrics_of_a_trained_model_are_made_again_where_an_answer_differs(
         "path": "quick",
     }
 
-    mended, recorded = agreed_metrics(
+    remade, recorded = agreed_metrics(
         built, quick, wrong | {"loss": 3.0}, batch_size=64, validate=remake
     )
-    assert mended == right | {"loss": 3.0}
+    assert remade == right | {"loss": 3.0}
     assert recorded is not None
     assert recorded["path"] == "reference"
     lost = right["val_accuracy"] - wrong["val_accuracy"]

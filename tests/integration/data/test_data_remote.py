@@ -347,14 +347,14 @@ def test_small_objects_are_fetched_side_by_side(
     s3: StoreServer, tmp_path: Path, bucket: str
 ) -> None:
     remote = s3.put_folder(image_folder(tmp_path / "local", each=30), bucket)
-    asked: list[str] = []
+    requested: list[str] = []
     four_wait = threading.Event()
     in_time: list[bool] = []
 
     def hold_until_four_wait(what: str) -> None:
         if s3.faults.is_content(*what.split(" ", 1)):
-            asked.append(what)
-            if len(asked) == 4:
+            requested.append(what)
+            if len(requested) == 4:
                 four_wait.set()
             in_time.append(four_wait.wait(timeout=20))
 

@@ -398,18 +398,18 @@ def test_requests_of_undeclared_shapes_run_alone_while_others_are_joined(
 
     monkeypatch.setattr(model, "run", slow)
     batcher = Batcher(model, BatchingConfig(), name="half", metrics=ServeMetrics())
-    asked = [np.full(shape, 2.0, np.float32) for shape in ((1, 1), (3,), (1,), (3,), (2, 2))]
+    odd_inputs = [np.full(shape, 2.0, np.float32) for shape in ((1, 1), (3,), (1,), (3,), (2, 2))]
 
-    found = [pool.submit(batcher.call, "serving_default", {"x": array}) for array in asked]
-    wait_for(lambda: len(shapes) == len(asked))
+    found = [pool.submit(batcher.call, "serving_default", {"x": array}) for array in odd_inputs]
+    wait_for(lambda: len(shapes) == len(odd_inputs))
     held.set()
     answers = [future.result(30)["y"] for future in found]
     both = np.full(3, 2.0, np.float32)
     assert batcher.call_at_once("serving_default", {"x": both}, (1, 2)) is None
     batcher.close()
 
-    assert sorted(shapes) == sorted(array.shape for array in asked)
-    for array, answer in zip(asked, answers, strict=True):
+    assert sorted(shapes) == sorted(array.shape for array in odd_inputs)
+    for array, answer in zip(odd_inputs, answers, strict=True):
         assert answer.tolist() == (array / 2 + 2).tolist()
 
 

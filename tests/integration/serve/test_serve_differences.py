@@ -218,17 +218,17 @@ def test_an_example_takes_a_number_beyond_64_bits_as_a_float(ask: Ask) -> None:
 def test_outputs_that_are_missing_or_requested_twice_are_refused(predict: Any) -> None:
     fare, place = np.ones(1, np.float32), np.ones((1, 2), np.int64)
 
-    def asked(*outputs: str) -> tuple[str, str]:
+    def error_of(*outputs: str) -> tuple[str, str]:
         return refusal(lambda: predict("two", outputs=outputs, fare=fare, place=place))
 
-    assert asked("a") == (
+    assert error_of("a") == (
         "INVALID_ARGUMENT",
         (
             "output tensor alias not found in signature: a "
             "Outputs expected to be in the set {double,sum}."
         ),
     )
-    assert asked("sum", "sum") == ("INVALID_ARGUMENT", "duplicate output tensor alias: sum")
+    assert error_of("sum", "sum") == ("INVALID_ARGUMENT", "duplicate output tensor alias: sum")
 
 
 def test_inputs_that_are_missing_or_unknown_are_named(predict: Any) -> None:

@@ -145,8 +145,8 @@ def test_an_endless_call_gets_504_and_its_worker_is_replaced_while_other_models_
                 lambda: ask_port(port, "/v1/models/counts:predict", {"inputs": [5]}).status == 200,
                 what="the model does not answer again",
             )
-            asked = len(answers)
-            wait_for(lambda: len(answers) > asked, what="the other model does not answer")
+            before = len(answers)
+            wait_for(lambda: len(answers) > before, what="the other model does not answer")
             over.set()
             client.join(60)
             assert set(answers) == {(200, '{"outputs": [[3.0]]}')}

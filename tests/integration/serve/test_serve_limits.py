@@ -296,10 +296,10 @@ def test_only_a_known_key_is_let_in_and_only_an_admin_reloads(
             assert denied == "PERMISSION_DENIED"
             reload(request, metadata=(("x-api-key", KEYS["admin"]),), timeout=20)
             health = health_pb2_grpc.HealthStub(channel)
-            asked = health_pb2.HealthCheckRequest()
+            probe = health_pb2.HealthCheckRequest()
             serving = health_pb2.HealthCheckResponse.SERVING
-            assert health.Check(asked, timeout=20).status == serving
-            assert next(health.Watch(asked, timeout=20)).status == serving
+            assert health.Check(probe, timeout=20).status == serving
+            assert next(health.Watch(probe, timeout=20)).status == serving
             names = health_pb2.HealthListRequest()
             assert code_of(lambda: health.List(names, timeout=20)) == "UNAUTHENTICATED"
             assert "half" in health.List(names, metadata=reader, timeout=20).statuses

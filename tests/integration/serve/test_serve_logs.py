@@ -108,15 +108,15 @@ def test_a_line_names_caller_request_and_result_but_no_body_and_no_key(
     assert ask_at(port, "/v1/models/half:predict", good).status == 401
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-    asked = predict_pb2.PredictRequest()
-    asked.model_spec.name = "half"
-    asked.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0]]))
-    answer = stub.Predict(asked, metadata=[("x-api-key", KEY), ("x-request-id", "mine-2")])
-    asked.model_spec.name = "none\n"
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0]]))
+    answer = stub.Predict(request, metadata=[("x-api-key", KEY), ("x-request-id", "mine-2")])
+    request.model_spec.name = "none\n"
     with pytest.raises(grpc.RpcError):
-        stub.Predict(asked, metadata=[("x-api-key", KEY)])
+        stub.Predict(request, metadata=[("x-api-key", KEY)])
     with pytest.raises(grpc.RpcError):
-        stub.Predict(asked)
+        stub.Predict(request)
     channel.close()
 
     lines = lines_of(folder, 6)

@@ -104,7 +104,7 @@ def of(**labels: str) -> frozenset[tuple[str, str]]:
 def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
     """One request of each kind."""
     port = server.rest_port
-    asked = [
+    requests = [
         ("half:predict", {"instances": [[1.0], [2.0]]}, 200),
         ("judge:classify", {"examples": [{"x": 1.0}, {"x": 2.0}]}, 200),
         ("judge:regress", {"signature_name": "regress", "examples": [{"x": 1.0}]}, 200),
@@ -114,7 +114,7 @@ def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
         ("half", None, 200),
         ("", None, 400),
     ]
-    for path, body, status in asked:
+    for path, body, status in requests:
         method = "GET" if body is None else "POST"
         assert ask_at(port, f"/v1/models/{path}", body, method=method).status == status
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
@@ -281,10 +281,10 @@ def test_latencies_lie_in_tensorflow_servings_buckets(
 def test_our_own_metrics_are_true_of_this_process(
     served: Server, channel: grpc.Channel, ask_at: AskAt
 ) -> None:
-    asked = {
+    names = {
         line.split("{")[0] for line in exposition(served, ask_at).splitlines() if "half" in line
     }
-    assert asked == {"stoker_model_loaded"}, "a model without requests has no other series"
+    assert names == {"stoker_model_loaded"}, "a model without requests has no other series"
 
     ask_all(served, channel, ask_at)
 

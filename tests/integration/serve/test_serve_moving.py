@@ -77,12 +77,12 @@ def running(flags: list[str], folder: Path) -> Iterator[Running]:
     """The command until it said that it serves; ended by SIGTERM, which must leave 0 behind."""
     ports = dict(zip(("--rest_api_port", "--port"), free_ports(), strict=True))
     others = [f for f in flags if f.partition("=")[0] not in ports]
-    asked = [f.replace("=/srv", f"={folder}") for f in others]
-    asked += [f"{name}={port}" for name, port in ports.items()]
+    arguments = [f.replace("=/srv", f"={folder}") for f in others]
+    arguments += [f"{name}={port}" for name, port in ports.items()]
     log = folder / "log"
     with log.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stoker", "serve", *asked], stdout=written, stderr=written
+            [sys.executable, "-m", "stoker", "serve", *arguments], stdout=written, stderr=written
         )
     try:
         give_up_s = time.monotonic() + LONG_S

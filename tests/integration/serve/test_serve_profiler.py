@@ -105,8 +105,8 @@ def refused_by(server: Server) -> tuple[str, str] | None:
     try:
         profile(server, 1)
     except grpc.RpcError as error:
-        told: Any = error
-        return told.code().name, told.details()
+        rpc_error: Any = error
+        return rpc_error.code().name, rpc_error.details()
     return None
 
 

@@ -46,12 +46,12 @@ def traceparent(*, sampled: bool, span: str = PARENT) -> str:
 
 
 def predict_by_grpc(port: int, model: str, **metadata: str) -> Any:
-    asked = predict_pb2.PredictRequest()
-    asked.model_spec.name = model
-    asked.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0], [6.0]]))
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0], [6.0]]))
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        return stub.Predict(asked, metadata=list(metadata.items()), timeout=60)
+        return stub.Predict(request, metadata=list(metadata.items()), timeout=60)
 
 
 def serve(base: Path, *flags: str, **env: str) -> subprocess.Popen[str]:
@@ -306,8 +306,8 @@ def test_spans_go_by_grpc_if_configured_and_not_at_all_if_the_sampler_says_so(
         server.start()
         try:
             assert server.wait_until_ready(60)
-            asked = ask_at(server.rest_port, "/v2/models/half")
-            assert asked.status == 200
+            answer = ask_at(server.rest_port, "/v2/models/half")
+            assert answer.status == 200
         finally:
             server.stop()
         counts.append(len(collector.requests))

@@ -275,13 +275,13 @@ def gone_on(scene: Scene) -> dict[str, Any]:
     return {"first": first, "again": again, "over": over}
 
 
-def asked_to_end(scene: Scene) -> dict[str, Any]:
+def stopped_by_signal(scene: Scene) -> dict[str, Any]:
     def tell(progress: Progress) -> None:
         scene.preemption.requested = True
 
-    first, _ = scene.fit("asked", momentum, epochs=2, tell=tell)
+    first, _ = scene.fit("stopped", momentum, epochs=2, tell=tell)
     scene.preemption.requested = False
-    again, _ = scene.fit("asked", momentum, epochs=2)
+    again, _ = scene.fit("stopped", momentum, epochs=2)
     return {"first": first, "again": again}
 
 
@@ -301,12 +301,12 @@ def refused(scene: Scene) -> dict[str, Any]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             raise RuntimeError("never called")
 
-    asked: list[dict[str, Any]] = [
+    refusals: list[dict[str, Any]] = [
         {"deterministic": True},
         {"xla": True},
         {"callbacks": [EveryBatch()]},
     ]
-    return {str(each): scene.fit("refused", constant, **each)[0]["error"] for each in asked}
+    return {str(each): scene.fit("refused", constant, **each)[0]["error"] for each in refusals}
 
 
 def back(scene: Scene) -> dict[str, Any]:
@@ -415,7 +415,16 @@ def server_gone(scene: Scene) -> dict[str, Any]:
 
 
 SCENARIOS = (
-    *(counted, counted_long, learned, gone_on, asked_to_end, not_finite, half_precision, refused),
+    *(
+        counted,
+        counted_long,
+        learned,
+        gone_on,
+        stopped_by_signal,
+        not_finite,
+        half_precision,
+        refused,
+    ),
     *(stopped, sent_twice, back, stays, server_gone),
 )
 

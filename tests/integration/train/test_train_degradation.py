@@ -150,7 +150,7 @@ def in_python(features: dict[str, Any]) -> keras.Model:
     return compiled(features, layers.Dense(1, activation="sigmoid")(x))
 
 
-def beside_xla(features: dict[str, Any]) -> keras.Model:
+def outside_xla(features: dict[str, Any]) -> keras.Model:
     x = layers.Dense(8, activation="tanh")(joined(features))
     outputs = layers.Dense(1, activation="sigmoid")(x)
     return compiled(features, outputs, metrics=[ByProduct()])
@@ -173,7 +173,7 @@ def ends_in_16_bits(features: dict[str, Any]) -> keras.Model:
     [
         (printing, {}, ("waits for the host", "PrintV2 in", "printing")),
         (in_python, {}, ("waits for the host", "EagerPyFunc in", "in_python")),
-        (beside_xla, {"xla": True}, ("train.xla is on", "is compiled by it: not")),
+        (outside_xla, {"xla": True}, ("train.xla is on", "is compiled by it: not")),
         (
             of_30_units,
             {"precision": "mixed_bfloat16"},

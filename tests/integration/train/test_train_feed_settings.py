@@ -118,18 +118,18 @@ def test_the_configured_number_of_threads_and_batches_is_at_work(
     dataset: Dataset, transform: Transform, photographs: Data
 ) -> None:
     table = dataset, transform
-    asked, plainly = (
+    configured, plainly = (
         pipeline(table, FeedConfig(threads=7, prefetch=3)),
         pipeline(table, FeedConfig()),
     )
-    assert set_to(asked, "ParallelMapDataset", -1)[-1] == 7
-    assert set_to(asked, "PrefetchDataset", 1)[-1] == 3
+    assert set_to(configured, "ParallelMapDataset", -1)[-1] == 7
+    assert set_to(configured, "PrefetchDataset", 1)[-1] == 3
     assert set_to(plainly, "PrefetchDataset", 1)[-1] == 1, "a table's calls"
 
-    asked = pipeline(photographs, FeedConfig(parallel_batches=5, threads=7, prefetch=9))
+    configured = pipeline(photographs, FeedConfig(parallel_batches=5, threads=7, prefetch=9))
     plainly = pipeline(photographs, FeedConfig())
-    assert set_to(asked, "ParallelMapDataset", -1) == [5, 7]
-    assert set_to(asked, "PrefetchDataset", 1)[-1] == 9
+    assert set_to(configured, "ParallelMapDataset", -1) == [5, 7]
+    assert set_to(configured, "PrefetchDataset", 1)[-1] == 9
     assert set_to(plainly, "ParallelMapDataset", -1)[0] == 2
     assert set_to(plainly, "PrefetchDataset", 1)[-1] == 8
 

@@ -78,7 +78,7 @@ class Killed(BaseException):
 
 def loop(
     built: keras.Model,
-    told: Callbacks,
+    hooks: Callbacks,
     *,
     steps: int,
     epochs: int,
@@ -89,43 +89,43 @@ def loop(
     """The order of `stoker.train.loop.loop`, with Keras's own step."""
     x, y = data(steps)
     train_step = tf.function(built.train_step)
-    told.on_train_begin()
+    hooks.on_train_begin()
     for epoch in range(first[0], epochs):
         start = first[1] if epoch == first[0] else 0
         if start == 0:
             built.reset_metrics()
-            told.on_epoch_begin(epoch)
+            hooks.on_epoch_begin(epoch)
         for begin in range(start, steps, per_call):
             end = min(begin + per_call, steps)
-            told.on_train_batch_begin(begin)
+            hooks.on_train_batch_begin(begin)
             for step in range(begin, end):
                 rows = slice(step * BATCH, (step + 1) * BATCH)
                 logs = train_step((x[rows], y[rows]))
-            told.on_train_batch_end(end - 1, logs)
+            hooks.on_train_batch_end(end - 1, logs)
             if kill_at == (epoch, end):
                 raise Killed
-            if told.stop_training:
+            if hooks.stop_training:
                 break
         logs = built.get_metrics_result()
-        logs = logs | {f"val_{k}": v for k, v in validate(built, told, per_call).items()}
-        told.on_epoch_end(epoch, logs)
-        if told.stop_training:
+        logs = logs | {f"val_{k}": v for k, v in validate(built, hooks, per_call).items()}
+        hooks.on_epoch_end(epoch, logs)
+        if hooks.stop_training:
             break
-    told.on_train_end(logs)
+    hooks.on_train_end(logs)
 
 
-def validate(built: keras.Model, told: Callbacks, per_call: int) -> dict[str, float]:
+def validate(built: keras.Model, hooks: Callbacks, per_call: int) -> dict[str, float]:
     x, y = data(3)
     test_step = tf.function(built.test_step)
     built.reset_metrics()
-    told.on_test_begin()
+    hooks.on_test_begin()
     for begin in range(0, 3, per_call):
-        told.on_test_batch_begin(begin)
+        hooks.on_test_batch_begin(begin)
         for step in range(begin, begin + per_call):
             rows = slice(step * BATCH, (step + 1) * BATCH)
             logs = test_step((x[rows], y[rows]))
-        told.on_test_batch_end(begin + per_call - 1, logs)
-    told.on_test_end(logs)
+        hooks.on_test_batch_end(begin + per_call - 1, logs)
+    hooks.on_test_end(logs)
     return dict(logs)
 
 
@@ -146,8 +146,8 @@ def by_fit(callbacks: list[Any], *, steps: int, epochs: int, per_call: int = 1) 
 
 def by_loop(callbacks: list[Any], *, steps: int, epochs: int, per_call: int = 1) -> keras.Model:
     built = model()
-    told = Callbacks(built, callbacks, steps=steps, epochs=epochs)
-    loop(built, told, steps=steps, epochs=epochs, per_call=per_call)
+    hooks = Callbacks(built, callbacks, steps=steps, epochs=epochs)
+    loop(built, hooks, steps=steps, epochs=epochs, per_call=per_call)
     return built
 
 
@@ -357,20 +357,20 @@ def test_a_finished_training_has_the_state_from_before_its_end(
 ) -> None:
     def train_from(state: Any) -> tuple[Any, Callbacks]:
         built = model()
-        told = Callbacks(built, [make(tmp_path)], steps=6, epochs=3)
+        hooks = Callbacks(built, [make(tmp_path)], steps=6, epochs=3)
         if state is not None:
-            told.set_state(*state)
-        told.on_train_begin()
+            hooks.set_state(*state)
+        hooks.on_train_begin()
         if state is None:
             for epoch, loss in enumerate((0.3, 0.2, 0.4)):
-                told.on_epoch_begin(epoch)
-                told.on_epoch_end(epoch, {"loss": loss})
-        before = told.state()
-        told.on_train_end({"loss": 0.4})
-        after = told.state()
+                hooks.on_epoch_begin(epoch)
+                hooks.on_epoch_end(epoch, {"loss": loss})
+        before = hooks.state()
+        hooks.on_train_end({"loss": 0.4})
+        after = hooks.state()
         assert json.dumps(before[0], allow_nan=False) == json.dumps(after[0], allow_nan=False)
         assert before[1].keys() == after[1].keys()
-        return after, told
+        return after, hooks
 
     state, _ = train_from(None)
     files = {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()}
@@ -385,14 +385,14 @@ def test_a_finished_training_has_the_state_from_before_its_end(
 def test_a_state_that_cannot_be_taken_fails_no_training_that_has_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = Callbacks(model(), [Broken(), keras.callbacks.TerminateOnNaN()], steps=6, epochs=1)
-    told.on_train_begin()
-    told.on_epoch_end(0, {"loss": 0.5})
+    hooks = Callbacks(model(), [Broken(), keras.callbacks.TerminateOnNaN()], steps=6, epochs=1)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"loss": 0.5})
     with pytest.raises(ConfigError, match=r"Broken\.get_state failed"):
-        told.state()
-    told.on_train_end({})
+        hooks.state()
+    hooks.on_train_end({})
 
-    facts, _ = told.state()
+    facts, _ = hooks.state()
     assert "Broken" not in facts
     assert "TerminateOnNaN" in facts
     assert "training has ended, but the state of a callback is missing" in caplog.text
@@ -514,9 +514,9 @@ def test_backup_and_restore_is_refused(tmp_path: Path) -> None:
 def test_workers_that_are_not_the_chief_write_nothing(tmp_path: Path) -> None:
     built = model()
     callbacks = [keras.callbacks.TensorBoard(tmp_path / "board"), *all_of_keras(tmp_path)]
-    told = Callbacks(built, callbacks, steps=6, epochs=2, is_chief=False)
+    hooks = Callbacks(built, callbacks, steps=6, epochs=2, is_chief=False)
 
-    loop(built, told, steps=6, epochs=2)
+    loop(built, hooks, steps=6, epochs=2)
 
     assert list(tmp_path.iterdir()) == []
     assert len(built.history.epoch) == 2
@@ -541,9 +541,9 @@ def test_only_callbacks_that_need_it_get_one_step_a_call(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    told = Callbacks(model(), [callback], steps=6, epochs=1)
+    hooks = Callbacks(model(), [callback], steps=6, epochs=1)
 
-    assert told.has_batch_hooks is every_step
+    assert hooks.has_batch_hooks is every_step
 
 
 def test_what_a_callback_holds_and_cannot_be_stored_is_said_once(
@@ -554,10 +554,10 @@ def test_what_a_callback_holds_and_cannot_be_stored_is_said_once(
             self.connection = object()
             self.seen = 3
 
-    told = Callbacks(model(), [Own()], steps=1, epochs=1)
-    told.on_train_begin()
-    facts, _ = told.state()
-    told.state()
+    hooks = Callbacks(model(), [Own()], steps=1, epochs=1)
+    hooks.on_train_begin()
+    facts, _ = hooks.state()
+    hooks.state()
 
     assert facts["Own"]["attributes"]["seen"] == 3
     said = [r.getMessage() for r in caplog.records if "connection" in r.getMessage()]
@@ -569,10 +569,10 @@ def test_two_callbacks_of_one_class_keep_their_own_state() -> None:
     def two() -> list[Any]:
         return [keras.callbacks.EarlyStopping(m, mode="min") for m in ("val_loss", "val_mae")]
 
-    told = Callbacks(model(), two(), steps=1, epochs=3)
-    told.on_train_begin()
-    told.on_epoch_end(0, {"val_loss": 1.0, "val_mae": 2.0})
-    facts, arrays = told.state()
+    hooks = Callbacks(model(), two(), steps=1, epochs=3)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"val_loss": 1.0, "val_mae": 2.0})
+    facts, arrays = hooks.state()
     after = two()
     resumed = Callbacks(model(), after, steps=1, epochs=3)
     resumed.set_state(facts, arrays)
@@ -583,13 +583,13 @@ def test_two_callbacks_of_one_class_keep_their_own_state() -> None:
 
 def test_a_state_can_be_put_back_within_a_run() -> None:
     stopping = keras.callbacks.EarlyStopping(mode="min")
-    told = Callbacks(model(), [stopping], steps=1, epochs=3)
-    told.on_train_begin()
-    told.on_epoch_end(0, {"val_loss": 1.0})
-    state = told.state()
-    told.on_epoch_end(1, {"val_loss": 0.5})
+    hooks = Callbacks(model(), [stopping], steps=1, epochs=3)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"val_loss": 1.0})
+    state = hooks.state()
+    hooks.on_epoch_end(1, {"val_loss": 0.5})
 
-    told.set_state(*state)
+    hooks.set_state(*state)
 
     assert stopping.best == 1.0
-    assert told.history.history == {"val_loss": [1.0]}
+    assert hooks.history.history == {"val_loss": [1.0]}

@@ -107,10 +107,10 @@ def kerass(
     listed: Sequence[callbacks.Callback] = (),
     epochs: int = 2,
     class_weight: dict[int, float] | None = None,
-    told: tuple[Any, ...] | None = None,
+    labeled: tuple[Any, ...] | None = None,
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     data = opened(parts or rows())
-    batches = tf.data.Dataset.from_tensor_slices(told or parts or rows()).batch(BATCH)
+    batches = tf.data.Dataset.from_tensor_slices(labeled or parts or rows()).batch(BATCH)
     prepare_process(precision="float32", seed=0, deterministic=False)
     model = build_model(build, OwnFeatures(data.description), what="model:build").model
     history = model.fit(
@@ -243,8 +243,8 @@ def test_the_loop_ends_where_fit_ends(build: Build, tmp_path: Path) -> None:
 
     features, label = rows()
     # What a model of several outputs is told of one label, as `fit` needs it written.
-    told = {"kind": label, "size": label} if build is two_heads else label
-    other, history = kerass(build, parts=(features, label), told=(features, told))
+    labeled = {"kind": label, "size": label} if build is two_heads else label
+    other, history = kerass(build, parts=(features, label), labeled=(features, labeled))
     assert_same(model, other)
     assert result.metrics == of_best(history, result)
 
@@ -522,11 +522,11 @@ class Hooks(callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop where it is time."""
-        self.told("on_train_batch_end", batch, logs)
+        self.record("on_train_batch_end", batch, logs)
         if batch == self.stop_at:
             self.model.stop_training = True
 
-    def told(self, hook: str, *parts: Any) -> None:
+    def record(self, hook: str, *parts: Any) -> None:
         """Keep a call."""
         plain = [pytest.approx(p, rel=1e-3) if isinstance(p, dict) else p for p in parts]
         self.calls.append((hook, *plain))
@@ -534,7 +534,7 @@ class Hooks(callbacks.Callback):  # type: ignore[misc]
 
 def _hook(name: str) -> Callable[..., None]:
     def hook(self: Hooks, *parts: Any, logs: Any = None) -> None:
-        self.told(name, *parts, *([] if logs is None else [logs]))
+        self.record(name, *parts, *([] if logs is None else [logs]))
 
     return hook
 

@@ -84,8 +84,8 @@ def by_own_steps(model: keras.Model, *arrays: Any) -> dict[str, float]:
 
 def by_step(model: keras.Model, labels: Any, *arrays: Any) -> dict[str, float]:
     """The step of `stoker.train.step.step`, in short."""
-    told = next(iter(batches(*arrays)))
-    model._symbolic_build(data_batch=(told[0], *labels(told)))
+    first_batch = next(iter(batches(*arrays)))
+    model._symbolic_build(data_batch=(first_batch[0], *labels(first_batch)))
 
     @tf.function
     def step(*batch: Any) -> None:

@@ -350,8 +350,8 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
 
 def taking(run: Any, step_input: StepInput) -> set[str]:
     """The kinds of operations that take an element, of all functions of a traced call."""
-    asked = step_input.iterator, tf.constant(1, tf.int64), True, step_input.left_spec
-    graph = run.get_concrete_function(*asked).graph.as_graph_def()
+    arguments = step_input.iterator, tf.constant(1, tf.int64), True, step_input.left_spec
+    graph = run.get_concrete_function(*arguments).graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return {node.op for node in nodes if node.op.startswith("IteratorGetNext")}
 

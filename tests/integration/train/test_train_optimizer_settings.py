@@ -131,14 +131,14 @@ def test_a_resumed_run_scales_its_learning_rate_once(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("asked_of", ["stoker", "keras"])
+@pytest.mark.parametrize("set_in", ["stoker", "keras"])
 def test_the_average_of_a_run_is_that_of_its_weights_step_by_step(
-    dataset: Dataset, transform: Transform, tmp_path: Path, asked_of: str
+    dataset: Dataset, transform: Transform, tmp_path: Path, set_in: str
 ) -> None:
     """Also over a resume; and it is what is validated."""
     momentum, seen = 0.7, list[list[Any]]()
-    of_keras = {"use_ema": True, "ema_momentum": momentum} if asked_of == "keras" else {}
-    settings: dict[str, Any] = {"ema": momentum} if asked_of == "stoker" else {}
+    of_keras = {"use_ema": True, "ema_momentum": momentum} if set_in == "keras" else {}
+    settings: dict[str, Any] = {"ema": momentum} if set_in == "stoker" else {}
     looking = EachStep(lambda model: seen.append(weights(model)))
 
     def run(**changes: Any) -> tuple[TrainResult | None, BuiltModel]:

@@ -502,11 +502,11 @@ def test_limits_are_those_of_the_process(tmp_path: Path, rights: str, locked: in
         "print(here.address_space_bytes, here.locked_bytes)"
     )
 
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert told.stdout.split() == [str(8 << 30), str(locked)]
+    assert done.stdout.split() == [str(8 << 30), str(locked)]
 
 
 def test_a_disk_is_measured_and_nothing_is_left_on_it(tmp_path: Path) -> None:

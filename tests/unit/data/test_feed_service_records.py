@@ -119,11 +119,11 @@ def test_a_copy_is_made_once_and_again_for_other_data(tmp_path: Path) -> None:
 
     again = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
     other = make_dataset(tmp_path / "other", rows=40, salt="1")
-    anew = copied(other, "train", tmp_path / "copy", columns=COLUMNS)
+    other_copy = copied(other, "train", tmp_path / "copy", columns=COLUMNS)
 
     assert again == first
     assert (tmp_path / "copy" / "00000.tfrecord").stat().st_mtime_ns != made_ns
-    assert (len(anew.files), anew.rows) == (40, 40)
+    assert (len(other_copy.files), other_copy.rows) == (40, 40)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".copy.lock", "copy", "data", "other"]
 
 
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_written_again(
 
     with pytest.raises(DataError, match=r"00003\.tfrecord must be an intact part"):
         load_copy(tmp_path / "copy", key=dataset.fingerprint_of([c.name for c in COLUMNS]))
-    mended = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
+    rewritten = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
 
-    assert mended == whole
-    assert len(list(tf.data.TFRecordDataset(mended.paths))) == 50
+    assert rewritten == whole
+    assert len(list(tf.data.TFRecordDataset(rewritten.paths))) == 50

@@ -155,8 +155,8 @@ def test_a_dry_run_lists_the_code_and_writes_nothing(
 ) -> None:
     before = sorted(experiment.rglob("*"))
 
-    asked = ("--cpus", "1", "--memory", "0.5")
-    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json", *asked)
+    options = ("--cpus", "1", "--memory", "0.5")
+    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json", *options)
 
     facts = json.loads(out)
     assert code == 0

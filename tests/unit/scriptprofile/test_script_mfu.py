@@ -45,10 +45,10 @@ def fit(*, transfer_s: float = 0.0, **changes: Any) -> Loop:
 def test_the_figure_is_operations_by_the_steps_time_and_the_peak() -> None:
     loop = fit(reached=KNOWN)
 
-    told = reached_json(loop)
+    as_json = reached_json(loop)
 
-    assert told["achieved_flops_per_s"] == pytest.approx(2e9 / 0.01)
-    assert told["mfu"] == pytest.approx(0.2)
+    assert as_json["achieved_flops_per_s"] == pytest.approx(2e9 / 0.01)
+    assert as_json["mfu"] == pytest.approx(0.2)
     [(name, figure)] = reached_rows([loop])
     assert name == "MFU in train.py:30"
     assert figure == "20%: 200 of 1,000 GFLOP/s that products of matrices in float32 reach here"

@@ -249,8 +249,8 @@ def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None
 def test_calls_that_begin_during_a_write_count_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, written = list[bool](), threading.Event()
-    monkeypatch.setattr(Cadence, "trained", lambda *_, while_writing: told.append(while_writing))
+    counted, written = list[bool](), threading.Event()
+    monkeypatch.setattr(Cadence, "trained", lambda *_, while_writing: counted.append(while_writing))
     monkeypatch.setattr(CheckpointWriter, "_write", lambda *_, **_facts: float(written.wait(60)))
     with writer(tmp_path) as writing:
         writing.trained(1, 0.1)
@@ -261,7 +261,7 @@ def test_calls_that_begin_during_a_write_count_as_such(
         writing.wait()
         writing.trained(1, 0.1)
 
-    assert told == [False, True, False]
+    assert counted == [False, True, False]
 
 
 def test_steps_go_before_the_clock() -> None:

@@ -77,7 +77,7 @@ def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked", "why"),
+    ("gpus", "configured", "why"),
     [
         ((), "auto", "no GPU"),
         ((H100,), "auto", "compute capability 9.0 has tensor cores for bfloat16"),
@@ -87,12 +87,12 @@ def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
     ],
 )
 def test_the_run_records_why_its_precision_is_what_it_is(
-    gpus: tuple[Gpu, ...], asked: Any, why: str
+    gpus: tuple[Gpu, ...], configured: Any, why: str
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
     inputs = AutoInputs(devices=devices, rows=1000, string_features=False)
 
-    assert resolve(TrainConfig(precision=asked), inputs).why["precision"] == why
+    assert resolve(TrainConfig(precision=configured), inputs).why["precision"] == why
 
 
 def test_a_precision_that_is_set_by_name_is_kept() -> None:
