@@ -1,4 +1,4 @@
-"""gRPC beside grpcio without a model, and what each of the two sides takes."""
+"""gRPC compared with grpcio without a model, and the time of each side."""
 
 from __future__ import annotations
 

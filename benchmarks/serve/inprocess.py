@@ -1,4 +1,4 @@
-"""The limit: the CNN asked in its own process, by the call path that the server uses.
+"""The limit: the CNN called in its own process, by the call path that the server uses.
 
 python inprocess.py PORT MODELS; answers GET /<rows of a call>/<seconds> with rows a second as JSON
 """
@@ -29,7 +29,7 @@ def rows_per_s(model: LoadedModel, *, rows: int, seconds: float) -> float:
 
 
 def main() -> None:
-    """Wait to be asked."""
+    """Wait for requests."""
     model = load_model(Path(sys.argv[2]) / "cnn" / "1")
 
     class Handler(BaseHTTPRequestHandler):

@@ -81,7 +81,7 @@ class Lineup:
             server.signal(signal.SIGSTOP)
 
     def add(self, name: str, server: Server, ready: Callable[[], bool]) -> None:
-        """Take in a server that is no peer."""
+        """Add a server that is not a peer."""
         self.stack.callback(server.stop)
         server.wait_until(ready)
         server.signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The models that are served, and the rows that they are asked about."""
+"""The models that are served, and the rows of their requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DECIMALS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """A model's name and the one row that every contestant is asked about."""
+    """A model's name and the one row of every contestant's requests."""
 
     model: str
     row: NDArray[np.float32]
@@ -51,7 +51,7 @@ def _short(value: object) -> float:
 
 
 def request_of(model: str) -> ModelRequest:
-    """What a model is asked: always the same."""
+    """The request to a model: always the same."""
     shape = (FEATURES,) if model == "mlp" else IMAGE_SHAPE
     row = np.random.default_rng(7).uniform(size=shape).round(_DECIMALS)
     return ModelRequest(model=model, row=row.astype(np.float32))

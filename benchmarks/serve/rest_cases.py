@@ -1,4 +1,4 @@
-"""The perceptron and the CNN by REST, beside the peers and beside what is possible."""
+"""The perceptron and the CNN over REST, compared with the peers and with the limit."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _plural(connections: int) -> str:
 
 
 def cnn(lineup: Lineup, *, seconds: int, rounds: int) -> list[Figure]:
-    """The CNN: an image as JSON beside the peers, as raw bytes beside the same process."""
+    """The CNN: an image as JSON against the peers, as raw bytes against calls in process."""
     names = ["stoker", *lineup.peers]
     lineup.start(names)
     contestants = lineup.contestants("cnn", names)
@@ -206,7 +206,7 @@ RAW_HEADERS = {
     "X-Tensor-Shape": ",".join(map(str, (1, *models.IMAGE_SHAPE))),
     "X-Tensor-Dtype": "float32",
 }
-"""How the server is told what the bytes are."""
+"""The header that describes the bytes to the server."""
 
 
 def raw_request(path: str) -> Request:

@@ -1,4 +1,4 @@
-"""The server beside its peers, beside what is possible, and while models come and go.
+"""The server compared with its peers and with the limit, and while models are loaded and unloaded.
 
 python benchmarks/serve/run.py [--cases mlp cnn grpc workers swap] [--peers fastapi ...] [--seconds S] [--rounds R]
 
@@ -21,14 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "train"))  # `figures`; it has a `models` too, behind ours
 
-import isolated  # noqa: E402 - beside this file, which no package holds
+import isolated  # noqa: E402 - next to this file, which is in no package
 
 _PROGRAMS = {"wrk": "wrk", "h2load": "nghttp2-client", "taskset": "util-linux"}
 """What is called, and Debian's package of it."""
 
 
 def main() -> None:
-    """Run the cases that are asked for, and put all figures together."""
+    """Run the given cases, and put all figures together."""
     parser = argparse.ArgumentParser(description=__doc__)
     cases = ("mlp", "cnn", "grpc", "workers", "swap")
     peers = ("fastapi", "kserve", "mlserver", "bentoml", "litserve", "ray")

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "train"))  # `figures`; it has a `models` too, behind ours
 
-import models  # noqa: E402 - beside this file, which no package holds
+import models  # noqa: E402 - next to this file, which is in no package
 import servers  # noqa: E402 - as above
 from figures import Figure, figure, write  # noqa: E402 - as above
 from swap_case import states  # noqa: E402 - as above
@@ -85,7 +85,7 @@ def kept(found: list[int]) -> Figure:
     percent = 100 * (found[-1] / found[0] - 1)
     how = (
         f"resident memory of the server, first {found[0] / 1e6:.4g} MB, last {found[-1] / 1e6:.4g}, "
-        f"most {max(found) / 1e6:.4g}; a CNN named in the model_config_file, asked, and no more named"
+        f"most {max(found) / 1e6:.4g}; a CNN is named in the model_config_file, called, and removed from the file"
     )
     return figure(
         f"memory after {len(found)} load and unload cycles, relative to the first",

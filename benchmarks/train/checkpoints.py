@@ -72,7 +72,7 @@ class Cycle:
 
 
 def cycles(output: list[Line], key: str) -> list[Cycle]:
-    """Each checkpoint beside the calls between it and the next, so that both saw one machine."""
+    """Each checkpoint with the calls between it and the next, so that both saw the same machine."""
     calls = [line for line in output if line["event"] in ("call", "steps")]
     ended = [line[key] for line in calls[1::2]]
     due = [number for number, line in enumerate(calls[0::2]) if line["due"]]
@@ -109,7 +109,7 @@ def cost(rounds: int, steps: int) -> list[Figure]:
     model = f"MLP of {parameters / 1e6:.1f} M parameters, Adam, batch 64"
     seen = f"{model}; {len(all_stalls)} checkpoints in {rounds} runs of {steps} steps"
     every = f"one every {statistics.median(cycle.spent_s for cycle in wall):.0f} s"
-    how = f"{seen}, {every}; from each to the next, beside the second half of that time"
+    how = f"{seen}, {every}; from each to the next, compared with the second half of that time"
     return [
         figure(
             "checkpoint: time that the steps stand still",
@@ -136,7 +136,7 @@ def cost(rounds: int, steps: int) -> list[Figure]:
             _overhead(cpu),
             "%",
             how=f"{how}, {spread([_overhead([cycle]) for cycle in cpu])}; the machine's idle cores "
-            "take it from nobody",
+            "take no time from the steps",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Two workers on two cores beside one on one core; writes benchmarks/results/train-scaling.json.
+"""Two workers on two cores against one on one core; writes benchmarks/results/train-scaling.json.
 
 python benchmarks/train/scaling.py [--rounds N] [--without-network]
 """

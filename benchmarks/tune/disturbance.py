@@ -3,7 +3,7 @@
 python benchmarks/tune/disturbance.py [--turns N] [--steps N]
 
 Two processes differ by more than what is looked for, even where they run at once and change cores: by 3 % either
-way. So the script itself takes the watcher away and puts it back, turn by turn; and a turn is short beside what a
+way. So the script itself takes the watcher away and puts it back, turn by turn; and a turn is short compared with what a
 machine's speed takes to change.
 """
 
@@ -88,7 +88,7 @@ def _figure(
         "value": float(f"{value:.3g}"),
         "unit": "%",
         "target": most,
-        # Where the interval is wider than what is asked for, nothing is known.
+        # If the interval is wider than the target, nothing is known.
         "holds": value <= most if most is not None and high - low <= most else None,
         "peer": "",
         "how": f"{len(pairs)} pairs of turns of {steps} steps of {step_ms:.2g} ms, with the watcher "

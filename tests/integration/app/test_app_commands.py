@@ -87,7 +87,7 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
         "version 1",
     ):
         assert part in said.out
-    # Three epochs take a tenth of a second: beside other work U may be noise, and is said to be.
+    # Three epochs take a tenth of a second: next to other work U may be noise, and is reported as noise.
     (stage,) = tmp_path.glob("runs/*/*/stages/train.json")
     busy = json.loads(stage.read_text())["result"]["busy_fraction"]
     expected = (

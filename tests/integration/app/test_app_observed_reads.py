@@ -242,7 +242,7 @@ def test_variables_modules_links_listings_and_files_outside_count_with_what_they
     (folder / "images" / "1.png").write_text("1")
     assert "train" in ran(train(folder))
 
-    # What is not asked for, what is ignored, comments, and a file's entry but not its content.
+    # What is not read, what is ignored, comments, and a file's entry but not its content.
     for name in ("OTHER", "OURS_RESTARTS", "SLURM_JOB_ID", "HUB_TOKEN"):
         monkeypatch.setenv(name, "2")
     (folder / "state.txt").write_text("2")

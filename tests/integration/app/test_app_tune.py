@@ -1,6 +1,6 @@
 """`stoker profile` and `stoker tune` on planted problems, on this machine as it is.
 
-Each of these measures, so nothing may run beside them: `make test` runs them last.
+Each of these measures, so nothing else may run meanwhile: `make test` runs them last.
 """
 
 from __future__ import annotations

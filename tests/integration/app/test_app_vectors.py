@@ -1,4 +1,4 @@
-"""Vectors from a Parquet file to a served answer, the same whichever way it is asked for."""
+"""Vectors from a Parquet file to a served answer, the same over each interface."""
 
 from __future__ import annotations
 
@@ -185,7 +185,9 @@ def test_lists_of_varying_length_are_ragged_and_made_dense_by_the_function(
     specs = {each.name: each.shape for each in trained.transform.features}
     assert (specs["words"], specs["hashed"], specs["spent"]) == ((4,), (2,), ())
     learned = [call for call in trained.transform.spec.analyzers if call["of"] == "words"]
-    assert [call["is_raw_column"] for call in learned] == [True]  # asked of the shards, by DuckDB
+    assert [call["is_raw_column"] for call in learned] == [
+        True
+    ]  # DuckDB computes it from the shards
 
 
 def test_padding_behind_the_longest_list_changes_nothing(trained: Trained) -> None:

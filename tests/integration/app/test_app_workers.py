@@ -266,7 +266,7 @@ def test_tasks_of_another_launcher_connect_end_together_and_continue(
     assert (found["workers"], found["resolved"]["strategy"]) == (2, "multi_worker")
     (_, trained, _), (again, _, other) = Tasks(own).end()
     assert json.loads(trained)["skipped"]
-    assert again == 0, "who waits is told that there is nothing to train"
+    assert again == 0, "the worker that waits learns that nothing is to be trained"
     assert "worker 1 has nothing to train: worker 0 found the model already trained" in other
     left = [path.name for path in Path(found["run"]).parent.glob(".cluster*")]
     assert left == []

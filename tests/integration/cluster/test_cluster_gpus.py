@@ -239,7 +239,7 @@ def test_setup_finds_a_driver_that_shows_a_gpu(driver: Path) -> None:
     [
         ([], {}, 2, "auto cuda"),
         ([], {"NO_DRIVER": "1"}, 1, "auto cpu"),
-        ([], {"CUDA": "/usr/local/cuda"}, 2, "auto cuda"),  # someone else's variable
+        ([], {"CUDA": "/usr/local/cuda"}, 2, "auto cuda"),  # a variable of another program
         (["CUDA=0"], {}, 1, "0 cpu"),
         (["CUDA=1"], {"NO_DRIVER": "1"}, 2, "1 cuda"),
     ],
@@ -284,7 +284,7 @@ def test_make_setup_keeps_the_choice_and_syncs_again_where_it_changes(
     for stamp in settled:
         assert planned(stamp, NO_DRIVER="1") == []
     assert planned("auto cuda") == planned("0 cpu") == planned("1 cuda") == []
-    assert planned("auto cuda", NO_DRIVER="1", CUDA="/usr/local/cuda") == []  # is no choice
+    assert planned("auto cuda", NO_DRIVER="1", CUDA="/usr/local/cuda") == []  # does not choose
     assert "auto cuda" in planned("auto cpu")[0]  # a driver has come
     assert "0 cpu" in planned("auto cuda", "CUDA=0")[0]
     assert "1 cuda" in planned("0 cpu", "CUDA=1")[0]

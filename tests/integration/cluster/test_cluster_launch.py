@@ -440,7 +440,7 @@ def test_a_kernel_that_starts_no_more_processes_is_named(tmp_path: Path) -> None
 
         assert "the kernel must allow worker" in done.stderr.splitlines()[-1], done.stderr
         assert "ulimit -u" in done.stderr
-        assert not (group / "cgroup.procs").read_text(), "nobody is left"
+        assert not (group / "cgroup.procs").read_text(), "no process is left"
     finally:
         remove_group(group)
 

@@ -152,7 +152,7 @@ class _ProxyServer(ThreadingHTTPServer):
         self.alone = threading.Lock()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no error of ours."""
+        """A client that went away is not an error of the server."""
 
 
 @functools.cache

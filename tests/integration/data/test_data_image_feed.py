@@ -56,13 +56,13 @@ def photo(rng: np.random.Generator, height: int, width: int) -> Pixels:
 
 
 def encoded(pixels: Pixels, kind: str) -> bytes:
-    grey = np.ascontiguousarray(pixels[..., :1])
-    if kind == "grey":
-        return bytes(simplejpeg.encode_jpeg(grey, colorspace="GRAY", colorsubsampling="Gray"))
+    gray = np.ascontiguousarray(pixels[..., :1])
+    if kind == "gray":
+        return bytes(simplejpeg.encode_jpeg(gray, colorspace="GRAY", colorsubsampling="Gray"))
     if kind in ("444", "422", "420", "440"):
         return bytes(simplejpeg.encode_jpeg(pixels, colorsubsampling=kind))
     if kind == "cmyk":
-        four = np.ascontiguousarray(np.dstack([pixels, grey]))
+        four = np.ascontiguousarray(np.dstack([pixels, gray]))
         return bytes(simplejpeg.encode_jpeg(four, colorspace="CMYK", colorsubsampling="444"))
     stream = io.BytesIO()
     image = Image.fromarray(pixels)
@@ -80,7 +80,7 @@ def encoded(pixels: Pixels, kind: str) -> bytes:
     return stream.getvalue()
 
 
-KINDS = ("444", "422", "420", "440", "grey", "progressive", "png", "turned", "cmyk", "webp")
+KINDS = ("444", "422", "420", "440", "gray", "progressive", "png", "turned", "cmyk", "webp")
 
 
 @pytest.fixture(scope="module")

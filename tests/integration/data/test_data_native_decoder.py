@@ -71,7 +71,7 @@ def damaged(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_damaged_images_neither_crash_nor_touch_their_neighbours(name: str, tmp_path: Path) -> None:
+def test_damaged_images_neither_crash_nor_touch_their_neighbors(name: str, tmp_path: Path) -> None:
     rng, whole = np.random.default_rng(1), images()
     engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
     sound = whole[3]

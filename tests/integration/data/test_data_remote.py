@@ -288,7 +288,7 @@ def test_credentials_that_end_in_mid_ingest_are_named_and_what_was_fetched_is_ke
         ingest(config(remote, tmp_path), tmp_path / "out")
     until_s = time.monotonic() + 300
     while len(kept := list((tmp_path / "cache").glob("objects/*/*"))) < 2:
-        assert time.monotonic() < until_s  # what was asked for ahead comes in its own time
+        assert time.monotonic() < until_s  # requests ahead of need are still under way
         time.sleep(0.05)
     assert not any(b"hunter2" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
 

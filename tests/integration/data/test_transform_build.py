@@ -266,7 +266,7 @@ def test_only_the_training_split_is_learned_from(built: Transform, raw: Arrays) 
     ]
     moments = moments_analyzers[0]["answer"]
 
-    assert len(moments_analyzers) == 1  # asked for by four functions, learned once
+    assert len(moments_analyzers) == 1  # four functions use it, it is computed once
     assert moments["high"] == np.nanmax(raw["mean radius"])
     assert moments["count"] == np.isfinite(raw["mean radius"]).sum()
 

@@ -177,7 +177,7 @@ def test_a_shape_that_the_graph_refuses_gets_tensorflows_words(ask: Ask, predict
         ("-1" + "0" * 39, float("-inf")),
         ("1e-400", 0.0),
         ("1e-40", float(np.float32(1e-40))),
-        ("4503599761588225", 4503599627370496.0),  # by way of float64: a tie, to the even one
+        ("4503599761588225", 4503599627370496.0),  # through float64: a tie, rounded to even
     ],
 )
 @pytest.mark.parametrize("padding", [0, 1 << 15])

@@ -349,7 +349,7 @@ def test_a_worker_that_cannot_start_ends_the_server_with_its_own_code(tmp_path: 
 
 
 def test_a_port_of_another_server_is_not_shared_with_it(tmp_path: Path) -> None:
-    """Also where that one lets others in: it may be an older server of the same user."""
+    """Even if the other one shares the port: it may be an older server of the same user."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))

@@ -91,7 +91,7 @@ def test_what_is_plain_is_answered_without_a_thread(
 def test_what_is_not_goes_the_way_of_all_others(
     server: Server, ask: Callable[..., Any], off_lane: list[Any], body: Any, status: int
 ) -> None:
-    """Word for word as where there is no lane."""
+    """Word for word as without the inline path."""
     answer = ask(PATH, body)
     assert answer.status == status
     with pytest.MonkeyPatch.context() as patch:
@@ -100,7 +100,7 @@ def test_what_is_not_goes_the_way_of_all_others(
 
 
 def test_each_of_many_connections_gets_its_own_rows(server: Server, off_lane: list[Any]) -> None:
-    """One of them is wrong: it fails alone, and the model that refuses it breaks nobody's answer."""
+    """One of them is wrong: it fails alone, and the other answers are right."""
     counted = server.plane.metrics.request_count.total()
     with ExitStack() as stack:
         opened = [
@@ -125,7 +125,7 @@ def test_each_of_many_connections_gets_its_own_rows(server: Server, off_lane: li
                 wanted = [3.0 * (number + k) for k in range(1 + number % 3)]
                 assert json.loads(body) == {"predictions": wanted}
     assert server.plane.metrics.request_count.total() == counted + 4 * 40
-    # Beside a wrong one all may have come in its turn of the loop, and so have left the lane.
+    # All may have come in the same turn of the loop as the wrong one, and so have left the inline path.
     assert len(off_lane) == went_off_lane, "the lane left some that are right to the threads"
 
 
@@ -422,7 +422,7 @@ def test_a_head_that_came_before_is_no_more_than_its_own_request(
             assert said(two[:40], two[40:] + one, two, count=3) == [3.5, 2.5, 3.5]
             client.sendall(longer)
             assert answers(stream, 1)[0][0] == 200
-            assert stream.read() == b"", "what is behind it is no request"
+            assert stream.read() == b"", "the bytes after it are not a request"
 
 
 def test_heads_that_are_known_are_counted(server: Server, off_lane: list[Any]) -> None:

@@ -616,7 +616,7 @@ def test_a_versions_own_requests_run_before_any_other_and_a_bad_one_ends_it(
 
 
 def test_a_server_under_attack_answers_others(strict: Server, ask_at: AskAt) -> None:
-    """Half requests, cut bodies and nonsense from several threads, good requests beside them."""
+    """Half requests, cut bodies and nonsense from several threads, and good requests at the same time."""
     ended = threading.Event()
     parts = [
         b"GET / HT",

@@ -1,4 +1,4 @@
-"""What is written beside the requests: a line each, and a sample of them that warms the next version."""
+"""The access log, and the log of sampled requests that warms up the next version."""
 
 from __future__ import annotations
 

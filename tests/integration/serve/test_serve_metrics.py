@@ -162,7 +162,7 @@ LATENCIES = [
 """Model, API, entrypoint and how many requests."""
 
 RUNS = [("half", "Predict", 4), ("judge", "Classify", 2), ("judge", "Regress", 2)]
-"""Model, API and how many runs; beside those of MultiInference, one a task."""
+"""Model, API and number of runs, without those of MultiInference, which are one a task."""
 
 
 def test_one_request_of_each_kind_has_every_name_and_label(

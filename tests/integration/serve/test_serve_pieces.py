@@ -58,7 +58,7 @@ def tied(path: Path) -> Path:
 
 
 def looked_up(path: Path) -> Path:
-    """A table from a file of the model's own, which an initialiser reads."""
+    """A table from a file of the model's own, which an initializer reads."""
     words = path.parent / "words.txt"
     words.write_text("cash\ncard\n")
     rows = tf.lookup.TextFileInitializer(

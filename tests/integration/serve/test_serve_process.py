@@ -77,7 +77,7 @@ def test_sigterm_turns_readiness_off_answers_what_is_under_way_and_exits_0(
         process.send_signal(signal.SIGTERM)
         give_up_s = time.monotonic() + 30
         while (during := ask_at(port, "/readyz")).status != 503:
-            assert time.monotonic() < give_up_s, "it was asked to end"
+            assert time.monotonic() < give_up_s, "it got a signal to end"
             time.sleep(0.02)  # a signal on its way
         assert during.headers.get("connection") == "close"
         time.sleep(1.0)

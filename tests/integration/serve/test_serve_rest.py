@@ -1,4 +1,4 @@
-"""The REST interface, asked over real sockets."""
+"""The REST interface over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of several signatures and of several inputs: each asked by name, each number its own."""
+"""Models of several signatures and inputs, called by name."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def config(base: Path, **more: Any) -> ServeConfig:
 def test_no_request_waits_for_a_receiver_that_does_not_answer(
     base: Path, ask_at: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its connections are taken, and never answered; the access log stands beside it."""
+    """Its connections are taken, and never answered; the access log is written meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)

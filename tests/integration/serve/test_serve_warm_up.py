@@ -1,4 +1,4 @@
-"""Requests that warm a version, laid beside it after it was pushed."""
+"""Requests that warm up a version, added to its folder after the push."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python triton_client.py REST_PORT GRPC_PORT
 
-Prints a JSON object for each of its clients: what was asked -> what came, or `HttpError: TEXT`.
+Prints a JSON object for each of its clients: call -> answer, or `HttpError: TEXT`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def mixed(client: Client) -> Any:
 
 
 def questions(client: Client) -> dict[str, Callable[[], Any]]:
-    """What is asked of each of the two."""
+    """The calls of each of the two clients."""
     infer, own = client.client.infer, client.client
     calls: dict[str, Callable[[], Any]] = {
         "live": own.is_server_live,

@@ -81,7 +81,7 @@ def main() -> None:
     import stoker.data.features.analysis.analyze  # noqa: F401
     from stoker.train.context import utilization
 
-    # How busy the device was is no matter here; to measure it takes a second of every training.
+    # Utilization does not matter here, and to measure it takes a second of every training.
     utilization.CEILING_S = 0.02
 
     library_versions()

@@ -62,7 +62,7 @@ SILENCE_S = 600.0
 
 
 class Roles:
-    """The processes beside the chief."""
+    """The processes other than the chief."""
 
     def __init__(self, cluster: tuple[ClusterSpec, ...]) -> None:
         self._specs = {spec.name: spec for spec in cluster if spec.job != "chief"}
@@ -106,7 +106,7 @@ class Roles:
 
 
 def constant(features: dict[str, Any]) -> keras.Model:
-    """One weight, whose gradient is 1 at every step, beside a moving average of twos."""
+    """One weight, whose gradient is 1 at every step, and a moving average of twos."""
     return weighed(features, keras.optimizers.SGD(LR))
 
 
@@ -287,7 +287,7 @@ def stopped_by_signal(scene: Scene) -> dict[str, Any]:
 
 def not_finite(scene: Scene) -> dict[str, Any]:
     answer, _ = scene.fit("not_finite", diverging, batch_size=7, epochs=5)
-    # What is left under way fails for want of its queue, and the next run with it.
+    # Calls still under way fail because their queue is gone, and make the next run fail.
     return answer | {"left_under_way": not scene.connection.coordinator.done()}
 
 
@@ -387,13 +387,13 @@ def stopped(scene: Scene) -> dict[str, Any]:
     logging.getLogger("stoker.train.parameter_server").addHandler(handler)
 
     def go_on() -> None:
-        # The other worker may have steps to do before nobody answers; then it stays so for a while.
+        # The other worker may have steps to do before no worker answers; then that lasts a while.
         spoken.wait(SILENCE_S)
         time.sleep(2.0)
         scene.roles.send("worker 0", signal.SIGCONT)
 
     def tell(progress: Progress) -> None:
-        # Before the first validation, for which nothing new may have to be told to the workers.
+        # Before the first validation, for which the workers may not need a new function.
         if progress.step == PER_EPOCH and not begun.is_set():
             begun.set()
             scene.roles.send("worker 0", signal.SIGSTOP)

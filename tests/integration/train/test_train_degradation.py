@@ -1,4 +1,4 @@
-"""Speed that is lost without a word is told of by the run that loses it; a clean run says nothing."""
+"""A run reports speed that it loses silently otherwise; a clean run reports nothing."""
 
 from __future__ import annotations
 

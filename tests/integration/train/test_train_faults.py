@@ -132,7 +132,7 @@ ROWS = {
         "integration/app/test_app_own_dataset.py",
         "test_a_generator_that_fails_in_a_later_pass_is_named_and_nothing_is_lost",
     ),
-    "47: nobody reads stdout, the log's disk is full, LANG=C": (
+    "47: stdout has no reader, the log's disk is full, LANG=C": (
         "integration/app/test_app_output.py",
         "test_training_goes_on_without_a_reader_and_with_a_full_disk_of_logs",
     ),
@@ -160,7 +160,7 @@ ROWS = {
         "unit/evaluate/test_evaluate_gates.py",
         "test_a_slice_under_min_rows_fails_however_good_it_looks",
     ),
-    "50: there is no baseline yet": (
+    "50: no baseline yet": (
         "unit/evaluate/test_evaluate_gates.py",
         "test_without_a_baseline_max_drop_says_so_and_only_the_other_limits_speak",
     ),

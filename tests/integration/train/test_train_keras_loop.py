@@ -242,7 +242,7 @@ def test_the_loop_ends_where_fit_ends(build: Build, tmp_path: Path) -> None:
     model, result = ours(build, tmp_path, steps_per_call=3)
 
     features, label = rows()
-    # What a model of several outputs is told of one label, as `fit` needs it written.
+    # One label for a model of several outputs, in the form that `fit` needs.
     labeled = {"kind": label, "size": label} if build is two_heads else label
     other, history = kerass(build, parts=(features, label), labeled=(features, labeled))
     assert_same(model, other)
@@ -513,7 +513,7 @@ def test_a_second_optimizer_that_is_not_built_is_refused(tmp_path: Path) -> None
 
 
 class Hooks(callbacks.Callback):  # type: ignore[misc]
-    """Writes down every call and what it was told."""
+    """Records every call and its arguments."""
 
     def __init__(self, *, stop_at: int | None = None) -> None:
         super().__init__()
@@ -694,7 +694,7 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     "steps_per_call", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), STEPS]
 )
 def test_no_epoch_waits_for_the_pass_behind_it(tmp_path: Path, steps_per_call: int) -> None:
-    """It may take minutes to begin, and behind the last one nobody needs it."""
+    """It may take minutes to begin, and after the last one it is not needed."""
     epochs = Epochs()
 
     def make(split: str) -> tf.data.Dataset[Any]:

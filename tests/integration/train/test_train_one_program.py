@@ -222,7 +222,7 @@ def called(run: Any, step_input: StepInput, steps: int) -> StepTotals:
 
 
 def trained(steps_per_program: int, elements: Any, calls: list[int], *, rows: int | None) -> Any:
-    """Everything that training changes, and what the calls' steps were told to have done."""
+    """Everything that training changes, and the results that the calls reported for their steps."""
     built, step, average = made_for(steps_per_program)
     run = make_multi_step(step, rows_per_step=rows)
     if rows is None and steps_per_program > 1:
@@ -256,7 +256,7 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
 
 @pytest.fixture
 def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Says how many threads run operations, which a process may be told but once."""
+    """Sets how many threads run operations, which a process may do only once."""
 
     def say(one: bool) -> None:
         threads = 1 if one else 2
@@ -403,7 +403,7 @@ def test_the_program_ends_before_a_step_that_is_not_finite(rows: int | None) -> 
 
     assert (int(sums.steps), bool(sums.finite)) == (12, False)
     assert np.isnan(sums.last_loss)
-    # Metrics are told of the bad batch too; a run that goes on has put them back.
+    # Metrics count the bad batch too; a resumed run has restored them.
     weights = slice(0, -2)
     for one, other in zip(found[weights], wanted[weights], strict=True):
         np.testing.assert_array_equal(one, other)

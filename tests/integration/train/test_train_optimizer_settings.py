@@ -65,7 +65,7 @@ def train(
     resolved: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[TrainResult | None, BuiltModel]:
-    """Train, or go on; None for a result where it was asked to end after a step."""
+    """Train, or resume; the result is None if the run was stopped after a step."""
     chosen = on_one_device(**{"steps_per_call": 1} | (resolved or {}))
     prepare_process(precision=chosen.precision, seed=0, deterministic=False)
     built = build_model(with_optimizer(make), data[1], what="model:build")
@@ -282,7 +282,7 @@ Whole = Callable[[str], dict[str, Any]]
 def whole_run(
     dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
 ) -> Whole:
-    """Name of settings -> the last checkpoint of a run that nobody ended."""
+    """Name of settings -> the last checkpoint of an undisturbed run."""
 
     @cache
     def trained(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run that is asked to end, whenever it is asked, saves what it has and ends as an undisturbed one."""
+"""A run that gets a signal at any time saves its state, and the resumed run ends as an undisturbed one."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_file_asks_for_a_profile_of_so_many_steps_and_the_run_learns_the_same(
 
     assert len(profiles(tmp_path / "requested" / "tensorboard")) == 1
     assert not (tmp_path / "requested" / REQUEST).exists()
-    ends = [event.step for event in read(tmp_path / "asked/tensorboard/train").Scalars("loss")]
+    ends = [event.step for event in read(tmp_path / "requested/tensorboard/train").Scalars("loss")]
     assert ends == [3, 7, 14, 21]
     for one, two in zip(evaluated, never, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)

@@ -125,7 +125,7 @@ KILLING = """\
 
 
 def test_a_script_that_kills_itself_leaves_what_it_did(tmp_path: Path) -> None:
-    # SIGKILL gives nobody a moment: what was written before has to do.
+    # SIGKILL leaves no time to write: only what was written before counts.
     text = (SCRIPTS / "endless.py").read_text()
     script = tmp_path / "killed.py"
     script.write_text(text.replace("    if number == 50:\n", f"    if number == 50:\n{KILLING}"))
@@ -147,7 +147,7 @@ def test_a_command_without_end_is_ended_with_all_that_it_started(tmp_path: Path)
 
     assert (profiled.exit_code, profiled.ended_by) == (0, "time")
     state = Path("/proc") / noted.read_text() / "stat"
-    # Whoever adopts it may not have asked for its end yet: then it is a zombie.
+    # The process that adopts it may not have reaped it yet: then it is a zombie.
     assert not state.exists() or state.read_text().rpartition(") ")[2][0] == "Z"
 
 
@@ -155,8 +155,8 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
     code = (
         "import json, sys; from pathlib import Path\n"
         "from stoker.scriptprofile import profile_script\n"
-        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]), mfu=False)\n"
-        "print(json.dumps(told.to_json()))\n"
+        "found = profile_script(sys.argv[2:], folder=Path(sys.argv[1]), mfu=False)\n"
+        "print(json.dumps(found.to_json()))\n"
     )
     command = [
         sys.executable,

@@ -210,7 +210,7 @@ def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
 
     assert script.found()["half_output"] == script.line('activation="softmax"')
     assert set(script.found()) <= {"half_output", *IF_SLOW}
-    # On a GPU the second one's 4 units would be told.
+    # On a GPU the second one's 4 units would be a finding.
     [loop] = script.profile.loops
     kernels = [(each["sides"], each["place"][1]) for each in loop.model["kernels"]]
     assert kernels == [

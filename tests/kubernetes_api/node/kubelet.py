@@ -52,7 +52,7 @@ class Running:
     process: subprocess.Popen[bytes] | None = None
     started: str = ""
     end_requested_s: float | None = None
-    """When it was asked to end, on the monotonic clock."""
+    """When its end was requested, on the monotonic clock."""
 
     retry_s: float = 0.0
     attempts: int = 0

@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Log(io.StringIO):
-    """What is written to stderr, which is no terminal."""
+    """What is written to stderr, which is not a terminal."""
 
     def new_lines(self) -> list[str]:
         """Since the last time."""

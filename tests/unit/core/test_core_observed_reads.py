@@ -190,7 +190,7 @@ def test_a_name_counts_as_the_runs_own_where_it_reads_data_only_if_it_has_create
 
     reads = observed(folder, code, watched=watched)
 
-    # Without inotify every file counts as read, and nobody tells who has created one.
+    # Without inotify every file counts as read, and it is unknown who created one.
     assert changed(reads, folder) == ({"data"} if watched else {"data", "out"})
     for path in folder.glob("*/[bc].csv"):
         path.unlink(missing_ok=not watched or path.parent.name == "data")

@@ -99,7 +99,9 @@ def elastic_resources(experiment: Path, **needs: int) -> Resources:
 def test_a_job_of_an_elastic_training_names_its_fewest_workers(experiment: Path) -> None:
     assert elastic_resources(experiment, workers=8).min_workers == 2
     assert elastic_resources(experiment, workers=4).min_workers == 2
-    assert elastic_resources(experiment, workers=2).min_workers is None, "there are no fewer"
+    assert elastic_resources(experiment, workers=2).min_workers is None, (
+        "fewer than two are not possible"
+    )
     assert elastic_resources(experiment, workers=4, gpus=2).min_workers is None
     for needs in ({"workers": 6}, {"workers": 1}, {"workers": 8, "gpus": 2}):
         with pytest.raises(ConfigError, match=r"must have 2, 4, 8 (workers|replicas)"):

@@ -244,7 +244,7 @@ def test_a_layer_may_be_named_as_tensorflow_names_what_is_around_operations(name
 
     assert names.layer_of(f"replica_1/gradients/model/{name}/MatMul") == name
     assert names.layer_of(f"model/{name}/dense/MatMul") == f"{name}/dense"
-    # Not where it is no layer.
+    # Not for a name that is not a layer.
     assert LayerNames(["dense"]).layer_of(f"{name}/model/dense/MatMul") == "dense"
 
 

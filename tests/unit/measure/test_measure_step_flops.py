@@ -276,5 +276,5 @@ def test_an_operation_without_a_kernel_for_gpus_is_named_and_not_where_xla_compi
     compiled = counted(folder, tf.function(step, jit_compile=True), tf.eye(8)).placed
 
     assert "MatrixSquareRoot root" in on_the_cpu(plain)
-    # This concrete function is the one that XLA is asked to compile.
+    # XLA is to compile this concrete function.
     assert on_the_cpu(compiled) == ""

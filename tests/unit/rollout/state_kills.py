@@ -1,4 +1,4 @@
-"""Kills writers of a rollout's state at each system call, and looks at what is left.
+"""Kills writers of a rollout's state at each system call, and checks the files that remain.
 
 python -m tests.unit.rollout.state_kills FOLDER
 

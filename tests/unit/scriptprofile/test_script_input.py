@@ -179,7 +179,7 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     assert "dataset.cache().shuffle(1_000)" in found["uncached"].change
     slow = findings(replace(each, rounds=fit().rounds))["slow_epoch_start"]
     assert slow.place == at(7)
-    # Those that `fit` makes of arrays, in its own line, are nobody's to change.
+    # The user cannot change those that `fit` makes of arrays, in its own line.
     own = tuple(replace(every, place=each.place) for every in chain)
     arrays = fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)
     [(kind, begun)] = findings(arrays).items()

@@ -112,7 +112,7 @@ def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path)
         step("good.pb", "nothing:0"),
     ]
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
-    # As where the script saw GPUs, and this TensorFlow has none: there is no peak to measure.
+    # The script saw GPUs, but this TensorFlow has none, so it can measure no peak.
     device = {"gpus": 2, "intra_op_threads": 0}
     request.write_text(json.dumps({"device": device, "steps": steps, "peak_s": 0.1}))
 

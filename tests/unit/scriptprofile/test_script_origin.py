@@ -202,6 +202,6 @@ def test_a_step_is_the_outermost_function_below_the_loop(tmp_path: Path) -> None
     calls = [(place(tmp_path, STEP, mark), line) for mark, line in first.items()]
 
     assert step_line(calls) == place(tmp_path, STEP, "here")
-    assert step_line(calls[2:]) is None, "the loop stands in the same function"
+    assert step_line(calls[2:]) is None, "the loop is in the same function"
     assert step_line(calls[3:]) is None
     assert step_line([]) is None

@@ -32,7 +32,7 @@ def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
 
 
 def kinds(*loops: Loop, **changes: Any) -> list[str]:
-    """What is found beside that the step waits, which is said where no rule knows why."""
+    """The findings except the one that the step waits, which is made if no rule knows why."""
     found = [finding.kind for finding in findings(*loops, **changes)]
     return [kind for kind in found if kind != "input_bound"]
 

@@ -164,14 +164,14 @@ with subprocess.Popen(busy, stdout=subprocess.PIPE, start_new_session=True) as o
     begun, until_s = now(), time.thread_time() + 0.3
     while time.thread_time() < until_s:
         pass
-    span, told = load.between(begun, now()), load.as_json()
+    span, found = load.between(begun, now()), load.as_json()
     other.kill()
-print(json.dumps({**span._asdict(), "waited_s": told["waited_s"]}))
+print(json.dumps({**span._asdict(), "waited_s": found["waited_s"]}))
 """
 
 
 def test_a_wait_for_a_core_that_another_program_has_is_counted() -> None:
-    # In a session of its own: the other workers of pytest are no part of it.
+    # In a session of its own: the other workers of pytest do not belong to it.
     done = subprocess.run(
         [sys.executable, "-c", WAITING],
         stdout=subprocess.PIPE,

@@ -655,7 +655,7 @@ def test_data_in_a_larger_window_follows_the_acknowledgement_of_the_setting() ->
 
 
 def test_a_window_below_zero_can_be_widened_in_small_steps() -> None:
-    """A smaller initial window takes what was sent already from the stream's; that is no fault."""
+    """A smaller initial window may make a stream's window negative, which is not an error."""
     client = KeepsTheProtocol()
     client.greet(window=40_000)
     client.call(path=ECHO, message=bytes(MAX_MESSAGE))

@@ -325,7 +325,7 @@ def test_plain_lists_of_numbers_are_read_quickly(sent: tuple[str, int], datatype
     assert body is not None
     assert isinstance(body["inputs"][0]["data"], NumberList)
     assert body["id"] == "1"
-    assert isinstance(both(raw), dict), "it is no error"
+    assert isinstance(both(raw), dict), "it is not an error"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Remembering(keras.callbacks.Callback):  # type: ignore[misc]
         self.best = float("inf")
         self.window: deque[float] = deque(maxlen=2)
         self.counts: defaultdict[str, int] = defaultdict(int)
-        self.handle = open  # a function is made anew by the constructor
+        self.handle = open  # the constructor creates a function again
         self.worker: object = object()
 
 

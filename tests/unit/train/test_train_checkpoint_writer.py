@@ -229,7 +229,7 @@ def test_what_steps_lose_during_a_write_counts_as_cost() -> None:
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
 
     assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / (AIM * 0.01))
-    # The next one hindered nobody.
+    # The next one slowed no step down.
     cadence.trained(10, 0.9, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
     assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / (AIM * 0.01))

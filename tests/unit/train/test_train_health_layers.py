@@ -1,4 +1,4 @@
-"""The first value that is no number, found in models of every form."""
+"""The first value that is not finite is found in models of every form."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_an_operation_that_is_no_layer_is_named_too() -> None:
 @pytest.mark.parametrize(
     ("inner", "where"), [(Log, ("output", "b1/inner")), (RootOfZero, ("gradient", "b1/inner"))]
 )
-def test_a_rematerialised_block_is_looked_into_too(
+def test_a_rematerialized_block_is_looked_into_too(
     inner: Callable[..., layers.Layer], where: tuple[str, str]
 ) -> None:
     keras.utils.set_random_seed(0)

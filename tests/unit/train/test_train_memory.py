@@ -1,4 +1,4 @@
-"""What TensorFlow is told of the GPUs' memory, with stand-ins for GPUs that this machine has not."""
+"""Settings of GPU memory that TensorFlow gets; the GPUs are simulated."""
 
 from __future__ import annotations
 

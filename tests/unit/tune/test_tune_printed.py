@@ -1,4 +1,4 @@
-"""What a person is told by `stoker profile` and `stoker tune`, without --json."""
+"""The text that `stoker profile` and `stoker tune` print without --json."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class World:
 
     situation: Situation = BASE
     broken: Mapping[str, TrialFailed] | None = None
-    """Setting -> what becomes of a process that has it, unless it has rematerialisation too."""
+    """Setting -> what becomes of a process that has it, unless it has rematerialization too."""
 
     dies_at: tuple[int, ...] = ()
     """Windows of which the process, the first that was opened and each in its place, dies."""
@@ -62,7 +62,7 @@ class World:
     """Cores that others take while levers are measured, one after the other; later none."""
 
     held_up: float = 1.0
-    """How much slower the experiment as it is runs beside others."""
+    """How much slower the unchanged experiment runs next to other processes."""
 
     watched: int = 0
     busy: bool = False
@@ -277,7 +277,7 @@ def test_the_noise_of_an_input_that_was_waited_for_hides_no_gain_of_the_step(
 def test_a_dead_process_of_the_kept_settings_is_replaced(tmp_path: Path) -> None:
     plain = World()
     expected = tuned(plain, tmp_path / "plain")
-    # The noise takes two windows a pair, and the lever's first is asked of what was kept.
+    # The noise takes two windows a pair, and the lever's first window measures the kept settings.
     noise = next(e for e in events(tmp_path / "plain" / "ledger.jsonl") if e["event"] == "noise")
     first = 2 * len(noise["pairs"]) + 1
     dying = World(dies_at=(first,))
@@ -433,7 +433,7 @@ def test_a_lever_that_fails_is_a_result(tmp_path: Path, kind: Any) -> None:
     assert world.opened == world.closed
 
 
-def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: Path) -> None:
+def test_what_does_not_fit_in_memory_is_tried_with_rematerialization(tmp_path: Path) -> None:
     whole = "no accumulation: the whole batch in one pass"
     deep = changed(BASE, accumulate=2, blocks=("encoder",))
     world = World(
