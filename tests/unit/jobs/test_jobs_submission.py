@@ -13,7 +13,7 @@ import pytest
 
 from stoker.app.experiment import load_experiment, with_absolute_paths
 from stoker.app.submission import JobRequest, prepare_job, prepare_sweep
-from stoker.cli.commands.submit import seconds_of
+from stoker.cli.commands.jobs.submit import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import ConfigError, UserError
