@@ -313,7 +313,7 @@ def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
         while not go_on.with_suffix(".there").exists() and time.monotonic() < until:
             time.sleep(0.1)
             assert child.poll() is None
-        time.sleep(0.3)
+        time.sleep(0.3)  # the reads so far are recorded
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

@@ -295,7 +295,7 @@ def test_everything_that_a_child_printed_is_passed_on_after_a_drain() -> None:
     said: list[str] = []
 
     def slow(line: str) -> None:
-        time.sleep(0.0001)
+        time.sleep(0.0001)  # slower than the child prints
         said.append(line)
 
     program = "for n in range(3000): print(n)"
@@ -348,7 +348,7 @@ def test_without_room_for_its_log_a_child_is_not_started(small_disk: Path, tmp_p
             "child", ["touch", str(tmp_path / "started")], ProcessOptions(output=small_disk / "log")
         )
 
-    time.sleep(0.5)
+    time.sleep(0.5)  # enough for a child that was started to write its file
     assert not (tmp_path / "started").exists()
 
 

@@ -297,7 +297,7 @@ def test_a_client_that_reads_slowly_but_steadily_gets_all_of_a_large_answer(smal
                 piece = client.recv(1 << 20)
                 assert piece, f"it was cut in step {step}"
                 got += len(piece)
-            time.sleep(SEND_S / 10)
+            time.sleep(SEND_S / 10)  # a slow reader, faster than the server's limit
     assert got == announced
 
 

@@ -336,7 +336,7 @@ def rows_of(*values: float) -> Request:
 
 def test_a_model_that_is_slow_that_loops_or_that_waits_for_company_is_not_waited_for() -> None:
     def run(inputs: Any) -> Any:
-        time.sleep(seconds)
+        time.sleep(seconds)  # the model's time
         return {"y": inputs[0] * 2}
 
     def queue(*, may_not_end: bool = False, **limits: Any) -> Queue:

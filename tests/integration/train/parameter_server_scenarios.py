@@ -389,7 +389,7 @@ def stopped(scene: Scene) -> dict[str, Any]:
     def go_on() -> None:
         # The other worker may have steps to do before no worker answers; then that lasts a while.
         spoken.wait(SILENCE_S)
-        time.sleep(2.0)
+        time.sleep(2.0)  # the silence goes on after it was reported
         scene.roles.send("worker 0", signal.SIGCONT)
 
     def tell(progress: Progress) -> None:

@@ -86,7 +86,7 @@ def in_a_call(run: Slow) -> None:
     signal_s = time.monotonic()
     for number in (signal.SIGTERM, signal.SIGUSR1):  # as Slurm, and then the worker's parent
         os.kill(pid, number)
-        time.sleep(0.01)
+        time.sleep(0.01)  # two signals, not one that the kernel merged
     assert run.trainer.end() == EXIT_PREEMPTED
     assert time.monotonic() - signal_s < 30
     assert "Everything is saved" in run.trainer.said()

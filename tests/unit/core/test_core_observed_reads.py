@@ -436,7 +436,7 @@ def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(
         lambda: path.replace(path.with_name("kept")) and path.write_text("notes.txt"),
     ]
     for change in changes:
-        time.sleep(0.02)
+        time.sleep(0.02)  # longer than the resolution of a file's times
         change()
         marks.append(mark_of(path))
 

@@ -75,7 +75,7 @@ def test_threads_of_its_own_are_really_its_own() -> None:
 
     def note(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         seen.add(threading.get_ident())
-        time.sleep(0.01)
+        time.sleep(0.01)  # so that several threads get work
         return x
 
     def noted(x: tf.Tensor) -> tf.Tensor:

@@ -239,7 +239,7 @@ def _stop_half_way(folder: str, ready: multiprocessing.SimpleQueue[object]) -> N
     def fetch(what: Wanted) -> Iterator[bytes]:
         yield b"half"
         ready.put(True)
-        time.sleep(60)
+        time.sleep(60)  # until the test kills this process
 
     read(Cache(Path(folder), limit_bytes=LIMIT), wanted("a", 6000), fetch)
 

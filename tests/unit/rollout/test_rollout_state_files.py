@@ -89,7 +89,7 @@ def test_a_writer_that_is_killed_leaves_the_state_before_or_after_its_change(
 ) -> None:
     for round_ in range(5):
         with writer(tmp_path, "a", 10**6) as process:
-            time.sleep(0.05 + 0.013 * round_)
+            time.sleep(0.05 + 0.013 * round_)  # another instant of a write each time
             process.kill()
 
         whole = list(StateFiles(tmp_path).history())

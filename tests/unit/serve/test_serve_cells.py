@@ -179,7 +179,7 @@ def test_time_in_which_a_process_stood_still_is_not_time_of_its_models() -> None
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
         os.kill(running.pid, signal.SIGSTOP)
-        time.sleep(4.5)
+        time.sleep(4.5)  # longer than max_run_s, which this time must not count for
         os.kill(running.pid, signal.SIGCONT)
         assert running.stdout.readline() == "False\n"
 

@@ -188,9 +188,9 @@ def test_scrapes_during_the_end_are_answered_or_refused_and_it_ends(
 
     with ThreadPoolExecutor(4) as pool:
         scrapers = [pool.submit(scrape) for _ in range(4)]
-        time.sleep(0.2)
+        time.sleep(0.2)  # scrapes are under way
         server.close()
-        time.sleep(0.1)
+        time.sleep(0.1)  # and go on after the end
         over.set()
         assert [each.result() for each in scrapers] == [{200}] * 4
     with pytest.raises(OSError, match="refused"):

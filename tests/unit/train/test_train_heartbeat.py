@@ -86,7 +86,7 @@ def test_a_worker_that_is_done_waits_for_the_launcher(launcher: Launcher) -> Non
 def test_a_launcher_that_does_not_read_stops_no_worker(launcher: Launcher) -> None:
     launcher.ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     heartbeat = beating(launcher, every_s=0.0001)
-    time.sleep(0.3)
+    time.sleep(0.3)  # enough beats to fill the socket's buffers
 
     heartbeat.close()
 
@@ -96,7 +96,7 @@ def test_a_launcher_that_is_gone_stops_no_worker(launcher: Launcher) -> None:
     launcher.ours.close()
 
     heartbeat.beat(1)
-    time.sleep(0.05)
+    time.sleep(0.05)  # the beat meets the closed socket
     heartbeat.finish()
     heartbeat.close()
 

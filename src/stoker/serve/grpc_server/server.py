@@ -220,7 +220,7 @@ class GrpcServer:
                 call.cancel()
             connection.sender.flush()
             connection.sender.transport.close()
-        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110
+        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110 - as above
             await asyncio.sleep(DRAIN_CHECK_S)
         for connection in list(self._connections):
             connection.sender.transport.abort()
