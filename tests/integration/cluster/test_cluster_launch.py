@@ -97,7 +97,7 @@ def run(
 ) -> Launched:
     return launch(
         [sys.executable, "-c", program, str(folder)],
-        settings=LaunchSettings(**{"workers": 2, **settings}),  # type: ignore[arg-type]
+        settings=LaunchSettings(**{"workers": 2, **settings}),  # type: ignore[arg-type]  # mypy cannot check **
         log=seen.log,
         on_beat=seen.beats.append,
         environ=environ,

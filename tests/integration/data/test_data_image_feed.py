@@ -112,7 +112,7 @@ def cropped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def engine(name: str) -> Engine:
-    return choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+    return choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]  # a string of a Literal
 
 
 def opened(dataset: Dataset, name: str = "native", *, split: str = "train") -> ImageSplit:
@@ -236,7 +236,7 @@ def test_a_pipeline_gives_the_batches_that_gather_gives(stretched: Dataset) -> N
 def test_a_smaller_store_shows_nearly_the_same_and_spares_evaluation(
     name: str, store: str, folder: Path, stretched: Dataset, tmp_path: Path
 ) -> None:
-    images = ImagesConfig(size=SIZE, store=store, quality=95)  # type: ignore[arg-type]
+    images = ImagesConfig(size=SIZE, store=store, quality=95)  # type: ignore[arg-type]  # a string of a Literal
     dataset = ingest(IngestConfig(source=str(folder), images=images), tmp_path / "data")
     made, original = opened(dataset, name), opened(stretched, name)
     rows = np.arange(made.rows)
@@ -315,14 +315,14 @@ def test_a_file_cut_behind_an_open_descriptor_gives_an_error_and_no_crash(
 
     def cutting(jobs: NDArray[np.void], target: object) -> Pixels:
         os.truncate(path, 100)
-        return cut(jobs, target)  # type: ignore[arg-type]
+        return cut(jobs, target)  # type: ignore[arg-type]  # replaced for this test
 
-    images._engine.decode = cutting  # type: ignore[method-assign]
+    images._engine.decode = cutting  # type: ignore[method-assign]  # replaced for this test
     try:
         with pytest.raises(DataError, match="the file ends before it"):
             images.pixels(np.arange(4))
     finally:
-        images._engine.decode = cut  # type: ignore[method-assign]
+        images._engine.decode = cut  # type: ignore[method-assign]  # replaced for this test
 
 
 def test_a_damaged_or_missing_index_is_named(stretched: Dataset, tmp_path: Path) -> None:

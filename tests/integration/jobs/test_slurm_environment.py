@@ -149,7 +149,7 @@ def test_workers_run_in_a_container_by_the_runtime_of_the_target(
     }
     jobs = {}
     for runtime, found in calls.items():
-        container = Container(image=str(image), runtime=runtime, mounts=(f"{data}:/in:ro",))  # type: ignore[arg-type]
+        container = Container(image=str(image), runtime=runtime, mounts=(f"{data}:/in:ro",))  # type: ignore[arg-type]  # a string of a Literal
         path = f"export PATH={found.parent}:$PATH"
         for name, setup in ((runtime, (path,)), (f"no-{runtime}", ())):
             job = replace(counting.job(name, "5"), runs=runs, folder=tmp_path)

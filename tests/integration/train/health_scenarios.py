@@ -30,7 +30,7 @@ WIDTH = 128
 KINDS = ("remat", "plain")
 
 
-class Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Holds all that a second run could spoil: BatchNorm, Dropout, a loss of its own."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -170,7 +170,7 @@ def bad_on_two() -> dict[str, Any]:
     return {"place": found.place, "name": found.name} if found else {}
 
 
-class OnHost(layers.Layer):  # type: ignore[misc]
+class OnHost(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, x: Any) -> Any:
         with tf.device("/CPU:0"):
             return ops.sin(x)
@@ -184,7 +184,7 @@ def placed(inner: layers.Layer) -> str | None:
     @tf.function
     def run(x: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
         total = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
+        for _ in tf.range(steps):  # type: ignore[attr-defined]  # AutoGraph iterates over the tensor
             with tf.device("/CPU:1"):
                 total += tf.reduce_sum(model(x, training=True))
         return total

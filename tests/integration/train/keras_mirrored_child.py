@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The custom `train_step` of Keras's guide."""
 
     def train_step(self, data: Any) -> dict[str, Any]:

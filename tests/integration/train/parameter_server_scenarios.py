@@ -297,7 +297,7 @@ def half_precision(scene: Scene) -> dict[str, Any]:
 
 
 def refused(scene: Scene) -> dict[str, Any]:
-    class EveryBatch(keras.callbacks.Callback):  # type: ignore[misc]
+    class EveryBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             raise RuntimeError("never called")
 

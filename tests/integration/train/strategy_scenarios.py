@@ -106,7 +106,7 @@ def dropped(features: dict[str, Any]) -> keras.Model:
 def own_loss(features: dict[str, Any]) -> keras.Model:
     """`compute_loss` overridden: a mean that Keras does not divide by the number of replicas."""
 
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):  # type: ignore[misc]  # Keras has no types
         def compute_loss(
             self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
         ) -> Any:

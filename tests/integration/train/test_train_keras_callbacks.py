@@ -40,7 +40,7 @@ def model(learning_rate: Any = 0.05, steps_per_execution: int = 1) -> keras.Mode
     return made
 
 
-class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
+class Recorder(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Every hook, with what it was given."""
 
     def __init__(self) -> None:
@@ -283,11 +283,11 @@ def test_rows_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -
     assert [row.split(",")[:2] for row in rows[1:]] == [["0", "0.5"], ["1", "0.3"], ["2", "0.2"]]
 
 
-class OwnCsv(keras.callbacks.CSVLogger):  # type: ignore[misc]
+class OwnCsv(keras.callbacks.CSVLogger):  # type: ignore[misc]  # Keras has no types
     """Keras's, with another name."""
 
 
-class Database(keras.callbacks.Callback):  # type: ignore[misc]
+class Database(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Reads its state from a file that it closes at the end."""
 
     def __init__(self, path: Path) -> None:
@@ -307,7 +307,7 @@ class Database(keras.callbacks.Callback):  # type: ignore[misc]
         self.file.close()
 
 
-class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
+class Emptied(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Forgets at the end what it has counted."""
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -320,7 +320,7 @@ class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
         del self.epochs
 
 
-class Broken(keras.callbacks.Callback):  # type: ignore[misc]
+class Broken(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Has no state to give once an epoch is over."""
 
     def __init__(self) -> None:
@@ -549,7 +549,7 @@ def test_only_callbacks_that_need_it_get_one_step_a_call(
 def test_what_a_callback_holds_and_cannot_be_stored_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Own(keras.callbacks.Callback):  # type: ignore[misc]
+    class Own(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_begin(self, logs: Any = None) -> None:
             self.connection = object()
             self.seen = 3

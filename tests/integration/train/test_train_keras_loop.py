@@ -177,7 +177,7 @@ def two_heads(features: Features) -> keras.Model:
     return model
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """As Keras's guide writes it, but for a loss that is doubled."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def own_step(features: Features) -> keras.Model:
     return model
 
 
-class Plain(keras.Model):  # type: ignore[misc]
+class Plain(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Neither `call` nor `compute_loss` has an argument `training`."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ def test_the_loop_ends_where_fit_ends(build: Build, tmp_path: Path) -> None:
     assert result.metrics == of_best(history, result)
 
 
-class Listed(keras.Model):  # type: ignore[misc]
+class Listed(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Two outputs in a list: nothing says whose label is whose."""
 
     def __init__(self, features: Features) -> None:
@@ -439,7 +439,7 @@ def test_the_error_of_a_custom_train_step_names_the_users_line(tmp_path: Path) -
 
 
 def test_a_model_that_cannot_be_validated_is_refused(tmp_path: Path) -> None:
-    class OnlyTrains(keras.Model):  # type: ignore[misc]
+    class OnlyTrains(keras.Model):  # type: ignore[misc]  # Keras has no types
         def train_step(self, data: Any) -> Any:
             return {"loss": keras.ops.sum(data[1])}
 
@@ -512,7 +512,7 @@ def test_a_second_optimizer_that_is_not_built_is_refused(tmp_path: Path) -> None
         ours(build, tmp_path)
 
 
-class Hooks(callbacks.Callback):  # type: ignore[misc]
+class Hooks(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Records every call and its arguments."""
 
     def __init__(self, *, stop_at: int | None = None) -> None:
@@ -621,11 +621,11 @@ def test_weights_that_a_callback_sets_at_the_end_are_kept_where_they_are_better(
 ) -> None:
     good, _ = kerass(classifier, epochs=30)
 
-    class Averaging(callbacks.Callback):  # type: ignore[misc]
+    class Averaging(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_end(self, logs: Any = None) -> None:
             self.model.set_weights(good.get_weights())
 
-    class Spoiling(callbacks.Callback):  # type: ignore[misc]
+    class Spoiling(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_end(self, logs: Any = None) -> None:
             self.model.set_weights([np.zeros_like(w) for w in self.model.get_weights()])
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 ROWS, BATCH = 24, 8
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The custom `train_step` of Keras's guide."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def assert_same_weights(one: keras.Model, other: keras.Model) -> None:
 
 
 def test_overrides_names_what_is_the_users() -> None:
-    class OwnLoss(keras.Sequential):  # type: ignore[misc]
+    class OwnLoss(keras.Sequential):  # type: ignore[misc]  # Keras has no types
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return super().compute_loss(*args, **kwargs)
 

@@ -24,7 +24,7 @@ from stoker.train.checkpoints.tensors import read_tensors, write_tensors
 CHILD = Path(__file__).parent / "state_child.py"
 
 
-class Noise(keras.layers.Layer):  # type: ignore[misc]
+class Noise(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, inputs: Any) -> Any:
         return inputs + 0.1 * keras.random.normal(keras.ops.shape(inputs))
 

@@ -191,4 +191,4 @@ def test_gray_images_take_jitter_too() -> None:
 )
 def test_a_setting_out_of_range_is_named(make: object, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        make()  # type: ignore[operator]
+        make()  # type: ignore[operator]  # an object that can be called

@@ -77,7 +77,7 @@ def test_small_images_are_not_encoded_again() -> None:
 
 @pytest.mark.parametrize("store", ["original", "resized", "raw"])
 def test_a_store_that_is_set_by_name_is_used_and_its_loss_is_reported(store: str) -> None:
-    chosen = choose(ImagesConfig(store=store), epochs=1)  # type: ignore[arg-type]
+    chosen = choose(ImagesConfig(store=store), epochs=1)  # type: ignore[arg-type]  # a string of a Literal
 
     assert chosen.store == store
     assert ("lossy" in chosen.why) == (store != "original")

@@ -259,7 +259,7 @@ def test_two_processes_share_the_folder_and_its_bound(tmp_path: Path) -> None:
     both = [started(_read_all, str(tmp_path), names) for _ in range(2)]
     while any(process.is_alive() for process, _ in both):
         assert held_bytes(tmp_path) <= LIMIT
-    assert all(queue.get()[0] for _, queue in both)  # type: ignore[index]
+    assert all(queue.get()[0] for _, queue in both)  # type: ignore[index]  # a pair
     assert held_bytes(tmp_path) <= LIMIT
 
 

@@ -15,7 +15,7 @@ LAYERS = {"conv1": "Conv2D", "norm1": "BatchNormalization"}
 
 
 def of(trace: Trace, **options: object) -> DeviceTime:
-    return device_time(read_events(trace.bytes()), layers=LAYERS, **options)  # type: ignore[arg-type]
+    return device_time(read_events(trace.bytes()), layers=LAYERS, **options)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_a_step_of_a_convolution_and_a_normalization_adds_up() -> None:

@@ -39,7 +39,7 @@ def breaks(rollout): raise RuntimeError("no data")
 
 
 def settings(**changes: object) -> RolloutSettings:
-    return replace(FAST, **changes)  # type: ignore[arg-type]
+    return replace(FAST, **changes)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def checks(tmp_path: Path) -> Path:
 
 
 def python_gate(checks: Path, function: str, **limits: float) -> tuple[UserGate, ...]:
-    gate = UserGate(name="mine", python=f"checks:{function}", every_s=1.0, **limits)  # type: ignore[arg-type]
+    gate = UserGate(name="mine", python=f"checks:{function}", every_s=1.0, **limits)  # type: ignore[arg-type]  # mypy cannot check **
     return with_code([gate], checks)
 
 

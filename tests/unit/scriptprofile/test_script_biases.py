@@ -77,7 +77,7 @@ class InCode(keras.Model):  # type: ignore[misc]  # Keras has no types
         return self.two(keras.ops.relu(self.one(x)))
 
 
-class OwnNorm(layers.BatchNormalization):  # type: ignore[misc]
+class OwnNorm(layers.BatchNormalization):  # type: ignore[misc]  # Keras has no types
     """Somebody's own."""
 
 

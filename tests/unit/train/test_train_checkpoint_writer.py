@@ -27,7 +27,7 @@ def writer(
 ) -> CheckpointWriter:
     return CheckpointWriter(
         folder,
-        config=CheckpointConfig(**config),  # type: ignore[arg-type]
+        config=CheckpointConfig(**config),  # type: ignore[arg-type]  # mypy cannot check **
         identity={},
         better="min",
         after=after,
@@ -379,7 +379,7 @@ def test_hours_of_training_go_on_in_the_next_process(
 )
 def test_a_rule_that_cannot_hold_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"train.checkpoint.{next(iter(wrong))} must be"):
-        CheckpointConfig(**wrong)  # type: ignore[arg-type]
+        CheckpointConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_an_earlier_start_of_a_job_publishes_and_deletes_no_checkpoint(

@@ -113,7 +113,7 @@ def test_xla_on_strings_is_refused() -> None:
 )
 def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"train\."):
-        TrainConfig(**wrong)  # type: ignore[arg-type]
+        TrainConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_this_machine_has_cores_and_memory_and_says_so() -> None:
@@ -136,7 +136,7 @@ def test_this_machine_has_cores_and_memory_and_says_so() -> None:
 )
 def test_resources_of_another_form_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"resources\."):
-        Resources(**wrong)  # type: ignore[arg-type]
+        Resources(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_a_worker_of_parameter_servers_computes_one_batch_by_itself() -> None:

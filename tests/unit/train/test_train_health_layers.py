@@ -20,19 +20,19 @@ FEATURES = {"a": tf.constant(RNG.normal(size=(6, 4)), tf.float32)}
 LABELS = tf.ones((6, 1))
 
 
-class Log(layers.Layer):  # type: ignore[misc]
+class Log(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, x: Any) -> Any:
         return ops.log(x)
 
 
-class RootOfZero(layers.Layer):  # type: ignore[misc]
+class RootOfZero(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Finite forward; its gradient at zero is infinite."""
 
     def call(self, x: Any) -> Any:
         return ops.sqrt(ops.relu(x))
 
 
-class Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def __init__(self, inner: layers.Layer, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dense = layers.Dense(4, name="dense")
@@ -48,7 +48,7 @@ class Block(layers.Layer):  # type: ignore[misc]
         return self.drop(self.norm(self.inner(self.dense(x))))
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):  # type: ignore[misc]  # Keras has no types
     def __init__(self, inner: layers.Layer) -> None:
         super().__init__()
         self.blocks = [Block(layers.Activation("relu"), name="b0"), Block(inner, name="b1")]
@@ -61,7 +61,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
         return self.out(x)
 
 
-class Between(keras.Model):  # type: ignore[misc]
+class Between(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The bad operation stands between two layers, in none."""
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ def test_under_stop_the_figure_is_reported() -> None:
 @pytest.mark.parametrize("wrong", [{"limit_mb": 0}, {"visible_devices": (0, 0)}])
 def test_memory_settings_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"train\.memory\."):
-        MemoryConfig(**wrong)  # type: ignore[arg-type]
+        MemoryConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

@@ -172,12 +172,12 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     if original is None or getattr(original, "stoker_original", None) is not None:
         return
     wrapped = functools.wraps(original)(make(original))
-    wrapped.stoker_original = original  # type: ignore[attr-defined]
+    wrapped.stoker_original = original  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
     import inspect  # a program without TensorFlow does not pay for it
 
     with contextlib.suppress(TypeError, ValueError):
-        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     is_static = isinstance(vars(owner).get(name), staticmethod)
     setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
 
